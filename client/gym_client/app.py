@@ -116,7 +116,7 @@ def update_records(finished: FinishedUpdate, by_reference: bool) -> RecordDict:
     else:
         data = finished.delta_path.read_bytes()
         delta = Array(dtype="uint8", shape=(len(data),), stype=DELTA_STYPE, data=data)
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "manifest": manifest.model_dump_json(),
         "signature": finished.signature,
         "public_key": finished.public_key,
@@ -124,7 +124,7 @@ def update_records(finished: FinishedUpdate, by_reference: bool) -> RecordDict:
     metrics: dict[str, Any] = {**finished.metrics, "num-examples": manifest.num_examples}
     return RecordDict(
         {
-            "update": ConfigRecord(told),
+            "update": ConfigRecord(settings),
             "delta": ArrayRecord({manifest.delta_sha256: delta}),
             "metrics": MetricRecord(metrics),
         }

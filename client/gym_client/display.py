@@ -36,7 +36,7 @@ _LABELS = {
 class Display:
     """The base class, and the one that shows nothing."""
 
-    def tell(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, **fields: Any) -> None:
         """News: an event's name and fields for programs, a text for people."""
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
@@ -68,9 +68,9 @@ class Narrator(Display):
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def tell(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, **fields: Any) -> None:
         with self._lock:
-            self._inner.tell(event, text, **fields)
+            self._inner.report(event, text, **fields)
             self._restart(self._what)
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
@@ -117,9 +117,9 @@ class PlainDisplay(Display):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._told = ("", -1)
+        self._printed = ("", -1)
 
-    def tell(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, **fields: Any) -> None:
         self._console.print(plain(text, MAX_NEWS))
 
     def still(self, what: str, seconds: float) -> None:
@@ -127,9 +127,9 @@ class PlainDisplay(Display):
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         step = (phase, _LINES_PER_PHASE * done // total if total else 0)
-        if step == self._told:
+        if step == self._printed:
             return
-        self._told = step
+        self._printed = step
         what = "" if loss is None else f", loss {loss:.4f}"
         self._console.print(f"{_LABELS.get(phase, phase)} {done}/{total}{what}")
 
@@ -138,9 +138,9 @@ class JsonDisplay(Display):
     """One JSON object a line on standard output."""
 
     def __init__(self) -> None:
-        self._told = ("", -1)
+        self._printed = ("", -1)
 
-    def tell(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, **fields: Any) -> None:
         self._write({"event": event, "message": text, **fields})
 
     def still(self, what: str, seconds: float) -> None:
@@ -148,8 +148,8 @@ class JsonDisplay(Display):
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         step = (phase, _LINES_PER_PHASE * done // total if total else 0)
-        if step != self._told:
-            self._told = step
+        if step != self._printed:
+            self._printed = step
             self._write({"event": "progress", "phase": phase, "done": done, "total": total, "loss": loss})
 
     def _write(self, value: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ class TerminalDisplay(Display):
         self._shown = ("", 0)
         self._spinner: Status | None = None
 
-    def tell(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, **fields: Any) -> None:
         self._stop_spinner()
         self._console.print(plain(text, MAX_NEWS))
 

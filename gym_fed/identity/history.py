@@ -22,7 +22,7 @@ _SLACK_SECONDS = 2
 _ANSWER_SECONDS = 60
 """A statement was fresh when it came, and is written when it is its turn."""
 _ONCE = {"credit": "server_round", "royalty": "usage", "version": "height"}
-"""Kinds of entries of which no two tell of the same, and the key that says of what."""
+"""Kinds of entries of which each subject has one at most, and the key that names the subject."""
 _KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")
 
 
@@ -82,10 +82,10 @@ class History:
         }
 
     def add(self, kind: str, body: Mapping[str, Any]) -> None:
-        """The next entry; kinds that tell of something else are passed over.
+        """The next entry; kinds that concern something else are passed over.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for one that no owner signed, or that cannot follow what was told before.
+            GymError: ``STATE_CORRUPT`` for one that no owner signed, or that cannot follow the entries before it.
         """
         follow = self._kinds.get(kind)
         if follow is None:
@@ -127,7 +127,7 @@ class History:
         try:
             statement = Rotation.model_validate(body["statement"])
             if (statement.rotate, statement.new_key) != (who, new):
-                raise _corrupt(who, "a rotation that its statement does not tell")
+                raise _corrupt(who, "a rotation that its statement does not hold")
             statement.verify(bytes.fromhex(old), bytes.fromhex(body["signature"]))
             statement.verify(bytes.fromhex(new), bytes.fromhex(body["new_signature"]))
         except (ValueError, GymError) as error:
@@ -155,7 +155,7 @@ class History:
         statement = Revocation.model_validate(body["statement"])
         signer = self.keys.get(statement.key)
         if statement.revoke != who or signer is None or signer.contributor != who:
-            raise _corrupt(who, "its statement tells of something else")
+            raise _corrupt(who, "its statement is about something else")
         hold = float(body.get("hold_seconds", float("inf")))
         if signer.status == REVOKED or (
             signer.until is not None and signer.until < body["at"] - hold - _SLACK_SECONDS
@@ -207,13 +207,13 @@ class History:
                 body["to"],
                 body["amount"],
             ):
-                raise _corrupt(who, "its statement tells of something else")
+                raise _corrupt(who, "its statement is about something else")
             order.verify(bytes.fromhex(key), bytes.fromhex(body["signature"]))
         except (ValueError, GymError) as error:
             raise _corrupt(who, f"transfer {name[:12]} is not signed by its key ({error})") from error
         self._check_said(who, order, body["at"])
         if order.amount <= 0 or name in self.moves or (who, order.nonce) in self._nonces:
-            raise _corrupt(who, f"transfer {name[:12]} was told before, or gives nothing")
+            raise _corrupt(who, f"transfer {name[:12]} was recorded before, or gives nothing")
         self._nonces.add((who, order.nonce))
         self.moves[name] = Move(
             who, order.to, order.amount, float(body["hold_seconds"]), order.nonce, PENDING, body["at"]
@@ -222,8 +222,8 @@ class History:
     def _closed(self, kind: str, body: Mapping[str, Any]) -> None:
         name, at = body["transfer"], body["at"]
         move = self.moves.get(name)
-        told = (body["from"], body["to"], body["amount"])
-        if move is None or move.status != PENDING or (move.sender, move.recipient, move.amount) != told:
+        recorded = (body["from"], body["to"], body["amount"])
+        if move is None or move.status != PENDING or (move.sender, move.recipient, move.amount) != recorded:
             raise _corrupt(body["from"], f"transfer {name[:12]} ends, and is not pending")
         move.status, move.closed_at = kind.removeprefix("transfer-"), at
         changed = self.keys[self._current[move.sender]].since
@@ -236,7 +236,7 @@ class History:
     def _told_once(self, kind: str, body: Mapping[str, Any]) -> None:
         who, what = body["contributor"] if kind == "credit" else "", body[_ONCE[kind]]
         if (kind, who, what) in self._once:
-            raise _corrupt(who or kind, f"{kind} {str(what)[:24]} is told twice")
+            raise _corrupt(who or kind, f"{kind} {str(what)[:24]} is recorded twice")
         self._once.add((kind, who, what))
 
 

@@ -76,7 +76,7 @@ class SigningKey:
 
         Args:
             path: The file.
-            passphrase: Asked for the passphrase when the file is encrypted; it is told the file's name.
+            passphrase: Called with the file's name for the passphrase of an encrypted file.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` when it holds no Ed25519 key; ``KEY_LOCKED`` when the

@@ -65,8 +65,8 @@ def do_work(
     if bits > MAX_WORK_BITS:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the hub asks for a proof of work of {bits} bits; more than {MAX_WORK_BITS} is never needed",
-            "tell its coordinator: limits.enrolment_work_bits",
+            f"the hub demands a proof of work of {bits} bits; more than {MAX_WORK_BITS} is never needed",
+            "report it to its coordinator: limits.enrolment_work_bits",
         )
     prefix = hashlib.sha256(server.encode() + public_key)
     for number in range(2**64):

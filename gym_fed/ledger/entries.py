@@ -47,7 +47,7 @@ class Entry:
 
     Attributes:
         sequence: From 1 on, without gaps.
-        kind: What it tells of: ``verdict``, ``version``, ``credit``, ...
+        kind: What it records: ``verdict``, ``version``, ``credit``, ...
         body_json: The body's canonical JSON.
         previous_hash: Hash of the entry before, or ``GENESIS_HASH``.
         hash: Of this entry.
@@ -182,7 +182,7 @@ def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
 
     A verdict that names its contributor says when somebody sent an update, and after whom. The entry of kind ``sealed``
     holds a digest instead, over the update's manifest and the verdict. The manifest has 128 secret random bits, so that
-    nobody can guess what is sealed; whoever holds manifest and receipt can prove it.
+    nobody can guess what is sealed; a holder of manifest and receipt can prove it.
 
     Args:
         manifest_json: The signed text of the update's manifest.

@@ -101,8 +101,8 @@ class LedgerCheck:
 
 def first_line(public_key: bytes) -> str:
     """The file's first line, without the line feed."""
-    told = {"format": FORMAT, "public_key": public_key.hex(), "server": server_id(public_key)}
-    return canonical_text(told)
+    header = {"format": FORMAT, "public_key": public_key.hex(), "server": server_id(public_key)}
+    return canonical_text(header)
 
 
 def lines(entries: Iterable[Entry], heads: Iterable[SignedHead]) -> Iterator[str]:

@@ -131,8 +131,8 @@ def attribute(
 def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:
     """What each contributor gets in all."""
     found: dict[str, int] = {}
-    for told in rounds:
-        for who, amount in told.shares.items():
+    for one in rounds:
+        for who, amount in one.shares.items():
             found[who] = found.get(who, 0) + amount
     return dict(sorted(found.items()))
 

@@ -102,7 +102,7 @@ class _Bits:
 
 
 class _Buffered:
-    """Draws made in chunks of one size, so that who asks in other portions gets the same numbers."""
+    """Draws made in chunks of one size, so that a caller that draws in other portions gets the same numbers."""
 
     def __init__(self, bits: _Bits, sample: Callable[[_Bits], np.ndarray]) -> None:
         self._bits, self._sample = bits, sample

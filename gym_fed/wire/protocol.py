@@ -16,7 +16,7 @@ _UPGRADE = "pip install -U gym-fed"
 
 
 def require_hub(protocol: int, software_version: str) -> None:
-    """What a contributor asks of a hub before anything else.
+    """What a contributor requires of a hub before anything else.
 
     Args:
         protocol: As the hub's status says it; 0 where it says none.
@@ -42,7 +42,7 @@ def require_hub(protocol: int, software_version: str) -> None:
 
 
 def require_contributor(protocol: int) -> None:
-    """What a hub asks of whoever enrols or logs in; raises as ``require_hub``."""
+    """What a hub requires of a contributor that enrols or logs in; raises as ``require_hub``."""
     theirs = protocol or UNNUMBERED
     if theirs == PROTOCOL:
         return

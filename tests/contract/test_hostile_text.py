@@ -273,7 +273,7 @@ def test_a_hubs_text_neither_breaks_nor_drives_a_contributors_terminal(text: str
     for terminal in (True, False):
         console, written = _console(terminal)
         display = make_display(console, as_json=False)
-        display.tell("finished", f"the server says: {text}")
+        display.report("finished", f"the server says: {text}")
         display.close()
         console.print(text)
         console.print(f"{text}: hint", style="dim")

@@ -18,7 +18,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 
 
 class Account:
-    """The contributor's standing at one hub.
+    """The contributor's account at one hub.
 
     Attributes:
         receipts: Those of this run, oldest first.
@@ -56,7 +56,7 @@ class Account:
         self.receipts.append(receipt)
         reason = f": {receipt['reason']}" if receipt.get("reason") else ""
         what = f" update {update[:12]}" if update else ""
-        self._display.tell("receipt", f"receipt: {verdict}{what}{reason}", **receipt)
+        self._display.report("receipt", f"receipt: {verdict}{what}{reason}", **receipt)
 
     def take(self, account: pb.AccountReply) -> list[dict[str, Any]]:
         """Commit or discard what the encoding of judged updates lost; show verdicts and balance.
@@ -67,20 +67,20 @@ class Account:
         verdicts: list[dict[str, Any]] = from_hub.verdicts(account.verdicts_json)
         settled = Residuals(self._home, self._client.pin.server).settle(verdicts)
         forget(self._home, self._client.pin.server, verdicts)
-        for told in reversed(verdicts):
-            if told.get("update") in settled:
-                why = f": {told['reason']}" if told.get("reason") else ""
-                text = f"verdict: {told['verdict']} update {str(told['update'])[:12]}{why}"
-                self._display.tell("verdict", text, **told)
+        for reported in reversed(verdicts):
+            if reported.get("update") in settled:
+                why = f": {reported['reason']}" if reported.get("reason") else ""
+                text = f"verdict: {reported['verdict']} update {str(reported['update'])[:12]}{why}"
+                self._display.report("verdict", text, **reported)
         self._receipts.fetch(verdicts)
         worth = from_hub.document(account.rewards_json or "{}", "an account")
-        self._tell_spent(worth.get("privacy"))
+        self._report_spent(worth.get("privacy"))
         if account.balance != self.balance:
             self.balance = account.balance
-            self._display.tell("balance", f"balance: {account.balance} credits", balance=account.balance)
+            self._display.report("balance", f"balance: {account.balance} credits", balance=account.balance)
         return verdicts
 
-    def _tell_spent(self, spent: Any) -> None:
+    def _report_spent(self, spent: Any) -> None:
         """What a hub with privacy of its own has spent on this contributor, whenever it has changed."""
         if not isinstance(spent, dict) or spent == self._spent:
             return
@@ -91,4 +91,4 @@ class Account:
             f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in {spent['rounds']} rounds "
             f"(delta {spent['target_delta']:g})"
         )
-        self._display.tell("hub-privacy", text, **spent)
+        self._display.report("hub-privacy", text, **spent)

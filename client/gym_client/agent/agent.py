@@ -162,10 +162,10 @@ class Agent:
                 if event.HasField("task"):
                     self._do(event.task)
                 elif event.HasField("notice"):
-                    self.display.tell("notice", event.notice.message, kind=event.notice.kind)
+                    self.display.report("notice", event.notice.message, kind=event.notice.kind)
                 elif event.HasField("finished"):
                     finished = True
-                    self.display.tell("finished", f"the server says: {event.finished.message}")
+                    self.display.report("finished", f"the server says: {event.finished.message}")
                     break
         self._last_word()
         return AgentResult(self._account.receipts, finished, self._account.balance)
@@ -192,7 +192,7 @@ class Agent:
             if not waiting:
                 waiting = True
                 self.display.busy("")
-                self.display.tell("waiting", "waiting for a task")
+                self.display.report("waiting", "waiting for a task")
 
     # ---- one task ----
 
@@ -201,7 +201,7 @@ class Agent:
         lease = Lease(task.message_id, task.lease_seconds)
         self._private = False
         self._traffic.begin()
-        self.display.tell("task", titled(task), task=task.message_id)
+        self.display.report("task", titled(task), task=task.message_id)
         self.display.busy("preparing the task: data, model, optimiser")
         with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
             try:
@@ -215,9 +215,9 @@ class Agent:
         self._failures = 0
         moved = self._traffic.task
         text = f"this task: {readable_bytes(moved.down)} down, {readable_bytes(moved.up)} up"
-        self.display.tell("traffic", text, task=task.message_id, **moved.to_dict())
+        self.display.report("traffic", text, task=task.message_id, **moved.to_dict())
         if self._private:
-            self._spent.tell(self.display)
+            self._spent.report(self.display)
         self._count(stage_of(task))
         for path in sent:
             path.unlink(missing_ok=True)
@@ -262,7 +262,7 @@ class Agent:
             return self.app(message, context)
         except GymError:
             raise
-        except Exception as error:  # a stranger's app may raise anything; the hub is told
+        except Exception as error:  # a stranger's app may raise anything; the hub gets the failure
             log.exception("the app failed")
             raise GymError(ErrorCode.INTERNAL, f"the app failed: {type(error).__name__}: {error}") from error
 
@@ -310,23 +310,25 @@ class Agent:
     # ---- failures ----
 
     def _failed(self, task: pb.Task, lease: Lease, error: GymError) -> None:
-        """Decide what a failure means: stop, drop the task, or tell the hub that it will get no answer."""
+        """Decide what a failure means: stop, drop the task, or report to the hub that no answer will come."""
         lost = lease.lost or (error if error.code in _GONE else None)
         if self._stop.is_set() and error.code is ErrorCode.INTERRUPTED:
             raise error
         if lost is not None and lost.code in _GONE:
-            self.display.tell("lost", f"the server took the task back: {lost.message}", error=lost.to_dict())
+            self.display.report(
+                "lost", f"the server took the task back: {lost.message}", error=lost.to_dict()
+            )
             if lost.code is not ErrorCode.LEASE_LOST:  # a lost lease may come again, with the work kept
                 TaskFolder(self.home.task_folder(task.message_id)).drop()
             return
         if lost is not None or error.code in _FATAL:
             raise lost or error
-        self.display.tell("failed", f"task failed: {error}", error=error.to_dict())
+        self.display.report("failed", f"task failed: {error}", error=error.to_dict())
         self._failures += 1
-        told = kept_here() if self._private else error
+        failure = kept_here() if self._private else error
         lease.end(self.client)
         try:
-            self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, told)), None)
+            self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, failure)), None)
         except GymError as refused:
             if refused.code not in _GONE:
                 raise
@@ -367,8 +369,8 @@ class Agent:
             if not is_passing(error):
                 raise
             self._account.balance = None
-            told = f"the last verdict and the balance are still to come: {error.message}"
-            self.display.tell("away", told, error=error.to_dict())
+            text = f"the last verdict and the balance are still to come: {error.message}"
+            self.display.report("away", text, error=error.to_dict())
         else:
             self._account.take(account)
 

@@ -1,4 +1,4 @@
-"""How work that runs inside a Flower ``ClientApp`` tells of its progress, and hears that it should stop.
+"""How work inside a Flower ``ClientApp`` reports its progress, and learns that it should stop.
 
 Flower hands an app a message and a context and nothing else, so the agent sets these hooks around the call.
 In a stock Flower deployment nobody does, and they are silent.

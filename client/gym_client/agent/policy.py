@@ -48,14 +48,14 @@ class Policy(StrictModel):
     """Kinds of fine-tuning that are allowed; the same by default."""
 
     max_epsilon: float | None = Field(default=None, gt=0)
-    """Most that updates may tell of one example of the data in use, over all rounds of all hubs; see privacy-local.md.
+    """Most that updates may reveal about one example of the data in use, over all rounds of all hubs (privacy-local.md)
     A task without ``recipe.privacy`` is then refused. Absent: no limit."""
 
     max_hub_epsilon: float | None = Field(default=None, gt=0)
     """Largest budget of a hub's own (contributor-level) privacy; one that announces none is then refused."""
 
     max_target_delta: float = Field(default=1e-3, gt=0, lt=1)
-    """Largest delta at which a hub or a recipe may tell its epsilon: at a large one any epsilon is small."""
+    """Largest delta at which a hub or a recipe may state its epsilon: at a large one any epsilon is small."""
 
     require_secure_aggregation: bool = False
     """Refuse hubs and tasks that let the hub see single updates."""
@@ -92,13 +92,13 @@ class Policy(StrictModel):
         if self.max_epsilon is not None and recipe.privacy is None:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                "the task has no recipe.privacy, so that nothing bounds what an update tells of an example; "
+                "the task has no recipe.privacy, so that nothing bounds what an update reveals about an example; "
                 f"max_epsilon of this machine is {self.max_epsilon:g}",
                 "remove max_epsilon from policy.yaml to allow it",
             )
         if recipe.privacy is not None:
-            told = recipe.privacy.target_delta
-            _at_most("recipe.privacy.target_delta", told, "max_target_delta", self.max_target_delta)
+            delta = recipe.privacy.target_delta
+            _at_most("recipe.privacy.target_delta", delta, "max_target_delta", self.max_target_delta)
         _at_most("recipe.max_steps", recipe.max_steps, "max_steps", self.max_steps)
         _at_most("recipe.max_length", recipe.max_length, "max_length", self.max_length)
         batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
@@ -108,7 +108,7 @@ class Policy(StrictModel):
             _at_most("recipe.lora.r", recipe.lora.r, "max_lora_rank", self.max_lora_rank)
 
     def check_download(self, num_bytes: int) -> None:
-        """Raise ``POLICY_REFUSED`` when one task asks to fetch too much."""
+        """Raise ``POLICY_REFUSED`` when one task makes the client download too much."""
         _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
 
     def check_total_download(self, num_bytes: int) -> None:

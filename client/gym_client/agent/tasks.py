@@ -1,4 +1,4 @@
-"""A task on disk: what it asks, its checkpoints, the finished update; a killed agent loses nothing."""
+"""A task on disk: its content, its checkpoints, the finished update; a killed agent loses nothing."""
 
 from __future__ import annotations
 

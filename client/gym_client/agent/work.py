@@ -71,7 +71,7 @@ def parse_task(text: str) -> TaskSpec:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
             plain(f"the task is refused: {'; '.join(lines)}", _MOST_SAID),
-            "a task may carry data for training and nothing else; tell the coordinator",
+            "a task may carry data for training and nothing else; report it to the coordinator",
         ) from error
     require_plugins(spec.plugins, "the task", plugins_of(spec.recipe, spec.codec))
     check_lineage(spec)
@@ -159,10 +159,10 @@ def _train(
     try:
         return trainer.train(dataset=data.rows, resume=True)
     except GymError as error:
-        raise _told(error, hooks, policy, until) from error
+        raise _with_cause(error, hooks, policy, until) from error
 
 
-def _told(error: GymError, hooks: Hooks, policy: Policy, until: float) -> GymError:
+def _with_cause(error: GymError, hooks: Hooks, policy: Policy, until: float) -> GymError:
     """The trainer's interruption in the contributor's words; other errors as they are."""
     if error.code is not ErrorCode.INTERRUPTED:
         return error

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Consent:
-    """How a person is asked. The command line's asks on the terminal; tests bring their own."""
+    """How a person gives consent. The command line prompts on the terminal; tests bring their own."""
 
     def server_key(self, address: Address, fingerprint: str) -> bool:
         """Whether a key that nobody vouches for is the right one."""
@@ -213,7 +213,7 @@ class _Joining:
         self._going_on(client, lambda: self._patiently(client, lambda: self._log_in(client)))
         _remember(self._home, self._setup, self._options, client.address)
         joined = f"joined {status.name} as {client.pin.contributor}"
-        self._display.tell("joined", joined, contributor=client.pin.contributor)
+        self._display.report("joined", joined, contributor=client.pin.contributor)
 
     def _work(self, client: HubClient, status: pb.StatusReply) -> AgentResult:
         self._display.busy("loading the trainer")
@@ -315,7 +315,7 @@ def _node_config(setup: Setup) -> dict[str, str | bool | int | float]:
 
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks to stop at a checkpoint, the second ends at once."""
+    """The first SIGINT or SIGTERM requests a stop at a checkpoint, the second ends at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

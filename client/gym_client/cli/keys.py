@@ -268,18 +268,18 @@ def transfer(
             issued_at=now(),
         )
         request = pb.TransferRequest(statement_json=order.to_json(), signature=client.sign(order.signed()))
-        told = from_hub.document(
+        accepted = from_hub.document(
             client.call("Transfer", request).receipt_json, "a receipt", amount=int, to=str, status=str
         )
     if as_json:
-        print_json(told)
+        print_json(accepted)
         return
-    when = datetime.fromtimestamp(told["settles_at"]).astimezone() if "settles_at" in told else "now"
-    out.print(f"{told['amount']} credits for {told['to']}: {told['status']}, settles {when}")
+    when = datetime.fromtimestamp(accepted["settles_at"]).astimezone() if "settles_at" in accepted else "now"
+    out.print(f"{accepted['amount']} credits for {accepted['to']}: {accepted['status']}, settles {when}")
 
 
 def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool) -> None:
-    """Say what became of it at each hub; the exit code is that of the first hub that said no."""
+    """Print the result at each hub; the exit code is that of the first hub that refused."""
     for line in servers:
         who = f"{line['contributor']} at {line['address']}"
         if not as_json:

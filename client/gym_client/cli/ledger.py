@@ -67,7 +67,7 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
 
     display = Display() if as_json else make_display(err, False)
     with enrolled_client(folder, server, insecure, may_have_left=True) as client:
-        told = client.status()
+        status = client.status()
         try:
             checked = None
             if verify:
@@ -86,7 +86,7 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
     ]
     found = {
         **worth,
-        "server": told.name,
+        "server": status.name,
         "contributor": account.contributor,
         "balance": account.balance,
         "rounds": rounds,
@@ -118,11 +118,11 @@ def head(
             f"no head of {pin.server} was seen yet",
             f"gym-client rewards --server {pin.address}",
         )
-    told = newest.head
+    tip = newest.head
     print_result(
         as_json,
         newest.to_dict(),
-        f"{told.server}: {told.size} entries, hash {told.hash}, root {told.root}",
+        f"{tip.server}: {tip.size} entries, hash {tip.hash}, root {tip.root}",
     )
 
 

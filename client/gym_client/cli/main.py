@@ -130,8 +130,8 @@ def join(
         sys.stdout.write(json.dumps({"event": "done", **summary}, sort_keys=True) + "\n")
         return
     balance = "unknown" if result.balance is None else f"{result.balance} credits"
-    told = f"{result.num_submitted} updates sent; balance {balance}; receipts in {folder.receipts_path}"
-    out.print(told)
+    sent = f"{result.num_submitted} updates sent; balance {balance}; receipts in {folder.receipts_path}"
+    out.print(sent)
 
 
 @app.command()
@@ -150,22 +150,22 @@ def status(
 
     folder = open_home(home, passphrase_file)
     with enrolled_client(folder, server, insecure, may_have_left=True) as client:
-        told = client.status()
+        hub = client.status()
         account = client.call("Account", pb.AccountRequest())
         moved = total_of(folder, client.pin.server)
     found = {
-        "server": told.name,
+        "server": hub.name,
         "contributor": account.contributor,
         "name": account.name,
         "status": account.status,
         "balance": account.balance,
-        "server_round": told.server_round,
-        "round_state": told.round_state,
-        "num_rounds": told.num_rounds,
-        "version_height": told.version_height,
+        "server_round": hub.server_round,
+        "round_state": hub.round_state,
+        "num_rounds": hub.num_rounds,
+        "version_height": hub.version_height,
         "verdicts": from_hub.verdicts(account.verdicts_json),
-        "join_download_bytes": told.join_download_bytes,
-        "round_download_bytes": told.round_download_bytes,
+        "join_download_bytes": hub.join_download_bytes,
+        "round_download_bytes": hub.round_download_bytes,
         **moved.to_dict(),
     }
     print_result(as_json, found, account_table(found), traffic_line(found))

@@ -179,7 +179,7 @@ def make_offer(
     """Put the terms together from the hub's status and this machine; ``rounds`` is how many are wanted, None for all.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for another base than the federation's; ``POLICY_REFUSED`` for a recipe that asks
+        GymError: ``BASE_MISMATCH`` for another base than the federation's; ``POLICY_REFUSED`` for a recipe that needs
             for things a contributor does not know.
     """
     model.require_base(status.base_digest, status.base_model)
@@ -297,13 +297,13 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
     plugins = recorded_in(status.recipe_json)
     require_plugins(plugins, "the hub's recipe")
     try:
-        told = from_hub.document(
+        document = from_hub.document(
             status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED, recipe=dict, codec=dict
         )
         with only_recorded(plugins, "the hub's recipe"):
             recipe, codec = (
-                TrainingRecipe.model_validate(told["recipe"]),
-                CodecPolicy.model_validate(told["codec"]),
+                TrainingRecipe.model_validate(document["recipe"]),
+                CodecPolicy.model_validate(document["codec"]),
             )
     except (ValueError, KeyError, TypeError, GymError) as error:
         if isinstance(error, GymError) and error.code is ErrorCode.MISSING_DEPENDENCY:
@@ -323,8 +323,9 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
 def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:
     """Bytes of the ``.gymdelta`` file that a round of this recipe makes, at most, before anything is trained.
 
-    Exact but for what depends on the values: ``group_size: auto`` (the larger choice is told), budgets (the budget is
-    told), and ``factors: auto``, whose mixture of grids takes a few header bytes more or less than is told.
+    Exact but for what depends on the values: ``group_size: auto`` (the larger choice is reported), budgets (the
+    budget is reported), and ``factors: auto``, whose mixture of grids may take a few header bytes more
+    or less.
     """
     from gym_quant.codecs.lora import factor_budget
     from gym_quant.registry import get_codec

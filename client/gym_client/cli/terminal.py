@@ -26,7 +26,7 @@ MAX_TERM = 1000
 
 
 class TerminalConsent(Consent):
-    """Shows, and asks once; ``--yes`` answers for the person, and without a terminal nothing else can.
+    """Prints the terms, and prompts once; ``--yes`` answers for the person, and without a terminal nothing else can.
 
     Args:
         yes: Accept everything that is asked.

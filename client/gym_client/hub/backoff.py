@@ -71,7 +71,7 @@ class Outage:
             else:
                 return
             fields = {"error": error.to_dict(), "seconds": round(now - self._since, 1)}
-            self._display.tell("away", text, **fields)
+            self._display.report("away", text, **fields)
 
     def back(self) -> None:
         """The hub answered; safe from any thread."""
@@ -80,7 +80,7 @@ class Outage:
                 return
             seconds, self._since = self._clock() - self._since, -1.0
             text = f"the server is back after {readable_seconds(seconds)}"
-            self._display.tell("back", text, seconds=round(seconds, 1))
+            self._display.report("back", text, seconds=round(seconds, 1))
 
 
 def persistently(

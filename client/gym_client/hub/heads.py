@@ -29,10 +29,10 @@ from gym_fed.ledger.restored import HubRestored, SignedRestored
 log = logging.getLogger("gym_client")
 
 Prove = Callable[[int, int], EntryProof]
-"""Asks the hub for the entry of a sequence number under the head of a size; size 0 is the newest."""
+"""Requests from the hub the entry of a sequence number under the head of a size; size 0 is the newest."""
 
 Statements = Callable[[], Sequence[str]]
-"""Asks the hub for its statements that it was restored, as ``StatusReply.restored_json`` has them."""
+"""Requests from the hub its statements that it was restored, as ``StatusReply.restored_json`` has them."""
 
 
 def no_statements() -> Sequence[str]:
@@ -102,7 +102,7 @@ class Heads:
         """Raise ``LEDGER_FORKED`` while a proof of two ledgers of this hub lies in ``proofs/``.
 
         Args:
-            prove: Asks the hub, where it can be asked.
+            prove: Requests a proof from the hub, where it can be reached.
             statements: Likewise; one that explains the proof is raised in its place.
 
         Raises:
@@ -141,7 +141,7 @@ class Heads:
         Args:
             head: What the hub, or somebody else, shows.
             prove: The hub's own word on how the head and the one kept go together.
-            is_newest: Whether the hub told it as its newest.
+            is_newest: Whether the hub sent it as its newest.
             statements: Asked for when the head contradicts a kept one.
 
         Raises:
@@ -159,7 +159,7 @@ class Heads:
                         ErrorCode.HUB_RESTORED,
                         f"the head of entry {head.size} is of what {self.server} lost when it was restored at entry "
                         f"{old.statement.restored_at_entry}, which was accepted here",
-                        "whoever still holds it sees the same statement, and accepts it or not",
+                        "a contributor that still holds it sees the same statement, and accepts it or not",
                     ) from None
             self._require_unexplained(conflict.kept, prove, statements)
             raise self._blamed(conflict) from None
@@ -263,7 +263,7 @@ class Heads:
             raise self.withheld(newest)
 
     def _require_unexplained(self, kept: SignedHead, prove: Prove, statements: Statements) -> None:
-        """Raise ``HubRestored`` when a statement in the hub's own ledger says what became of a head that was kept."""
+        """Raise ``HubRestored`` when a statement in the hub's own ledger explains a head that was kept."""
         accepted = {signed.to_json() for signed in self.accepted()}
         for text in reversed(statements()):
             try:
@@ -277,8 +277,8 @@ class Heads:
             except (GymError, ValueError, KeyError, TypeError) as error:
                 log.warning("a statement of %s that it was restored does not hold: %s", self.server, error)
                 continue
-            told = proof.entry.body
-            if proof.entry.kind == RESTORED and SignedRestored.from_dict(told) == signed:
+            body = proof.entry.body
+            if proof.entry.kind == RESTORED and SignedRestored.from_dict(body) == signed:
                 raise HubRestored(
                     signed,
                     f"the hub {self.server} says that it was restored from a backup at entry "
@@ -295,7 +295,7 @@ class Heads:
         signed.verify(self._key)
         gone = [head for head in self.kept().values() if signed.covers(head)]
         for path in sorted(self._home.proofs.glob(f"{self.server}-*.json")):
-            found = [SignedHead.from_dict(told) for told in json.loads(path.read_bytes())["heads"]]
+            found = [SignedHead.from_dict(document) for document in json.loads(path.read_bytes())["heads"]]
             if any(signed.covers(head) for head in found):
                 (self._home.proofs / "superseded").mkdir(exist_ok=True)
                 os.replace(path, self._home.proofs / "superseded" / path.name)
@@ -310,7 +310,7 @@ class Heads:
             GymError: ``STATE_CORRUPT`` for what proves nothing.
         """
         reason = check_fork(document, self._key)
-        low, high = sorted(int(told["head"]["size"]) for told in document["heads"])
+        low, high = sorted(int(signed["head"]["size"]) for signed in document["heads"])
         path = self._home.proofs / f"{self.server}-{low}-{high}.json"
         write_atomically(path, json.dumps(document, indent=2, sort_keys=True).encode())
         return path, reason
@@ -364,7 +364,7 @@ class Heads:
 
 
 _parsed: dict[Path, tuple[tuple[int, int], dict[int, SignedHead]]] = {}
-"""Heads by their file, with its size and time of change: after years a file is long, and a round asks for it often."""
+"""Heads by their file, with its size and time of change: after years a file is long, and a round reads it often."""
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class Lease:
         self._beating = threading.Lock()
 
     def note(self, phase: str, done: int, total: int) -> None:
-        """What the next heartbeat tells."""
+        """What the next heartbeat reports."""
         self.phase, self.done, self.total = phase, done, total
 
     @property
@@ -59,7 +59,7 @@ class Lease:
 
     def touch(self, client: HubClient) -> None:
         """Before the answer is sent again: prolong a lease that may have run out while the hub was away."""
-        with contextlib.suppress(GymError):  # the answer's own refusal says what became of the lease
+        with contextlib.suppress(GymError):  # the answer's own refusal reports the state of the lease
             client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
 
 

@@ -1,4 +1,4 @@
-"""A client of a hub that was joined before, for the commands that only ask or tell something."""
+"""A client of a hub that was joined before, for commands that only query or report."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def address_of(home: Home, server: str | None) -> Address:
         return Address.parse(server)
     known = with_account(home)
     if len(known) != 1:
-        told = (
+        problem = (
             f"this home knows {_listed(home, known)}" if known else f"{home.folder} was never joined to a hub"
         )
-        raise GymError(ErrorCode.USAGE, f"no server given, and {told}", "pass --server HOST")
+        raise GymError(ErrorCode.USAGE, f"no server given, and {problem}", "pass --server HOST")
     return Address.parse(known[0].address)
 
 

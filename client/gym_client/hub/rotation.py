@@ -37,15 +37,15 @@ def rotate(home: Home, another: bool = False) -> dict[str, Any]:
     if not store.next_path.exists() and (another or not _lagging(home, store)):
         _begin(home, store)
     target = store.next() if store.next_path.exists() else store.main()
-    told = []
+    results = []
     for pin in with_account(home):
         error = None if pin.public_key == target.public_key.hex() else _ask(home, store, pin, target)
-        told.append(_told(pin, error, "rotated"))
+        results.append(_result(pin, error, "rotated"))
         failpoint("key-rotated-at-a-hub")
     if store.next_path.exists():
         store.promote()
     store.forget_former({pin.public_key for pin in with_account(home)})
-    return {"public_key": target.public_key.hex(), "servers": told}
+    return {"public_key": target.public_key.hex(), "servers": results}
 
 
 def revoke(
@@ -76,11 +76,11 @@ def revoke(
             f"{home.folder} has no account{f' at {address}' if address else ''}",
             "use the home that joined with --home",
         )
-    told = []
+    results = []
     for pin in pins:
         signer = key or (store.find(pin.public_key) if pin.public_key else store.main())
-        told.append(_told(pin, _declare(home, pin, signer), "revoked"))
-    return told
+        results.append(_result(pin, _declare(home, pin, signer), "revoked"))
+    return results
 
 
 def _begin(home: Home, store: Keystore) -> None:
@@ -155,11 +155,11 @@ def _client(home: Home, pin: ServerPin, key: SigningKey) -> HubClient:
     return HubClient(home, address, trusted, key)
 
 
-def _told(pin: ServerPin, error: GymError | None, done: str) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _result(pin: ServerPin, error: GymError | None, done: str) -> dict[str, Any]:
+    result: dict[str, Any] = {
         "address": pin.address,
         "server": pin.server,
         "contributor": pin.account,
         done: error is None,
     }
-    return told if error is None else {**told, "error": error.to_dict()}
+    return result if error is None else {**result, "error": error.to_dict()}

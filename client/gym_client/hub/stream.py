@@ -1,4 +1,4 @@
-"""The work stream: a thread that listens to the hub, reconnects with patience, and queues what it hears."""
+"""The work stream: a thread that listens to the hub, reconnects with backoff, and queues what it hears."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class WorkStream:
         backoff, refused, away = Backoff(), False, False
         while not self._stop.is_set():
             try:
-                if away:  # a new stream may be silent for long, and whoever waits wants to know that the hub is back
+                if (
+                    away
+                ):  # a new stream may be silent for long, and who waits needs to know that the hub is back
                     self._client.call("Status", pb.StatusRequest())
                     self._events.put(pb.WorkEvent(keep_alive=pb.KeepAlive()))
                     away = False

@@ -69,7 +69,7 @@ def download(
         cache: Where it goes; what has arrived waits there as ``<sha256>.part``.
         sha256: Its name.
         size_bytes: Its size, from the reference; not a byte more is taken.
-        progress: Told after each chunk.
+        progress: Called after each chunk.
         should_stop: Asked between chunks; True ends the download where it is.
         count: Called with the bytes of each chunk that came.
 
@@ -83,14 +83,14 @@ def download(
     part = target.with_name(f"{sha256}.part")
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
-    tell = progress or (lambda done, total: None)
+    report = progress or (lambda done, total: None)
     with part.open("a+b") as file, HashedFile(file) as written:
         done = part.stat().st_size
         while done < size_bytes:
             if should_stop():
                 raise GymError(ErrorCode.INTERRUPTED, f"the download stopped at byte {done} of {size_bytes}")
             before = done
-            done = _receive(client, written, sha256, done, size_bytes, part, tell, should_stop, count)
+            done = _receive(client, written, sha256, done, size_bytes, part, report, should_stop, count)
             if done == before:
                 raise GymError(
                     ErrorCode.UNAVAILABLE,
@@ -114,7 +114,7 @@ def _receive(
     done: int,
     size: int,
     part: Path,
-    tell: Progress,
+    report: Progress,
     should_stop: Callable[[], bool],
     count: Callable[[int], None],
 ) -> int:
@@ -131,7 +131,7 @@ def _receive(
                 written.write(data)
                 done += len(data)
                 count(len(data))
-                tell(done, size)
+                report(done, size)
                 if should_stop():
                     break
     finally:
@@ -158,7 +158,7 @@ def upload(
         client: The hub.
         sha256: Hex digest of the file, its name over there.
         path: The file.
-        progress: Told after each chunk that was handed to the network.
+        progress: Called after each chunk that was handed to the network.
         should_stop: Asked between chunks; True ends the upload where it is.
         count: Called with the bytes of each chunk that was handed to the network.
 
@@ -166,7 +166,7 @@ def upload(
         GymError: ``INTERRUPTED``; ``UNAVAILABLE`` when the line broke; refusals of the hub.
     """
     size = path.stat().st_size
-    tell = progress or (lambda done, total: None)
+    report = progress or (lambda done, total: None)
     state = client.call("BeginUpload", pb.BeginUploadRequest(sha256=sha256, size_bytes=size))
     while not state.complete:
         offset = state.offset
@@ -174,11 +174,11 @@ def upload(
             raise GymError(
                 ErrorCode.INTERNAL, f"{client.address} wants byte {offset} of an object of {size} bytes"
             )
-        tell(offset, size)
+        report(offset, size)
         span = min(CALL_BYTES, size - offset)
 
         def chunks(offset: int = offset, span: int = span) -> Iterator[pb.UploadChunk]:
-            return _chunks(sha256, path, offset, span, lambda done: tell(done, size), should_stop, count)
+            return _chunks(sha256, path, offset, span, lambda done: report(done, size), should_stop, count)
 
         if should_stop():
             raise GymError(ErrorCode.INTERRUPTED, f"the upload stopped at byte {offset} of {size}")
@@ -188,7 +188,7 @@ def upload(
                 ErrorCode.INTERNAL,
                 f"{client.address} took none of {span} bytes of object {sha256} at {offset}",
             )
-    tell(size, size)
+    report(size, size)
 
 
 def _chunks(
@@ -196,7 +196,7 @@ def _chunks(
     path: Path,
     offset: int,
     span: int,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
     should_stop: Callable[[], bool],
     count: Callable[[int], None],
 ) -> Iterator[pb.UploadChunk]:
@@ -209,7 +209,7 @@ def _chunks(
                 return  # the file shrank; the hub's sha256 check refuses the object
             yield pb.UploadChunk(sha256=name, offset=offset, data=data)
             offset, name = offset + len(data), ""
-            tell(offset)
+            report(offset)
             count(len(data))
             if should_stop():
                 return

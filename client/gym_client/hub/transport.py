@@ -113,7 +113,7 @@ class HubClient:
         self.renew_session()
 
     def authenticate(self) -> None:
-        """Open a session, whatever became of the last one; of an account that was left, one that asks and transfers."""
+        """Open a new session; an account that was left gets one for queries and transfers."""
         with self._lock:
             account = self.pin.account
             if not account:
@@ -177,10 +177,14 @@ class HubClient:
         try:
             yield
         except grpc.RpcError as error:
-            told = from_rpc_error(error, str(self.address))
-            if told.code is ErrorCode.INTERNAL and error.code() in _BROKEN and not error.trailing_metadata():
-                told = GymError(ErrorCode.UNAVAILABLE, f"the line to {told.message}")
-            raise told from error
+            refusal = from_rpc_error(error, str(self.address))
+            if (
+                refusal.code is ErrorCode.INTERNAL
+                and error.code() in _BROKEN
+                and not error.trailing_metadata()
+            ):
+                refusal = GymError(ErrorCode.UNAVAILABLE, f"the line to {refusal.message}")
+            raise refusal from error
 
     def prove(self, sequence: int, size: int = 0) -> EntryProof:
         """The hub's proof of an entry; see ``gym_client.hub.heads.Prove``."""

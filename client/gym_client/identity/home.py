@@ -88,7 +88,7 @@ class Home:
         return self._made("tasks")
 
     def task_folder(self, message_id: str) -> Path:
-        """Folder of a task; made by whoever starts it.
+        """Folder of a task; created by the process that starts it.
 
         Raises:
             GymError: ``USAGE`` for an id that is not a plain file name.

@@ -20,7 +20,7 @@ _NAME_DIGITS = 16
 
 _sources: dict[Path, PassphraseSource] = {}
 _opened: dict[Path, tuple[tuple[int, int, int], SigningKey]] = {}
-"""Keys by file, with what tells whether the file is still the same: a passphrase takes half a second to try."""
+"""Keys by file, with what identifies an unchanged file: a passphrase takes half a second to try."""
 
 
 def passphrases(folder: Path) -> PassphraseSource:

@@ -74,7 +74,7 @@ def establish(
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,
             f"{address} has the key {found}, not {expected}",
-            "this is not the server you were told of; ask its coordinator for the fingerprint",
+            "this is not the server whose fingerprint you have; ask its coordinator for the fingerprint",
         )
     if pin is None and expected is None and not confirm(found):
         raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {address} was not accepted")

@@ -18,7 +18,7 @@ from gym_fed.ledger.heads import SignedHead
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 Progress = Callable[[int, int], None]
-"""Is told how many entries are there, and how many there will be."""
+"""Called with how many entries are there, and how many there will be."""
 
 _HEAD = b'{"head":'
 _SECONDS = transfer_seconds(256 << 20)

@@ -1,7 +1,7 @@
 """Receipts: what proves, without the hub and years later, that an update was admitted, judged and credited.
 
-A receipt holds the ledger's entry under a signed head. The one at submission tells of the verdict at the door; those
-of the verdict after the merge and of the credits are fetched when the hub tells of them.
+A receipt holds the ledger's entry under a signed head. The one at submission holds the verdict at admission. Those
+of the verdict after the merge and of the credits are fetched when the hub reports them.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Receipts:
             How many are new. A hub that is away is asked again the next time.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and the hub's refusal of an entry that it told of.
+            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and the hub's refusal of an entry that it reported.
         """
-        told = {int(number) for verdict in verdicts for number in verdict.get("entries", ())}
-        missing = sorted(told - self._sequences()) if told else []
+        reported = {int(number) for verdict in verdicts for number in verdict.get("entries", ())}
+        missing = sorted(reported - self._sequences()) if reported else []
         for done, sequence in enumerate(missing):
             try:
                 proof = self._client.prove(sequence)
@@ -86,14 +86,14 @@ class Receipts:
         heads.see(proof.head, self._client.prove, statements=self._client.statements)
 
     def _sequences(self) -> set[int]:
-        standing = standing_receipts(self._home, self._client.pin.server)
-        return {found["proof"]["entry"]["sequence"] for found in standing if "proof" in found}
+        kept = kept_receipts(self._home, self._client.pin.server)
+        return {found["proof"]["entry"]["sequence"] for found in kept if "proof" in found}
 
     def _key(self) -> bytes:
         return bytes.fromhex(self._client.pin.ledger_key)
 
 
-def standing_receipts(home: Home, server: str) -> list[dict[str, Any]]:
+def kept_receipts(home: Home, server: str) -> list[dict[str, Any]]:
     """The receipts of a hub, oldest first, without those that a restore of the hub took, which was accepted."""
     found: list[dict[str, Any]] = []
     for receipt in home.receipts():
@@ -147,11 +147,11 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof | None:
 
 
 def _is_of(proof: EntryProof, receipt: dict[str, Any]) -> bool:
-    """Whether the entry says what the receipt does; that of a private round says it sealed."""
+    """Whether entry and receipt agree; the entry of a private round is sealed."""
     body, kind = proof.entry.body, proof.entry.kind
     if kind != SEALED:
-        told = (kind, body.get("update"), body.get("verdict"))
-        return told == ("verdict", receipt["update"], receipt.get("verdict"))
+        recorded = (kind, body.get("update"), body.get("verdict"))
+        return recorded == ("verdict", receipt["update"], receipt.get("verdict"))
     manifest, verdict, code, reason = (
         str(receipt.get(key, "")) for key in ("manifest", "verdict", "code", "reason")
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gym_client.hub.heads import Heads
 from gym_client.identity.home import Home
-from gym_client.ledger.receipts import sequence_of, standing_receipts
+from gym_client.ledger.receipts import kept_receipts, sequence_of
 from gym_fed.errors import GymError
 from gym_fed.ledger.restored import HubRestored, SignedRestored
 
@@ -70,7 +70,7 @@ def loss_of(home: Home, signed: SignedRestored) -> Loss:
     said = signed.statement
     gone = [
         receipt
-        for receipt in standing_receipts(home, said.server)
+        for receipt in kept_receipts(home, said.server)
         if (sequence_of(receipt) or 0) > said.restored_at_entry
     ]
     entries = {r["proof"]["entry"]["sequence"]: r["proof"]["entry"] for r in gone if "proof" in r}
@@ -122,7 +122,7 @@ def with_restores(
     Args:
         home: The contributor's folder, locked by the caller.
         key: The hub's, when it is needed.
-        agrees: Asks the person.
+        agrees: Prompts the person.
         action: What is done; must be safe to repeat.
 
     Raises:

@@ -11,7 +11,7 @@ from gym_client.hub.heads import Heads
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.ledger.copy import LedgerCopy, Progress
-from gym_client.ledger.receipts import check_receipt, standing_receipts
+from gym_client.ledger.receipts import check_receipt, kept_receipts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import server_id
 from gym_fed.ledger.entries import SEALED, Entry, canonical_text, seal
@@ -27,7 +27,7 @@ _TRIES = 3
 
 
 class Tally:
-    """Shown every entry of a ledger, it has the contributor's standing.
+    """Takes every entry of a ledger, and adds up the contributor's account.
 
     Args:
         contributor: Whose.
@@ -74,31 +74,33 @@ class Tally:
         elif entry.kind.startswith("transfer"):
             self._transfer(entry.kind, body)
 
-    def lies(self, balance: int, verdicts: list[dict[str, Any]]) -> list[str]:
-        """What the hub tells, and its ledger does not say.
+    def contradictions(self, balance: int, verdicts: list[dict[str, Any]]) -> list[str]:
+        """What the hub reports, and its ledger contradicts.
 
         Args:
-            balance: As told.
+            balance: As reported.
             verdicts: Of ``AccountReply.verdicts_json``, parsed.
         """
         found = []
         if balance != self.balance:
-            found.append(f"the hub tells a balance of {balance}, its ledger adds up to {self.balance}")
-        for told in verdicts:
-            update, server_round = str(told["update"]), int(told["server_round"])
-            says = self.verdicts.get(update) or self._opened(told)
-            if says != told["verdict"]:
-                found.append(f"update {update[:12]}: the hub tells {told['verdict']}, its ledger says {says}")
-            elif told["verdict"] == "merged" and told["credit"] != self.credits.get(server_round, 0):
+            found.append(f"the hub reports a balance of {balance}, its ledger adds up to {self.balance}")
+        for reported in verdicts:
+            update, server_round = str(reported["update"]), int(reported["server_round"])
+            says = self.verdicts.get(update) or self._opened(reported)
+            if says != reported["verdict"]:
                 found.append(
-                    f"round {server_round}: the hub tells {told['credit']} credits, its ledger says "
+                    f"update {update[:12]}: the hub reports {reported['verdict']}, its ledger says {says}"
+                )
+            elif reported["verdict"] == "merged" and reported["credit"] != self.credits.get(server_round, 0):
+                found.append(
+                    f"round {server_round}: the hub reports {reported['credit']} credits, its ledger says "
                     f"{self.credits.get(server_round, 0)}"
                 )
         return found
 
-    def _opened(self, told: dict[str, Any]) -> str | None:
+    def _opened(self, reported: dict[str, Any]) -> str | None:
         """The verdict at the door that the hub reports, if the ledger has its seal."""
-        text = [str(told.get(key, "")) for key in ("manifest", "verdict", "code", "reason")]
+        text = [str(reported.get(key, "")) for key in ("manifest", "verdict", "code", "reason")]
         return text[1] if text[0] and seal(*text) in self.seals else None
 
     def _transfer(self, kind: str, body: dict[str, Any]) -> None:
@@ -150,7 +152,7 @@ class Verification:
 def verify_online(
     home: Home, client: HubClient, progress: Progress = lambda done, total: None
 ) -> Verification:
-    """Download the ledger as far as it is missing, check all of it, and hold it against what the hub tells.
+    """Download the ledger as far as it is missing, check all of it, and compare it with what the hub reports.
 
     Raises:
         GymError: ``STATE_CORRUPT`` naming every lie, ``SIGNATURE_INVALID``, ``LEDGER_FORKED``.
@@ -158,18 +160,18 @@ def verify_online(
     client.status()
     key = bytes.fromhex(client.pin.ledger_key)
     copy = LedgerCopy(home, key)
-    lies: list[str] = []
+    contradictions: list[str] = []
     for _ in range(_TRIES):
         account = client.call("Account", pb.AccountRequest())
         copy.sync(client, progress)
         tally = Tally(client.pin.contributor)
         found = verify_copy(home, copy.path, key, tally)
-        lies = tally.lies(account.balance, from_hub.verdicts(account.verdicts_json))
-        if not lies:
+        contradictions = tally.contradictions(account.balance, from_hub.verdicts(account.verdicts_json))
+        if not contradictions:
             return found
     raise GymError(
         ErrorCode.STATE_CORRUPT,
-        f"{found.server} contradicts its own signed ledger: {'; '.join(lies)}",
+        f"{found.server} contradicts its own signed ledger: {'; '.join(contradictions)}",
         f"the ledger is in {copy.path}, signed; show it to the other contributors and to the coordinator",
     )
 
@@ -265,7 +267,7 @@ def proof_in(path: Path, sequence: int, head: SignedHead | None) -> EntryProof:
 def _receipts(home: Home, server: str, key: bytes) -> list[tuple[int, str]]:
     """Sequence and hash of the entry of every receipt of a hub, each checked by itself."""
     found = []
-    for receipt in standing_receipts(home, server):
+    for receipt in kept_receipts(home, server):
         if not ({"proof", "ledger_signature"} & set(receipt)):
             continue
         proof = check_receipt(receipt, key)
@@ -279,7 +281,7 @@ def _receipts(home: Home, server: str, key: bytes) -> list[tuple[int, str]]:
 def proved_rounds(home: Home, server: str) -> dict[int, list[str]]:
     """The kinds of entries that receipts here prove, by round."""
     found: dict[int, list[str]] = {}
-    for receipt in standing_receipts(home, server):
+    for receipt in kept_receipts(home, server):
         if "proof" in receipt:
             entry = receipt["proof"]["entry"]
             server_round = entry["body"].get("server_round")
@@ -297,15 +299,15 @@ def rewards_table(found: dict[str, Any]) -> TextTable:
         title += f", reputation {found['reputation']:.3f}"
     columns = ("round", "update", "verdict", "score", "credit", "reputation", "receipts")
     table = TextTable(*columns, title=title)
-    for told in found["rounds"]:
-        score, reputation = told.get("score"), told.get("reputation")
+    for row in found["rounds"]:
+        score, reputation = row.get("score"), row.get("reputation")
         table.add_row(
-            str(told["server_round"]),
-            str(told["update"])[:12],
-            told["verdict"],
+            str(row["server_round"]),
+            str(row["update"])[:12],
+            row["verdict"],
             "" if score is None else f"{score:.4g}",
-            str(told["credit"]),
+            str(row["credit"]),
             "" if reputation is None else f"{reputation:.3f}",
-            ", ".join(sorted(set(told["receipts"]))),
+            ", ".join(sorted(set(row["receipts"]))),
         )
     return table

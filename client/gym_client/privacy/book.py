@@ -37,7 +37,7 @@ class Charge:
         noise_multiplier: Of every step.
         sampling_probability: With which an example was in a step.
         steps: How many.
-        target_delta: At which the recipe tells its epsilon.
+        target_delta: At which the recipe states its epsilon.
         at_seconds: Unix time.
     """
 
@@ -63,7 +63,7 @@ class Charge:
 
 
 class PrivacyBook:
-    """The book of one home; whoever writes holds the home's lock."""
+    """The book of one home; a writer holds the home's lock."""
 
     def __init__(self, home: Home) -> None:
         self.path: Path = home.folder / "privacy.jsonl"

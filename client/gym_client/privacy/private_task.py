@@ -47,7 +47,7 @@ class PrivateTask:
     def charged(self, trained: Trained, result: TrainResult) -> Trained:
         """The update as it may be signed, once it is in the book."""
         if result.privacy is None:
-            raise GymError(ErrorCode.INTERNAL, "the task asks for privacy, and training had none")
+            raise GymError(ErrorCode.INTERNAL, "the task requires privacy, and training had none")
         self._book.charge(
             charge_for(
                 result.privacy,
@@ -60,14 +60,14 @@ class PrivateTask:
         )
         write_atomically(self._marker, trained.sha256.encode())
         failpoint("client-charged")
-        told = {name: trained.metrics[name] for name in _METRICS}
-        return replace(trained, num_examples=1, metrics=told)
+        metrics = {name: trained.metrics[name] for name in _METRICS}
+        return replace(trained, num_examples=1, metrics=metrics)
 
 
 def kept_here() -> GymError:
-    """What a hub is told of a private task that failed: always the same.
+    """The one error that a hub gets for a private task that failed.
 
-    Messages may speak of rows, of their number, of the budget; and a code alone could tell how long a row is.
+    Messages may name rows, their number or the budget, and a code alone could reveal how long a row is.
     """
     return GymError(
         ErrorCode.POLICY_REFUSED, "the reason stays with the contributor, for the task is private"
@@ -75,21 +75,21 @@ def kept_here() -> GymError:
 
 
 class Spending:
-    """Tells after a round what it cost, and what its data has spent with it."""
+    """Reports after a round its cost, and what its data has spent so far."""
 
     def __init__(self, home: Home) -> None:
         self._book = PrivacyBook(home)
-        self._told = len(self._book.charges())
+        self._reported = len(self._book.charges())
 
-    def tell(self, display: Display) -> None:
-        """Tell of the newest update, if it was not told of before."""
+    def report(self, display: Display) -> None:
+        """Report the newest update, unless it was reported before."""
         charges = self._book.charges()
-        if len(charges) == self._told:
+        if len(charges) == self._reported:
             return
         from gym_fed.privacy.accountant import epsilon
 
-        self._told, last = len(charges), charges[-1]
+        self._reported, last = len(charges), charges[-1]
         cost, total = epsilon([last.event()], last.target_delta), self._book.epsilon(last.data)
         text = f"privacy: epsilon {cost:.2f} for this round, {total:.2f} for this data so far"
         fields = {"epsilon": cost, "epsilon_total": total, "target_delta": last.target_delta}
-        display.tell("privacy", f"{text} (delta {last.target_delta:g})", **fields)
+        display.report("privacy", f"{text} (delta {last.target_delta:g})", **fields)

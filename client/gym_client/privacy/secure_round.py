@@ -80,8 +80,8 @@ class SecureRound:
         if spec.secure_aggregation is None:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                "the hub asks for a secret of a round that does not aggregate securely",
-                "tell the coordinator",
+                "the hub requests a secret of a round that does not aggregate securely",
+                "report it to the coordinator",
             )
         self._spec = spec
         self._threshold = spec.secure_aggregation.threshold
@@ -182,27 +182,27 @@ class SecureRound:
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for senders who did not begin or are too few, for another list than before, and
-                for a share that is not what its sender sealed, or not what it told the hub of it.
+                for a share that is not what its sender sealed, or not what it committed to.
         """
-        state, told = self._load(), parse(Masking, text)
+        state, masking = self._load(), parse(Masking, text)
         adverts = self._adverts(state)
         if state.received is not None:
-            if set(state.received) != {*told.sealed}:
+            if set(state.received) != {*masking.sealed}:
                 raise self._refused("the hub gives another list of who masks than before")
             return
-        strangers = {*told.sealed} - (adverts.keys() - {self._me})
+        strangers = {*masking.sealed} - (adverts.keys() - {self._me})
         if strangers:
             raise self._refused(
                 f"the hub passes on shares of {', '.join(sorted(strangers))}, who did not begin"
             )
-        if len(told.sealed) + 1 < self._threshold:
-            raise self._refused(f"{len(told.sealed) + 1} contributors mask, fewer than {self._threshold}")
+        if len(masking.sealed) + 1 < self._threshold:
+            raise self._refused(f"{len(masking.sealed) + 1} contributors mask, fewer than {self._threshold}")
         received = {}
-        for sender, sealed in told.sealed.items():
+        for sender, sealed in masking.sealed.items():
             plain = unseal(self._pair_key(state, adverts[sender]), bytes.fromhex(sealed), sender, self._me)
             received[sender] = _pair_of_shares(plain, sender)
             seed, mask_key = map(bytes.fromhex, received[sender])
-            if told.commitments.get(sender) != share_commitments(seed, mask_key, sender, self._me):
+            if masking.commitments.get(sender) != share_commitments(seed, mask_key, sender, self._me):
                 raise self._refused(
                     f"the shares that {sender} sealed are not those that the hub has its word on"
                 )
@@ -215,10 +215,10 @@ class SecureRound:
             folder: The task; its ``update.gymdelta`` is the update, and afterwards the masked votes.
             trained: What was encoded.
             base: The version that the update is for.
-            uses: Says what else decides the votes, for the error.
+            uses: What else decides the votes, for the error.
 
         Returns:
-            The masked object. No metric of this contributor is told: losses and norms are no sums.
+            The masked object. It carries no metric of this contributor: losses and norms are no sums.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` when other votes were masked in this round before: their difference to these
@@ -229,7 +229,7 @@ class SecureRound:
 
         state = self._load()
         if state.received is None:
-            raise self._refused("the hub asks for masked votes before it has passed on any shares")
+            raise self._refused("the hub requests masked votes before it has passed on any shares")
         with DeltaFile.open(folder.delta_path, base) as delta:
             digest = hashlib.sha256()
             for name in sorted(base.shapes):
@@ -256,10 +256,10 @@ class SecureRound:
             GymError: ``UPDATE_REFUSED`` for a second, different list of survivors, for one that is too short, and for
                 one without this contributor, whose votes the hub has.
         """
-        state, told = self._load(), parse(Survivors, text)
+        state, reported = self._load(), parse(Survivors, text)
         if state.received is None or state.own is None or state.votes is None:
-            raise self._refused("the hub asks to unmask a round in which this contributor masked nothing")
-        members, survivors = {*state.received, self._me}, sorted(set(told.survivors))
+            raise self._refused("the hub requests to unmask a round in which this contributor masked nothing")
+        members, survivors = {*state.received, self._me}, sorted(set(reported.survivors))
         if state.survivors not in (None, survivors):
             raise self._refused(
                 "the hub names other survivors than before: both answers together would unmask a contributor"
@@ -279,10 +279,10 @@ class SecureRound:
             GymError: ``UPDATE_REFUSED`` for another list than this contributor signed, or one that too few signed;
                 ``SIGNATURE_INVALID`` for a signature that is not its owner's.
         """
-        state, told = self._load(), parse(Unmasking, text)
-        if state.survivors is None or state.survivors != told.survivors:
+        state, request = self._load(), parse(Unmasking, text)
+        if state.survivors is None or state.survivors != request.survivors:
             raise self._refused("the hub names other survivors than this contributor has signed")
-        check_confirmed(told, self._participants(state), self._threshold)
+        check_confirmed(request, self._participants(state), self._threshold)
         assert state.received is not None
         assert state.own is not None
         members, survivors = {*state.received, self._me}, state.survivors
@@ -344,7 +344,7 @@ class SecureRound:
         return GymError(
             ErrorCode.UPDATE_REFUSED,
             f"round {self._spec.server_round}: {why}",
-            "this contributor sits the round out; if it happens again, tell the coordinator",
+            "this contributor sits the round out; if it happens again, report it to the coordinator",
         )
 
 
@@ -366,8 +366,8 @@ def stage_of(task: pb.Task) -> str | None:
 
 def titled(task: pb.Task) -> str:
     """What a task is, for people: of which round, and in a secure one of which stage."""
-    stage, told = stage_of(task), f"round {task.metadata.group_id}: task {task.message_id[:12]}"
-    return told if stage is None else f"{told} ({stage}, stage {STAGES.index(stage) + 1} of {len(STAGES)})"
+    stage, title = stage_of(task), f"round {task.metadata.group_id}: task {task.message_id[:12]}"
+    return title if stage is None else f"{title} ({stage}, stage {STAGES.index(stage) + 1} of {len(STAGES)})"
 
 
 def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:

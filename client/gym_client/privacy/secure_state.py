@@ -1,8 +1,8 @@
 """What a contributor keeps of secure rounds: one round's secrets and words, and which rounds were begun.
 
-A kill neither forks nor repeats what was said. A contributor that is told that a round is over deletes its secrets;
-asked to begin the same round again it would mask the same votes with fresh ones, and two sums with and without somebody
-give that one's votes away.
+A kill neither forks nor repeats what was sent. A contributor deletes its secrets when the hub reports the round
+as over. If it began the same round again, it would mask the same votes with fresh secrets. Two sums with and without
+one contributor reveal that contributor's votes.
 """
 
 from __future__ import annotations

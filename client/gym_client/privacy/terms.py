@@ -41,15 +41,15 @@ class SecureTerms:
             GymError: ``POLICY_REFUSED`` for a hub that does not say its threshold.
         """
         promised = from_hub.document(text, "a promise of privacy", ErrorCode.POLICY_REFUSED) if text else None
-        told = promised.get("secure_aggregation") if isinstance(promised, dict) else None
-        if not told:
+        terms = promised.get("secure_aggregation") if isinstance(promised, dict) else None
+        if not terms:
             return None
-        threshold = told.get("threshold") if isinstance(told, dict) else None
+        threshold = terms.get("threshold") if isinstance(terms, dict) else None
         if not isinstance(threshold, int) or not 2 <= threshold <= MAX_CONTRIBUTORS // 2:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
                 "the server says that it aggregates securely, and not with which threshold",
-                "update gym-fed, or tell the coordinator",
+                "update gym-fed, or report it to the coordinator",
             )
         return cls(threshold)
 
@@ -92,8 +92,8 @@ class Promises:
             GymError: ``POLICY_REFUSED`` for what is no such promise.
         """
         try:
-            told = from_hub.document(text or "{}", "a promise of privacy", ErrorCode.POLICY_REFUSED)
-            central = told.get("central") or None
+            document = from_hub.document(text or "{}", "a promise of privacy", ErrorCode.POLICY_REFUSED)
+            central = document.get("central") or None
             if central is not None:
                 budget, delta = float(central["epsilon"]), float(central["target_delta"])
                 if not (0 < budget < math.inf and 0 < delta < 1):  # NaN is in no range
@@ -104,7 +104,7 @@ class Promises:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
                 f"the server's promise of privacy cannot be read: {error!r}",
-                "update gym-fed, or tell the coordinator",
+                "update gym-fed, or report it to the coordinator",
             ) from error
 
     @property
@@ -114,7 +114,7 @@ class Promises:
 
     @property
     def hub_delta(self) -> float:
-        """At which that budget is told; infinite where there is none."""
+        """At which that budget is stated; infinite where there is none."""
         return math.inf if self.central is None else float(self.central["target_delta"])
 
 
@@ -127,7 +127,7 @@ class PrivacyTerms:
         epsilon_after_all: After ``num_rounds`` rounds of this hub alone.
         epsilon_spent: Of this data at all hubs, before.
         epsilon_with_spent: Of this data at all hubs after all rounds of this one.
-        target_delta: At which epsilon is told.
+        target_delta: At which epsilon is stated.
         num_rounds: Rounds of the hub.
         local: The recipe's settings.
         central: What the hub promises of its own, contributor-level.
@@ -146,23 +146,23 @@ class PrivacyTerms:
 
     def lines(self) -> list[str]:
         """For people, a line each."""
-        told = []
+        lines = []
         if self.epsilon_per_round is None:
-            told.append("examples: nothing bounds what an update tells of one (epsilon is infinite)")
+            lines.append("examples: nothing bounds what an update reveals about one (epsilon is infinite)")
         else:
-            told.append(
+            lines.append(
                 f"examples: epsilon {self.epsilon_per_round:.2f} a round, {self.epsilon_after_all:.2f} after all "
                 f"{self.num_rounds} (delta {self.target_delta:g}), by noise on this machine"
             )
         if self.epsilon_with_spent is not None and self.epsilon_spent:
-            told.append(
+            lines.append(
                 f"this data has spent epsilon {self.epsilon_spent:.2f} before, at all hubs; with all rounds "
                 f"{self.epsilon_with_spent:.2f}"
             )
         if self.central is None:
-            told.append("hub: promises no noise of its own")
+            lines.append("hub: promises no noise of its own")
         else:
-            told.append(
+            lines.append(
                 f"hub: promises epsilon {float(self.central['epsilon']):g} (delta "
                 f"{float(self.central['target_delta']):g}) for all you send, by noise on what it publishes"
             )
@@ -171,8 +171,8 @@ class PrivacyTerms:
             if self.secure_aggregation
             else "your update, before any noise of its own"
         )
-        told.append(f"hub sees: {sees}")
-        return told
+        lines.append(f"hub sees: {sees}")
+        return lines
 
 
 def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
@@ -227,18 +227,18 @@ def check_promises(policy: Policy, promises: Promises) -> None:
         GymError: ``POLICY_REFUSED`` naming the limit.
     """
     if policy.max_hub_epsilon is not None and promises.hub_epsilon > policy.max_hub_epsilon:
-        told = (
+        promise = (
             "no central privacy at all" if promises.central is None else f"epsilon {promises.hub_epsilon:g}"
         )
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the server promises {told}; max_hub_epsilon of this machine is {policy.max_hub_epsilon:g}",
+            f"the server promises {promise}; max_hub_epsilon of this machine is {policy.max_hub_epsilon:g}",
             "raise or remove max_hub_epsilon in policy.yaml to allow it",
         )
     if promises.central is not None and promises.hub_delta > policy.max_target_delta:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the server tells its epsilon at delta {promises.hub_delta:g}, where any epsilon is small; "
+            f"the server states its epsilon at delta {promises.hub_delta:g}, where any epsilon is small; "
             f"max_target_delta of this machine is {policy.max_target_delta:g}",
             "raise max_target_delta in policy.yaml to allow it",
         )
@@ -257,13 +257,13 @@ def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> No
         GymError: ``POLICY_REFUSED`` naming the promise.
     """
     check_promises(policy, now)
-    for name, before, told in (
+    for name, before, later in (
         ("epsilon", promised.hub_epsilon, now.hub_epsilon),
         ("target_delta", promised.hub_delta, now.hub_delta),
     ):
-        if told > before:
+        if later > before:
             raise _changed(
-                f"the server now promises {name} {told:g} for all you send, and {before:g} was shown before joining"
+                f"the server now promises {name} {later:g} for all you send, and {before:g} was shown before joining"
             )
     if promised.secure_aggregation and not now.secure_aggregation:
         raise _changed(
@@ -279,9 +279,9 @@ def require_sums(promised: Promises, asked: SecureTask | None) -> None:
     """
     threshold = 0 if asked is None else asked.threshold
     if threshold < promised.threshold:
-        told = "the update itself" if asked is None else f"a sum of {threshold} updates or more"
+        gets = "the update itself" if asked is None else f"a sum of {threshold} updates or more"
         raise _changed(
-            f"the task gives the hub {told}, and a sum of {promised.threshold} or more was shown before joining"
+            f"the task gives the hub {gets}, and a sum of {promised.threshold} or more was shown before joining"
         )
 
 

@@ -22,7 +22,7 @@ def check_said(
     """Bring the own copy of the ledger up to date, check all of it, and hold a variant against it.
 
     Returns:
-        Sequence number of the entry that tells of the variant.
+        Sequence number of the entry that records the variant.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` when the ledger does not say that the owner put it with this key;
@@ -73,7 +73,7 @@ class Said:
         if not self._at:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"the hub's ledger does not tell of {what}, as it is signed",
+                f"the hub's ledger does not record {what}, as it is signed",
                 _HINT,
             )
         if not self._was_owners:

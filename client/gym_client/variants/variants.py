@@ -27,7 +27,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class HubVariant:
-    """A variant at a hub, as the hub tells of it.
+    """A variant at a hub, as the hub reports it.
 
     Attributes:
         signed: What its owner signed.
@@ -35,7 +35,7 @@ class HubVariant:
         key_status: Of the key that signed it, today: active, rotated or revoked.
         put_at: Unix seconds.
         is_public: Whether everyone enrolled may read it.
-        num_readers: Who else may; told to the owner alone.
+        num_readers: Who else may; reported to the owner alone.
         readers: Their ids, where one variant is asked for.
     """
 
@@ -121,7 +121,7 @@ def push_variant(
         delta: The file that the manifest names.
         signed: Of the account at the hub.
         readers: Ids of who else may read it, ``*`` for everyone enrolled; None leaves that as it is.
-        progress: Told how far the upload is.
+        progress: Called with how far the upload is.
         should_stop: Asked between chunks.
 
     Returns:
@@ -138,8 +138,8 @@ def push_variant(
             f"{delta} has sha256 {found}, the manifest of {manifest.variant} names {manifest.delta_sha256}",
             "sign the file that is to be pushed",
         )
-    told = None if readers is None else pb.Readers(contributors=readers)
-    request = pb.PutVariantRequest(variant_json=signed.to_json(), readers=told)
+    allowed = None if readers is None else pb.Readers(contributors=readers)
+    request = pb.PutVariantRequest(variant_json=signed.to_json(), readers=allowed)
     for _ in range(_TRIES):
         reply = client.call("PutVariant", request)
         if not reply.needs_object:
@@ -152,7 +152,7 @@ def push_variant(
             should_stop,
         )
     raise GymError(
-        ErrorCode.INTERNAL, f"{client.address} asks again and again for the delta of {manifest.variant}"
+        ErrorCode.INTERNAL, f"{client.address} requests again and again the delta of {manifest.variant}"
     )
 
 
@@ -198,7 +198,7 @@ def pull_variant(
         owner: Id of the account; empty: the own one.
         name: Of the variant.
         folder: Where the file goes, named by its sha256.
-        progress: Told how far ledger and download are.
+        progress: Called with how far ledger and download are.
         should_stop: Asked between chunks.
         local: A file that may be the wanted one; if it is, it is taken and nothing is fetched.
 
@@ -253,15 +253,15 @@ def _keep(client: HubClient, text: str, signed: SignedVariant | None) -> dict[st
     proof = check_receipt({"proof": receipt.get("proof")}, bytes.fromhex(client.pin.ledger_key))
     assert proof is not None
     document = receipt.get("document") if signed is None else signed.digest
-    told, kind = proof.entry.body, "variant-removed" if signed is None else "variant"
-    if (proof.entry.kind, told.get("contributor"), told.get("document")) != (
+    body, kind = proof.entry.body, "variant-removed" if signed is None else "variant"
+    if (proof.entry.kind, body.get("contributor"), body.get("document")) != (
         kind,
         client.pin.contributor,
         document,
     ):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"{client.address} proves entry {proof.entry.sequence}, which does not tell of this variant",
+            f"{client.address} proves entry {proof.entry.sequence}, which does not record this variant",
             "do not trust this hub; ask its coordinator",
         )
     heads = Heads(client.home, bytes.fromhex(client.pin.ledger_key))

@@ -36,7 +36,7 @@ def commitment(seed: bytes) -> str:
 def share_commitment(share: bytes, secret: str, dealer: str, holder: str) -> str:
     """Hex sha256 that binds a dealer to the share of one of its secrets that it gives to one holder.
 
-    It says nothing of the share, which is as random as the secret to whoever has fewer than the threshold of them.
+    It reveals nothing about the share: to a holder of fewer shares than the threshold it is as random as the secret.
 
     Args:
         share: The share.
@@ -57,7 +57,7 @@ def share_commitments(seed: bytes, mask_key: bytes, dealer: str, holder: str) ->
 
 
 def require_shareable(public: bytes) -> None:
-    """Whether there is a secret to share with whoever has a public key.
+    """Whether there is a secret to share with the holder of a public key.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` for a key of low order (RFC 7748, section 6.1): with it nobody has one.
@@ -106,5 +106,5 @@ def unseal(key: bytes, sealed: bytes, sender: str, receiver: str) -> bytes:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
             f"the share that the hub passed on from {sender} is not what {sender} sealed",
-            "sit this round out; tell the coordinator if it happens again",
+            "sit this round out; report it to the coordinator if it happens again",
         ) from error

@@ -1,7 +1,7 @@
 """Masks: AES-256-CTR key streams, added to votes modulo a power of two, that cancel between two contributors.
 
 Flower's ``pseudo_rand_gen`` is no stand-in: it folds the secret to 32 bits and draws from numpy's Mersenne Twister, so
-that whoever tries 2^32 seeds unmasks a vector.
+that an attacker who tries 2^32 seeds unmasks a vector.
 """
 
 from __future__ import annotations

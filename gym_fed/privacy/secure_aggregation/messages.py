@@ -1,4 +1,4 @@
-"""What contributors and hub tell each other in a secure round, as strict JSON."""
+"""The messages of contributors and hub in a secure round, as strict JSON."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class SignedAdvert(StrictModel):
         """Raises ``SIGNATURE_INVALID`` unless it is its owner's, for this hub, round and threshold, and of keys with
         which everybody else can share a secret: one bad key would end the round for all who are given it."""
         advert = self.advert
-        told = (advert.server, advert.server_round, advert.threshold)
-        if told != (server, server_round, threshold):
+        claimed = (advert.server, advert.server_round, advert.threshold)
+        if claimed != (server, server_round, threshold):
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"keys of {advert.contributor} are for hub, round and threshold {told}, "
+                f"keys of {advert.contributor} are for hub, round and threshold {claimed}, "
                 f"not {(server, server_round, threshold)}",
-                "the hub passes on keys of another round; tell its coordinator",
+                "the hub passes on keys of another round; report it to its coordinator",
             )
         verify_signature(
             bytes.fromhex(advert.public_key), advert.model_dump(mode="json"), bytes.fromhex(self.signature)
@@ -183,7 +183,7 @@ def _dealt(commitments: dict[str, ShareCommitments], participants: Participants)
     return {"gym-secagg-1 shares": dealt, "roster": participants.digest}
 
 
-def check_confirmed(told: Unmasking, participants: Participants, threshold: int) -> None:
+def check_confirmed(request: Unmasking, participants: Participants, threshold: int) -> None:
     """Check that ``threshold`` contributors signed the same survivors, each for these participants.
 
     A contributor signs one list of survivors per run. While the threshold is more than half of the participants, no two
@@ -195,14 +195,14 @@ def check_confirmed(told: Unmasking, participants: Participants, threshold: int)
         GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``.
     """
     adverts = participants.of()
-    for signer, confirmation in told.confirmations.items():
+    for signer, confirmation in request.confirmations.items():
         if signer not in adverts:
             raise GymError(ErrorCode.UPDATE_REFUSED, f"{signer} confirms survivors, but did not begin")
-        confirmation.verify(adverts[signer], told.survivors, participants)
-    if len(told.confirmations) < threshold:
+        confirmation.verify(adverts[signer], request.survivors, participants)
+    if len(request.confirmations) < threshold:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"{len(told.confirmations)} contributors confirmed who survives, fewer than the threshold {threshold}",
+            f"{len(request.confirmations)} contributors confirmed who survives, fewer than the threshold {threshold}",
         )
 
 
@@ -220,10 +220,10 @@ def parse(kind: type[T], text: object) -> T:
 
 
 def check_majority(threshold: int, began: int) -> None:
-    """Raises ``UPDATE_REFUSED`` for a round in which two halves could be told different stories.
+    """Raises ``UPDATE_REFUSED`` for a round in which a hub could send two halves different lists of survivors.
 
-    A hub that tells some that a contributor stayed, and the others that it went, needs ``threshold`` of each to learn
-    its votes. No two such groups exist as long as the threshold is more than half.
+    To learn the votes of a contributor, a hub must list it as a survivor to ``threshold`` contributors and as gone to
+    ``threshold`` others. No two such groups exist as long as the threshold is more than half.
     """
     if began < threshold:
         raise GymError(
@@ -232,8 +232,8 @@ def check_majority(threshold: int, began: int) -> None:
     if 2 * threshold <= began:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"threshold {threshold} is not more than half of the {began} who began: a hub could tell one half of them "
-            "that a contributor stayed and the other that it went, and learn its votes",
+            f"threshold {threshold} is not more than half of the {began} who began: a hub could name a contributor "
+            "as a survivor to one half of them and as gone to the other, and learn its votes",
             "the coordinator must raise secure_aggregation.threshold",
         )
 

@@ -51,6 +51,6 @@ def join_secret(
         raise GymError(
             ErrorCode.ROUND_ABORTED,
             f"{what} of {dealer}: the shares that {dealer} dealt do not give it back",
-            "its machine is broken or it lies: revoke it if that happens again",
+            "its machine is broken, or the client is malicious: revoke it if that happens again",
         )
     return secret

@@ -145,10 +145,10 @@ def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
 def fold(total: NDArray[np.int16], bits: int) -> NDArray[np.int64]:
     """``[size]`` sums modulo 2^k as whole numbers that one vote changes by one, whatever else was sent.
 
-    A triangular wave: s within [-2^(k-2), 2^(k-2)], and back towards zero beyond, so that the step from 2^(k-1) - 1 to
-    -2^(k-1) is one like any other. Sums of votes stay as they are, since n is at most 2^(k-2). Without it a liar could
-    put a coordinate next to where numbers wrap or where they are refused, and one honest vote would change the outcome
-    by more than the noise is made for.
+    A triangular wave: s within [-2^(k-2), 2^(k-2)], and back towards zero beyond, so that the step from 2^(k-1) - 1
+    to -2^(k-1) is one like any other. Sums of votes stay as they are, since n is at most 2^(k-2). Without it a
+    malicious client could put a coordinate next to where numbers wrap or where they are refused, and one honest
+    vote would change the outcome by more than the noise is made for.
     """
     wide = total.astype(np.int64)
     quarter = 1 << (bits - 2)

@@ -36,7 +36,7 @@ class Recorder(Display):
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
 
-    def tell(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, **fields: Any) -> None:
         self.events.append((event, text))
 
     def texts(self, event: str) -> list[str]:

@@ -265,7 +265,7 @@ def test_news_begin_the_silence_anew() -> None:
     narrator.busy("preparing")
     for _ in range(10):
         clock.now += 1.4
-        narrator.tell("notice", "round 2 begins")
+        narrator.report("notice", "round 2 begins")
         narrator.look()
     assert inner.texts("still") == []
     narrator.close()
@@ -277,7 +277,7 @@ def test_on_a_terminal_the_silence_is_broken_by_a_line_that_moves_and_goes() -> 
     display = TerminalDisplay(console)
     display.still("loading [/x] \x1b[2J", 2.0)
     display.still("loading [/x] \x1b[2J", 3.0)
-    display.tell("joined", "joined [/y]")
+    display.report("joined", "joined [/y]")
     display.close()
     shown = console.export_text()
     assert "joined [/y]" in shown

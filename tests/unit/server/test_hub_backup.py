@@ -21,7 +21,7 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_client.ledger.copy import LedgerCopy
-from gym_client.ledger.receipts import Receipts, standing_receipts
+from gym_client.ledger.receipts import Receipts, kept_receipts
 from gym_client.ledger.restored import accept_restore, loss_of, with_restores
 from gym_client.ledger.rewards import Tally, verify_copy
 from gym_client.variants.variants import push_variant, sign_variant
@@ -134,7 +134,7 @@ def test_a_contributor_is_shown_what_a_restore_takes_accepts_it_once_and_goes_on
     scene.pay(2, ann.pin.contributor, 7)
     ann.status()
     Receipts(ann.home, ann).fetch([{"entries": [2, 4]}])
-    assert [r["proof"]["entry"]["sequence"] for r in standing_receipts(ann.home, ann.pin.server)] == [2, 4]
+    assert [r["proof"]["entry"]["sequence"] for r in kept_receipts(ann.home, ann.pin.server)] == [2, 4]
     key = bytes.fromhex(ann.pin.ledger_key)
     copy = LedgerCopy(ann.home, key)
     copy.sync(ann)

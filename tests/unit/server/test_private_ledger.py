@@ -242,9 +242,9 @@ def test_a_verdict_at_the_door_that_the_hub_tells_is_held_against_its_seal(run: 
         "code": receipt.code,
         "manifest": receipt.manifest,
     }
-    assert tally.lies(tally.balance, [told]) == []
-    assert tally.lies(tally.balance, [{**told, "verdict": "admitted"}])
-    assert tally.lies(tally.balance, [{**told, "reason": "too late"}])
+    assert tally.contradictions(tally.balance, [told]) == []
+    assert tally.contradictions(tally.balance, [{**told, "verdict": "admitted"}])
+    assert tally.contradictions(tally.balance, [{**told, "reason": "too late"}])
 
 
 @pytest.mark.parametrize("column", ["manifest", "code", "reason", "verdict", "server_round"])

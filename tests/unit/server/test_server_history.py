@@ -145,4 +145,6 @@ def test_a_rotation_a_revocation_and_a_rebinding_that_nobody_signed_are_found(
 def test_a_credit_that_is_told_twice_is_found(hub: Hub, owner: SigningKey) -> None:
     account = hub.enrol(owner)
     hub.earn(account, 100)
-    assert "credit 1 is told twice" in forged(hub, "credit", server_round=1, contributor=account, amount=100)
+    assert "credit 1 is recorded twice" in forged(
+        hub, "credit", server_round=1, contributor=account, amount=100
+    )
