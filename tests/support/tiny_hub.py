@@ -228,7 +228,7 @@ class TinyHub:
             rewards_json=self.rewards_json,
         )
 
-    def tell(self, kind: str, body: dict[str, Any]) -> EntryProof:
+    def record(self, kind: str, body: dict[str, Any]) -> EntryProof:
         """Append to the ledger and sign the head."""
         last = (self.entries[-1].sequence, self.entries[-1].hash) if self.entries else None
         self.entries.append(Entry.following(last, kind, body))

@@ -202,7 +202,7 @@ def test_a_task_for_updates_signed_for_another_hub_is_refused(scene: Scene) -> N
     assert f"came from {scene.hub.server}" in scene.error_of("m1").reason
 
 
-def test_a_task_that_asks_for_too_many_bytes_is_refused(scene: Scene) -> None:
+def test_a_task_that_needs_too_many_bytes_is_refused(scene: Scene) -> None:
     scene.hub.give(scene.task("m1", RecordDict({"arrays": ArrayRecord([np.ones(1000)])})))
     scene.hub.finish()
     scene.agent(empty, Policy(max_download_bytes=1000)).run()
@@ -241,7 +241,7 @@ def test_a_task_whose_order_repeats_a_record_is_refused_before_anything_is_fetch
     assert len(references(task.content)) == 1
 
 
-def test_a_problem_of_this_machine_ends_the_agent_and_the_hub_is_told(scene: Scene) -> None:
+def test_a_problem_of_this_machine_ends_the_agent_and_reaches_the_hub(scene: Scene) -> None:
     def no_model(message: Message, context: Context) -> RecordDict:
         raise GymError(ErrorCode.MODEL_NOT_FOUND, "no model here", "get one")
 
@@ -339,7 +339,7 @@ def test_a_stop_while_the_hub_is_away_ends_the_waiting(scene: Scene) -> None:
 
 
 def receipt_of(scene: Scene, **changes: str) -> dict[str, Any]:
-    proof = scene.hub.tell("verdict", {"update": "a" * 64, "verdict": "admitted"}).to_dict()
+    proof = scene.hub.record("verdict", {"update": "a" * 64, "verdict": "admitted"}).to_dict()
     proof["head"] |= changes
     return {"verdict": "admitted", "update": "a" * 64, "proof": proof}
 

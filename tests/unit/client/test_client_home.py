@@ -37,7 +37,7 @@ def test_the_environment_names_the_home(tmp_path: Path, monkeypatch: pytest.Monk
     assert Home.open(tmp_path / "given").folder == tmp_path / "given"
 
 
-def test_a_second_process_is_told_who_holds_the_home_and_gets_it_after_a_kill(tmp_path: Path) -> None:
+def test_a_second_process_learns_who_holds_the_home_and_gets_it_after_a_kill(tmp_path: Path) -> None:
     hold = "import sys, time; from gym_client.identity.home import Home\n"
     hold += "with Home.open(sys.argv[1]).locked(): print('held', flush=True); time.sleep(600)"
     other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True)

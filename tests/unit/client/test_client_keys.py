@@ -100,8 +100,8 @@ def test_an_encrypted_key_has_strong_parameters_and_opens_with_its_passphrase_on
     assert "scrypt" in der
     assert "020000" in der, "N = 2^17"
     assert SigningKey.load(path, lambda what: WORDS.encode()).public_key == key.public_key
-    for given, told in ((lambda what: b"wrong", "does not open"), (None, "none was given")):
-        with pytest.raises(GymError, match=told) as caught:
+    for given, message in ((lambda what: b"wrong", "does not open"), (None, "none was given")):
+        with pytest.raises(GymError, match=message) as caught:
             SigningKey.load(path, given)
         assert caught.value.code is ErrorCode.KEY_LOCKED
 
@@ -142,8 +142,8 @@ def test_a_change_of_passphrase_that_was_killed_half_way_goes_on(home: Home) -> 
 def test_a_passphrase_typed_differently_or_too_short_changes_nothing(home: Home) -> None:
     before = home.key.to_pem()
     answers = iter([WORDS, WORDS + "x", "short", "short"])
-    for told in ("differ", "fewer than 8"):
-        with pytest.raises(GymError, match=told):
+    for message in ("differ", "fewer than 8"):
+        with pytest.raises(GymError, match=message):
             Keystore(home.folder).encrypt(PassphraseSource("NONE", ask=lambda question: next(answers)))
     assert (home.folder / "key.pem").read_bytes() == before
 
@@ -184,9 +184,9 @@ def test_an_exported_key_opens_the_account_in_another_home(
 
 def test_a_rotation_changes_the_key_at_every_hub_and_keeps_the_id(home: Home, hub: KeyHub) -> None:
     account, old = enrol(home, hub), home.key
-    told = rotate(home)
-    assert [line["rotated"] for line in told["servers"]] == [True]
-    assert home.key.public_key.hex() == told["public_key"] != old.public_key.hex()
+    rotated = rotate(home)
+    assert [line["rotated"] for line in rotated["servers"]] == [True]
+    assert home.key.public_key.hex() == rotated["public_key"] != old.public_key.hex()
     with client_of(home, hub) as client:
         client.authenticate()
     key = key_at(home, hub.server)
@@ -203,9 +203,9 @@ def test_a_hub_that_is_away_keeps_the_old_key_until_the_command_is_given_again(
     enrol(home, away)
     away.stop()
     first = rotate(home)
-    told = {line["server"]: line for line in first["servers"]}
-    assert told[hub.server]["rotated"] is True
-    assert told[away.server]["error"]["code"] == "unavailable"
+    by_server = {line["server"]: line for line in first["servers"]}
+    assert by_server[hub.server]["rotated"] is True
+    assert by_server[away.server]["error"]["code"] == "unavailable"
     away.start()
     try:
         with client_of(home, away) as client:
@@ -243,8 +243,8 @@ def test_a_rotation_that_is_killed_goes_on_with_the_same_key(home: Home, hub: Ke
     with pytest.raises(GymError, match="was interrupted"):
         client_of(home, hub)
     wanted = Keystore(home.folder).next().public_key
-    told = rotate(home)
-    assert (told["public_key"], told["servers"][0]["rotated"]) == (wanted.hex(), True)
+    again = rotate(home)
+    assert (again["public_key"], again["servers"][0]["rotated"]) == (wanted.hex(), True)
     assert hub.enrolled[account] == wanted == home.key.public_key
     with client_of(home, hub) as client:
         client.authenticate()

@@ -45,7 +45,7 @@ class RealLedger:
         self.database = Database.open("sqlite:///hub.db", self.folder)
         self.ledger = Ledger(self.database, KEY)
 
-    def tell(self, text: str) -> SignedHead:
+    def append(self, text: str) -> SignedHead:
         with self.database.transaction() as tx:
             self.ledger.append(tx, "note", {"text": text})
             head = self.ledger.sign_head(tx)
@@ -88,7 +88,7 @@ def forked(function: Callable[..., object], *arguments: Any, **options: Any) -> 
 
 
 def test_heads_of_one_ledger_are_kept_in_any_order(real: RealLedger, heads: Heads) -> None:
-    seen = [real.tell(f"entry {number}") for number in range(5)]
+    seen = [real.append(f"entry {number}") for number in range(5)]
     for number in (1, 4, 0, 4, 2):
         heads.see(seen[number], real.ledger.proof)
     assert heads.kept() == {head.size: head for head in (seen[1], seen[4], seen[0], seen[2])}
@@ -96,16 +96,16 @@ def test_heads_of_one_ledger_are_kept_in_any_order(real: RealLedger, heads: Head
 
 
 def test_a_backup_that_went_on_is_a_fork_with_a_proof(real: RealLedger, heads: Heads, tmp_path: Path) -> None:
-    heads.see(real.tell("first"), real.ledger.proof)
+    heads.see(real.append("first"), real.ledger.proof)
     backup = real.saved()
-    heads.see(real.tell("what the contributor saw"), real.ledger.proof)
+    heads.see(real.append("what the contributor saw"), real.ledger.proof)
     real.restore(backup)
-    same_size = real.tell("what took its place")
+    same_size = real.append("what took its place")
     message = forked(heads.see, same_size, real.ledger.proof, is_newest=True)
     assert "two different heads of size 2" in message
     document = json.loads((tmp_path / "home" / "proofs" / f"{heads.server}-2-2.json").read_text())
     assert check_fork(document, KEY.public_key) == "two different heads of size 2"
-    later = real.tell("and later")
+    later = real.append("and later")
     assert "entry 2 is another one" in forked(heads.see, later, real.ledger.proof, is_newest=True)
     document = json.loads((tmp_path / "home" / "proofs" / f"{heads.server}-2-3.json").read_text())
     assert "entry 2 is another one under the head of size 3" in check_fork(document, KEY.public_key)
@@ -113,9 +113,9 @@ def test_a_backup_that_went_on_is_a_fork_with_a_proof(real: RealLedger, heads: H
 
 
 def test_a_ledger_that_became_shorter_is_refused(real: RealLedger, heads: Heads) -> None:
-    first = real.tell("first")
+    first = real.append("first")
     backup = real.saved()
-    heads.see(real.tell("second"), real.ledger.proof)
+    heads.see(real.append("second"), real.ledger.proof)
     real.restore(backup)
     with pytest.raises(GymError, match="cannot show entry 2, which it signed") as caught:
         heads.see(first, real.ledger.proof, is_newest=True)
@@ -125,12 +125,12 @@ def test_a_ledger_that_became_shorter_is_refused(real: RealLedger, heads: Heads)
 
 def test_a_kept_head_that_was_changed_on_disk_accuses_nobody(real: RealLedger, heads: Heads) -> None:
     for name in ("first", "second"):
-        heads.see(real.tell(name), real.ledger.proof)
+        heads.see(real.append(name), real.ledger.proof)
     text = heads.path.read_text()
     digit = text.rindex('"root":"') + 8
     heads.path.write_text(text[:digit] + ("0" if text[digit] != "0" else "1") + text[digit + 1 :])
     with pytest.raises(GymError, match="changed after the head was checked") as caught:
-        heads.see(real.tell("third"), real.ledger.proof, is_newest=True)
+        heads.see(real.append("third"), real.ledger.proof, is_newest=True)
     assert caught.value.code is ErrorCode.STATE_CORRUPT
     heads.require_one_ledger()
 
@@ -141,14 +141,14 @@ def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
 ) -> None:
     """Its hash is right, and an entry that never was can be proved under its root."""
     for name in ("one", "two"):
-        real.tell(name)
-    good = real.tell("three")
+        real.append(name)
+    good = real.append("three")
     path = tmp_path / "ledger.jsonl"
     entries, signed = list(real.ledger.entries()), list(real.ledger.heads())
     tree = Tree([entries[0].hash, "ab" * 32, good.head.hash])
     heads.see(SignedHead.sign(KEY, replace(good.head, root=tree.root(3))), real.ledger.proof)
     if not later:
-        real.tell("four")
+        real.append("four")
         entries, signed = list(real.ledger.entries()), list(real.ledger.heads())
         signed = [head for head in signed if head.size != 3]
     text = [first_line(KEY.public_key), *lines(entries, signed)]
@@ -159,7 +159,7 @@ def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
 
 
 def test_a_head_that_was_overtaken_is_no_fork(real: RealLedger, heads: Heads) -> None:
-    slow, fast = real.tell("first"), real.tell("second")
+    slow, fast = real.append("first"), real.append("second")
     heads.see(fast, real.ledger.proof, is_newest=True)
     heads.see(slow, real.ledger.proof, is_newest=True)
     assert set(heads.kept()) == {1, 2}
@@ -167,22 +167,27 @@ def test_a_head_that_was_overtaken_is_no_fork(real: RealLedger, heads: Heads) ->
 
 @pytest.mark.parametrize("field", ["signature", "hash", "size", "server"])
 def test_a_head_that_the_hub_did_not_sign_is_not_kept(real: RealLedger, heads: Heads, field: str) -> None:
-    told = real.tell("first").to_dict()
+    altered = real.append("first").to_dict()
     if field == "signature":
-        told["signature"] = "0" * 128
+        altered["signature"] = "0" * 128
     else:
-        told["head"][field] = {"hash": "0" * 64, "size": 2, "server": "s" + "0" * 16}[field]
+        altered["head"][field] = {"hash": "0" * 64, "size": 2, "server": "s" + "0" * 16}[field]
     with pytest.raises(GymError) as caught:
-        heads.see(SignedHead.from_dict(told), real.ledger.proof)
+        heads.see(SignedHead.from_dict(altered), real.ledger.proof)
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
     assert heads.kept() == {}
 
 
 def test_a_document_that_proves_nothing_is_refused(real: RealLedger) -> None:
-    one, two = real.tell("first").to_dict(), real.tell("second").to_dict()
-    told = {"format": "gym-fork-1", "public_key": KEY.public_key.hex(), "heads": [one, two], "proof": None}
+    one, two = real.append("first").to_dict(), real.append("second").to_dict()
+    document = {
+        "format": "gym-fork-1",
+        "public_key": KEY.public_key.hex(),
+        "heads": [one, two],
+        "proof": None,
+    }
     with pytest.raises(GymError, match="do not contradict each other"):
-        check_fork(told, KEY.public_key)
+        check_fork(document, KEY.public_key)
 
 
 # ---- with a hub on the line ----
@@ -200,11 +205,11 @@ class Scene:
         self.me = self.client.enrol("ann")
         self.update = "a" * 64
         verdict = {"contributor": self.me, "server_round": 1, "update": self.update}
-        self.hub.tell("verdict", {**verdict, "verdict": "admitted"})
-        self.hub.tell("verdict", {**verdict, "verdict": "merged"})
-        self.hub.tell("credit", {"contributor": self.me, "server_round": 1, "amount": 3})
-        self.hub.tell("credit", {"contributor": "c" + "0" * 16, "server_round": 1, "amount": 9})
-        told = {
+        self.hub.record("verdict", {**verdict, "verdict": "admitted"})
+        self.hub.record("verdict", {**verdict, "verdict": "merged"})
+        self.hub.record("credit", {"contributor": self.me, "server_round": 1, "amount": 3})
+        self.hub.record("credit", {"contributor": "c" + "0" * 16, "server_round": 1, "amount": 9})
+        shown = {
             "update": self.update,
             "server_round": 1,
             "verdict": "merged",
@@ -212,7 +217,7 @@ class Scene:
             "bytes": 9,
             "credit": 3,
         }
-        self.hub.verdicts = [{**told, "entries": [1, 2, 3]}]
+        self.hub.verdicts = [{**shown, "entries": [1, 2, 3]}]
 
     def run(self, *arguments: str) -> Any:
         options = ["--server", self.hub.address, "--home", str(self.home.folder)]
@@ -258,30 +263,30 @@ def test_everything_is_verified_and_counted_and_the_next_time_only_the_rest_is_f
         "balance": 3,
     }
     assert fetched == [1, 2, 3, 4]
-    scene.hub.tell("left", {"contributor": scene.me})
+    scene.hub.record("left", {"contributor": scene.me})
     assert verify_online(scene.home, scene.client, lambda done, total: fetched.append(done)).entries == 5
     assert fetched[4:] == [5]
 
 
-LIES: dict[str, Callable[[Scene], None]] = {
+CONTRADICTIONS: dict[str, Callable[[Scene], None]] = {
     "a balance of 3, its ledger adds up to 8": lambda scene: extra(scene, {"server_round": 2, "amount": 5}),
-    "the hub tells rejected, its ledger says merged": lambda scene: told(scene, verdict="rejected"),
-    "the hub tells 4 credits, its ledger says 3": lambda scene: told(scene, credit=4),
+    "the hub reports rejected, its ledger says merged": lambda scene: reported(scene, verdict="rejected"),
+    "the hub reports 4 credits, its ledger says 3": lambda scene: reported(scene, credit=4),
 }
 
 
 def extra(scene: Scene, body: dict[str, Any]) -> None:
-    scene.hub.tell("credit", {"contributor": scene.me, **body})
+    scene.hub.record("credit", {"contributor": scene.me, **body})
 
 
-def told(scene: Scene, **changes: Any) -> None:
+def reported(scene: Scene, **changes: Any) -> None:
     scene.hub.verdicts[0] |= changes
 
 
-@pytest.mark.parametrize("lie", sorted(LIES))
-def test_a_hub_that_contradicts_its_ledger_is_told_so(scene: Scene, lie: str) -> None:
-    LIES[lie](scene)
-    with pytest.raises(GymError, match=lie) as caught:
+@pytest.mark.parametrize("contradiction", sorted(CONTRADICTIONS))
+def test_a_hub_that_contradicts_its_ledger_gets_the_contradiction(scene: Scene, contradiction: str) -> None:
+    CONTRADICTIONS[contradiction](scene)
+    with pytest.raises(GymError, match=contradiction) as caught:
         verify_online(scene.home, scene.client)
     assert caught.value.code is ErrorCode.STATE_CORRUPT
 
@@ -335,11 +340,11 @@ def test_kept_heads_are_parsed_once_and_a_torn_line_is_passed_over(
     real: RealLedger, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "two"):
-        heads.see(real.tell(name), real.ledger.proof)
+        heads.see(real.append(name), real.ledger.proof)
     with heads.path.open("a") as file:
         file.write('{"head":{"at":17')
     assert set(heads.kept()) == {1, 2}
-    heads.see(real.tell("three"), real.ledger.proof)
+    heads.see(real.append("three"), real.ledger.proof)
     assert heads.path.read_text().count("\n") == 3
     monkeypatch.delattr(SignedHead, "from_json")
     assert set(Heads(heads._home, KEY.public_key).kept()) == {1, 2, 3}
@@ -351,11 +356,11 @@ def test_two_contributors_compare_heads_and_prove_two_ledgers(scene: Scene, tmp_
     mine.write_text(scene.run("ledger", "head", "--json").stdout)
     assert json.loads(scene.run("ledger", "compare", str(mine), "--json").stdout)["same"]
     entries, heads = list(scene.hub.entries), list(scene.hub.heads)
-    scene.hub.tell("note", {"text": "shown to me"})
+    scene.hub.record("note", {"text": "shown to me"})
     scene.client.status()
     scene.hub.entries, scene.hub.heads = entries, heads
     theirs = tmp_path / "theirs.json"
-    scene.hub.tell("note", {"text": "shown to others"})
+    scene.hub.record("note", {"text": "shown to others"})
     theirs.write_text(json.dumps(scene.hub.heads[-1].to_dict()))
     shown = scene.run("ledger", "compare", str(theirs))
     assert isinstance(shown.exception, GymError)
@@ -376,7 +381,7 @@ def test_two_contributors_compare_heads_and_prove_two_ledgers(scene: Scene, tmp_
         assert shown.exception.code is ErrorCode.LEDGER_FORKED, command
     scene.hub.start()
     proof.unlink()
-    scene.hub.tell("note", {"text": "shown to all"})
+    scene.hub.record("note", {"text": "shown to all"})
     assert "entry 5 is another one" in forked(scene.client.status)
 
 
@@ -388,27 +393,27 @@ def test_a_hub_that_shows_no_head_any_more_is_refused(scene: Scene) -> None:
 
 
 def test_a_signature_has_one_spelling(real: RealLedger) -> None:
-    told = real.tell("first").to_dict()
+    head = real.append("first").to_dict()
     for text in (
-        told["signature"].upper(),
-        told["signature"][:2] + " " + told["signature"][2:],
-        told["signature"][:-2],
+        head["signature"].upper(),
+        head["signature"][:2] + " " + head["signature"][2:],
+        head["signature"][:-2],
     ):
         with pytest.raises(GymError, match="is no signed head"):
-            SignedHead.from_dict({**told, "signature": text})
+            SignedHead.from_dict({**head, "signature": text})
 
 
 def test_a_proof_of_something_else_is_no_proof(scene: Scene) -> None:
-    proof = scene.hub.tell("note", {"text": "one"})
-    other = scene.hub.tell("note", {"text": "two"})
+    proof = scene.hub.record("note", {"text": "one"})
+    other = scene.hub.record("note", {"text": "two"})
     with pytest.raises(GymError, match=r"entry 5 \(note\) is not under the head of size 6"):
         EntryProof(proof.entry, other.head).verify(scene.hub.key.public_key)
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["older head seen first", "newer head seen first"])
 def test_a_head_whose_time_goes_back_is_a_fork(real: RealLedger, heads: Heads, later: bool) -> None:
-    """Everything fits but the times, which tell what the hub knew when: a hub that signs so lies about one of them."""
-    signed = [real.tell("first"), real.tell("second")]
+    """Everything fits but the times, which show what the hub knew when: a hub that signs so forges one of them."""
+    signed = [real.append("first"), real.append("second")]
     signed[1] = SignedHead.sign(KEY, replace(signed[1].head, at=signed[0].head.at - 1))
     assert contradiction(*signed) == contradiction(*reversed(signed))
     first, second = reversed(signed) if later else signed
@@ -417,6 +422,6 @@ def test_a_head_whose_time_goes_back_is_a_fork(real: RealLedger, heads: Heads, l
 
 
 def test_heads_of_the_same_second_are_no_fork(real: RealLedger, heads: Heads) -> None:
-    signed = [real.tell("first"), real.tell("second")]
+    signed = [real.append("first"), real.append("second")]
     signed[1] = SignedHead.sign(KEY, replace(signed[1].head, at=signed[0].head.at))
     assert contradiction(*signed) is None

@@ -53,17 +53,17 @@ def test_the_size_of_a_lora_update_is_exact(
 ) -> None:
     model = GlobalModel(str(tiny_base))
     recipe = TrainingRecipe(finetuning="lora", lora=LoraRecipe(r=2, lora_alpha=6, target_modules=targets))
-    told = update_bytes(model, recipe, CodecPolicy())
+    predicted = update_bytes(model, recipe, CodecPolicy())
     adapted = add_lora(model.model, LoraSettings(**recipe.lora.model_dump()), seed=0)
-    assert lora_delta(lora_factors(adapted), tmp_path / "delta", model.base).size_bytes == told
+    assert lora_delta(lora_factors(adapted), tmp_path / "delta", model.base).size_bytes == predicted
 
 
 @pytest.mark.parametrize("factors", ["float32", "int8", "int4", "binary", "auto"])
-def test_the_size_of_factors_in_any_form_is_told(tiny_base: Path, factors: str, tmp_path: Path) -> None:
+def test_the_size_of_factors_in_any_form_is_reported(tiny_base: Path, factors: str, tmp_path: Path) -> None:
     model = GlobalModel(str(tiny_base))
     recipe = TrainingRecipe(finetuning="lora", lora=LoraRecipe(r=2))
     codec = CodecPolicy(factors=factors, error_feedback=False)
-    told = update_bytes(model, recipe, codec)
+    predicted = update_bytes(model, recipe, codec)
     adapted = add_lora(model.model, LoraSettings(**recipe.lora.model_dump()), seed=0)
     generator = torch.Generator().manual_seed(0)
     found = {
@@ -72,7 +72,7 @@ def test_the_size_of_factors_in_any_form_is_told(tiny_base: Path, factors: str, 
     }
     size = lora_delta(found, tmp_path / "delta", model.base, policy=codec).size_bytes
     assert (
-        size == told if factors != "auto" else size < 1.2 * told
+        size == predicted if factors != "auto" else size < 1.2 * predicted
     )  # tiny tensors may not be worth their bytes
 
 
@@ -143,8 +143,8 @@ def test_a_task_that_gives_the_hub_more_than_the_sum_that_was_shown_is_refused()
     promised = Promises.parse('{"secure_aggregation": {"threshold": 3}}')
     for asked in (SecureTask(threshold=3), SecureTask(threshold=4)):
         require_sums(promised, asked)
-    for less, told in ((None, "the update itself"), (SecureTask(threshold=2), "a sum of 2")):
-        with pytest.raises(GymError, match=told) as caught:
+    for less, message in ((None, "the update itself"), (SecureTask(threshold=2), "a sum of 2")):
+        with pytest.raises(GymError, match=message) as caught:
             require_sums(promised, less)
         assert caught.value.code is ErrorCode.POLICY_REFUSED
     require_sums(Promises.parse(""), None)

@@ -32,9 +32,9 @@ def test_ctrl_c_in_training_stops_at_a_checkpoint_and_the_same_command_goes_on(
     while '"phase": "train"' not in first.stdout.readline():
         assert first.poll() is None
     first.send_signal(signal.SIGINT)
-    _, told = first.communicate(timeout=60)
+    _, printed = first.communicate(timeout=60)
     assert first.returncode == 130
-    assert "same command" in told
+    assert "same command" in printed
     assert list(home.glob("tasks/*/run/checkpoints/checkpoint-*"))
 
     again = run(command)

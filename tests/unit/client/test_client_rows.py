@@ -1,4 +1,4 @@
-"""A contributor's rows: the terms say what is learned of them, and data that teaches nothing never joins."""
+"""A contributor's rows: the terms name what is learned of them, and data that teaches nothing never joins."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     assert error.code is ErrorCode.PERMISSION_DENIED
     assert offer is not None
     assert offer.num_examples == 4
-    told = json.loads(json.dumps(offer.to_dict()))["rows"]
-    assert {key: told[key] for key in ("rows", "learned", "cut", "dropped")} == {
+    rows = json.loads(json.dumps(offer.to_dict()))["rows"]
+    assert {key: rows[key] for key in ("rows", "learned", "cut", "dropped")} == {
         "rows": 6, "learned": 4, "cut": 3, "dropped": 2
     }  # fmt: skip
     texts = [text for _, text in offer.lines()]

@@ -243,8 +243,8 @@ def test_the_terms_say_bytes_down_as_well_as_up() -> None:
     assert lines["20.0 MB to join: the soups of the rounds so far"] == "comes down"
     assert "about 9.8 MB each round (the soup as LoRA factors)" in lines
     assert "10 rounds: about 118.0 MB down, at most 49.0 MB up" in lines
-    told = offer.to_dict()
-    assert (told["join_download_bytes"], told["round_download_bytes"]) == (20_000_000, 9_800_000)
+    terms = offer.to_dict()
+    assert (terms["join_download_bytes"], terms["round_download_bytes"]) == (20_000_000, 9_800_000)
 
 
 def test_a_hub_that_says_nothing_of_its_soups_is_shown_by_its_sizes_alone() -> None:

@@ -83,7 +83,7 @@ def test_a_lost_session_is_renewed_without_a_word(hub: TinyHub, client: HubClien
     assert client.call("Account", pb.AccountRequest()).balance == 3
 
 
-def test_a_contributor_that_the_hub_has_forgotten_is_told_once(hub: TinyHub, client: HubClient) -> None:
+def test_a_contributor_that_the_hub_has_forgotten_gets_one_message(hub: TinyHub, client: HubClient) -> None:
     hub.sessions.clear()
     hub.enrolled.clear()
     assert code_of(client.call, "Account", pb.AccountRequest()) is ErrorCode.UNAUTHENTICATED

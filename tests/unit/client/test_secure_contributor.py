@@ -1,4 +1,4 @@
-"""What a contributor does not do for a hub that lies: mask twice, answer twice, or trust keys that nobody signed."""
+"""What a contributor does not do for a malicious hub: mask twice, answer twice, or trust keys that nobody signed."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_share_that_the_hub_tampered_with_is_refused(began: Round) -> None:
     assert began.ids["bob"] in error.message
 
 
-def test_a_share_that_is_not_what_its_dealer_told_the_hub_is_refused(began: Round) -> None:
+def test_a_share_that_is_not_what_its_dealer_committed_to_is_refused(began: Round) -> None:
     """It would be taken for ann's own forgery when ann reveals it."""
     shares = began.share()
     dealt = shares["bob"].commitments
@@ -171,17 +171,17 @@ def test_a_share_that_is_not_what_its_dealer_told_the_hub_is_refused(began: Roun
 
 def test_who_deals_shares_signs_for_each_of_them_and_for_everybody(began: Round) -> None:
     shares, adverts = began.share(), began.participants.of()
-    told, ann = shares["ann"], adverts[began.ids["ann"]]
-    told.verify(ann, began.participants)
-    swapped = dict(zip(told.commitments, reversed(told.commitments.values()), strict=True))
+    dealt, ann = shares["ann"], adverts[began.ids["ann"]]
+    dealt.verify(ann, began.participants)
+    swapped = dict(zip(dealt.commitments, reversed(dealt.commitments.values()), strict=True))
     for forged in (
-        told.model_copy(update={"commitments": swapped}),
-        told.model_copy(update={"signature": shares["bob"].signature}),
+        dealt.model_copy(update={"commitments": swapped}),
+        dealt.model_copy(update={"signature": shares["bob"].signature}),
     ):
         error = refusal(lambda forged=forged: forged.verify(ann, began.participants))  # type: ignore[misc]
         assert error.code is ErrorCode.SIGNATURE_INVALID
-    fewer = {holder: pair for holder, pair in told.commitments.items() if holder != began.ids["cyd"]}
-    short = told.model_copy(update={"commitments": fewer})
+    fewer = {holder: pair for holder, pair in dealt.commitments.items() if holder != began.ids["cyd"]}
+    short = dealt.model_copy(update={"commitments": fewer})
     assert "deals shares to others" in refusal(lambda: short.verify(ann, began.participants)).message
 
 
@@ -221,7 +221,7 @@ def test_signatures_of_another_run_of_the_round_confirm_nothing(began: Round) ->
     began.of["ann"].unmask(began.unmasking(listed, listed))
 
 
-def test_one_round_masks_one_vector_and_tells_no_metric_of_it(began: Round) -> None:
+def test_one_round_masks_one_vector_and_sends_no_metric_of_it(began: Round) -> None:
     shares = began.share()
     assert "before it has passed on" in refusal(lambda: began.mask("ann")).message
     began.of["ann"].receive(began.masking(shares, "ann"))
@@ -236,9 +236,9 @@ def test_for_each_other_a_share_of_the_seed_or_of_the_mask_key_and_never_both(be
     shares = began.share()
     began.of["ann"].receive(began.masking(shares, "ann"))
     began.mask("ann")
-    told = began.unmasking(["ann", "bob"], ["ann", "bob"])
+    request = began.unmasking(["ann", "bob"], ["ann", "bob"])
     began.of["ann"].confirm(began.survivors("ann", "bob"))
-    revealed = began.of["ann"].unmask(told)
+    revealed = began.of["ann"].unmask(request)
     assert revealed.seeds.keys() == {began.ids["ann"], began.ids["bob"]}
     assert revealed.mask_keys.keys() == {began.ids["cyd"]}
     said = [
@@ -249,7 +249,7 @@ def test_for_each_other_a_share_of_the_seed_or_of_the_mask_key_and_never_both(be
     sent = sum(len(message.model_dump_json()) for message in (*said, revealed))
     assert 0.8 < sent / SecureTerms(task().secure_aggregation.threshold).message_bytes < 1
     restarted = SecureRound(began.homes["ann"], task(), began.homes["ann"].key)
-    assert restarted.unmask(told) == revealed
+    assert restarted.unmask(request) == revealed
     error = refusal(lambda: restarted.confirm(began.survivors("ann", "bob", "cyd")))
     assert "other survivors than before" in error.message
     other = began.unmasking(["ann", "bob", "cyd"], ["bob", "cyd"])
@@ -268,8 +268,8 @@ def test_a_list_of_survivors_that_too_few_signed_unmasks_nothing(began: Round) -
     forged = Unmasking.model_validate_json(began.unmasking(listed, listed))
     ids = [began.ids[name] for name in listed]
     swapped = {ids[0]: forged.confirmations[ids[1]], ids[1]: forged.confirmations[ids[1]]}
-    told = forged.model_copy(update={"confirmations": swapped}).model_dump_json()
-    assert refusal(lambda: began.of["ann"].unmask(told)).code is ErrorCode.SIGNATURE_INVALID
+    request = forged.model_copy(update={"confirmations": swapped}).model_dump_json()
+    assert refusal(lambda: began.of["ann"].unmask(request)).code is ErrorCode.SIGNATURE_INVALID
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_every_field_of_a_task_but_the_deadline_is_bound() -> None:
 def test_the_others_tasks_are_compared_again_before_each_stage_that_gives_something_away(
     began: Round, stage: str
 ) -> None:
-    """What lies on disk is held against the task once more, whoever changed it since."""
+    """What is on disk is compared with the task once more, in case it changed."""
     shares, ann = began.share(), began.homes["ann"]
     if stage != "receive":
         began.of["ann"].receive(began.masking(shares, "ann"))
@@ -386,12 +386,12 @@ def test_the_others_tasks_are_compared_again_before_each_stage_that_gives_someth
         if signed["advert"]["public_key"] == began.homes["bob"].key.public_key.hex():
             signed["advert"]["task"] = task_digest(other_task("version"))
     path.write_text(json.dumps(state))
-    told = {
+    stages = {
         "receive": lambda: began.of["ann"].receive(began.masking(shares, "ann")),
         "confirm": lambda: began.of["ann"].confirm(began.survivors("ann", "bob")),
         "unmask": lambda: began.of["ann"].unmask(began.unmasking(["ann", "bob"], ["ann", "bob"])),
     }
-    error = refusal(told[stage])
+    error = refusal(stages[stage])
     assert error.code is ErrorCode.TASKS_DIFFER
     assert began.ids["bob"] in error.message
 

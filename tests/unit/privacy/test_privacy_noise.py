@@ -1,4 +1,4 @@
-"""Noise: exactly the distribution that is named, the same from one seed, and settled where floats cannot tell."""
+"""Noise: exactly the distribution that is named, the same from one seed, and exact where floats are not."""
 
 from __future__ import annotations
 

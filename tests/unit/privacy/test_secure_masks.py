@@ -230,10 +230,10 @@ def test_as_many_bits_as_the_folded_sum_needs_and_no_more(voters: int, bits: int
 
 
 @pytest.mark.parametrize("voters", [2, 3, 4, 7])
-def test_one_vote_moves_a_folded_sum_by_one_at_most_whatever_a_liar_adds_to_it(voters: int) -> None:
+def test_one_vote_moves_a_folded_sum_by_one_at_most_whatever_a_malicious_client_adds(voters: int) -> None:
     bits = bits_for(voters)
     modulus = 1 << bits
-    everything = np.arange(modulus)  # whatever the others and a liar come to
+    everything = np.arange(modulus)  # any sum of the others and a malicious client
     centred = np.where(everything >= modulus // 2, everything - modulus, everything).astype(np.int16)
     folded = fold(centred, bits)
     assert np.abs(folded - np.roll(folded, 1)).max() == 1

@@ -1,4 +1,4 @@
-"""Secure rounds with real contributors in one process: the soup is the sum of the votes, whoever goes and when."""
+"""Secure rounds with real contributors in one process: the soup is the sum of the votes of those who stay."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def grid(tmp_path: Path, tiny_base: Path) -> LocalGrid:
 
 
 def run(hub: Path, grid: LocalGrid, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """A whole run; the one round as the hub tells of it."""
+    """A whole run; the one round as the hub reports it."""
     with Federation.open(hub) as fed:
         DeltaSoup(fed, should_stop=stop).start(grid.serve(fed))
         return fed.round_store.history()[-1]
@@ -110,8 +110,8 @@ def assert_sum_of(
             total = sum(vote[tensor] for vote in votes)
             want = torch.from_numpy((total * step).astype(np.float32)).reshape(shape)
             assert torch.equal(found.decode(tensor), want), tensor
-    told = replay(fed, 1)
-    assert told["soup"] == told["replayed"] == soup.sha256
+    replayed = replay(fed, 1)
+    assert replayed["soup"] == replayed["replayed"] == soup.sha256
 
 
 def test_the_soup_is_the_sum_of_the_votes_of_who_stayed_and_no_update_reaches_the_hub(
@@ -143,8 +143,8 @@ def test_the_soup_is_the_sum_of_the_votes_of_who_stayed_and_no_update_reaches_th
         states = list(grid.homes[name].folder.glob("secure/*/state.json"))
         assert [stat.S_IMODE(path.stat().st_mode) for path in states] == [0o600]
         for path in grid.homes[name].tasks.glob("*/finished.json"):
-            told = json.loads(path.read_text())["manifest"]
-            assert (told["metrics"], told["num_examples"]) == ({}, 1)
+            manifest = json.loads(path.read_text())["manifest"]
+            assert (manifest["metrics"], manifest["num_examples"]) == ({}, 1)
 
 
 # ---- the same with updates that nobody trained ----
@@ -268,7 +268,7 @@ def _state(fed: Federation) -> str:
 
 
 @pytest.mark.usefixtures("untrained")
-def test_with_privacy_the_sum_is_noised_and_charged_and_no_digest_of_it_is_told(
+def test_with_privacy_the_sum_is_noised_and_charged_and_no_digest_of_it_is_published(
     hub: Path, grid: LocalGrid, tmp_path: Path
 ) -> None:
     config = yaml.safe_load((hub / CONFIG_NAME).read_text())
@@ -290,9 +290,9 @@ def test_with_privacy_the_sum_is_noised_and_charged_and_no_digest_of_it_is_told(
                 ]
             )
         assert abs(noise.std() / (2.0 * np.sqrt(size)) - 1) < 0.1
-        told = [entry for entry in fed.ledger.entries() if entry.kind in ("version", "privacy")]
-        assert [entry.kind for entry in told].count("privacy") == 1
-        version = next(entry.body for entry in told if entry.kind == "version")
+        entries = [entry for entry in fed.ledger.entries() if entry.kind in ("version", "privacy")]
+        assert [entry.kind for entry in entries].count("privacy") == 1
+        version = next(entry.body for entry in entries if entry.kind == "version")
         assert version["secure_aggregation"].keys() == {"voters", "threshold", "bits", "step_norm"}
         assert replay(fed, 1)["replayed"] == soup.sha256
 
@@ -339,8 +339,8 @@ def test_a_hub_that_gives_contributors_different_tasks_learns_no_votes(
         kind = message.metadata.message_type
         if kinds.index(kind) >= kinds.index(since):
             spec = json.loads(message.content["task"]["spec"])
-            told = json.dumps(altered(name, spec, differs, NAMES))
-            message.content["task"] = ConfigRecord({"spec": told})
+            spec_json = json.dumps(altered(name, spec, differs, NAMES))
+            message.content["task"] = ConfigRecord({"spec": spec_json})
 
     grid.before = cheat
     grid.after = lambda name, reply: answered.append(reply.metadata.message_type)
@@ -372,7 +372,7 @@ def test_a_hub_that_gives_one_contributor_another_task_and_hides_its_keys_gains_
     grid.before = cheat
     monkeypatch.setattr(gym_server.privacy.secure_round, "check_tasks", lambda participants, task: None)
     monkeypatch.setattr(
-        gym_server.privacy.secure_round.log, "info", lambda text, *told: messages.append(text % told)
+        gym_server.privacy.secure_round.log, "info", lambda text, *values: messages.append(text % values)
     )
     with Federation.open(hub) as fed:
         second_round(fed, grid)
@@ -386,9 +386,9 @@ def test_a_contributor_of_another_task_is_left_out_by_an_honest_hub(hub: Path, g
     """A release that reads the task differently costs itself the round, and nobody else."""
 
     def misread(name: str, reply: Any) -> None:
-        told = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
-        if name == "dan" and "advert" in told:
-            advert = Advert.model_validate({**told["advert"], "task": "0" * 64})
+        answer = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
+        if name == "dan" and "advert" in answer:
+            advert = Advert.model_validate({**answer["advert"], "task": "0" * 64})
             signed = SignedAdvert.sign(advert, grid.homes["dan"].key)
             reply.content[RECORD] = ConfigRecord({"json": signed.model_dump_json()})
 
@@ -405,9 +405,9 @@ def test_a_key_with_which_nobody_has_a_secret_costs_its_owner_the_round_and_nobo
     """All would fail who are given such a key, round after round."""
 
     def lie(name: str, reply: Any) -> None:
-        told = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
-        if name == "dan" and "advert" in told:
-            advert = Advert.model_validate({**told["advert"], which: "01" + "00" * 31})  # of order 1
+        answer = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
+        if name == "dan" and "advert" in answer:
+            advert = Advert.model_validate({**answer["advert"], which: "01" + "00" * 31})  # of order 1
             signed = SignedAdvert.sign(advert, grid.homes["dan"].key)
             reply.content[RECORD] = ConfigRecord({"json": signed.model_dump_json()})
 
@@ -421,14 +421,14 @@ def test_false_shares_and_keys_of_another_are_passed_over(hub: Path, grid: Local
     """Ann reveals shares that nobody gave her; dan advertises with a key that is not its account's."""
 
     def lie(name: str, reply: Any) -> None:
-        told = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
-        if name == "ann" and "seeds" in told:
-            told["seeds"] = {other: share[:-2] + "00" for other, share in told["seeds"].items()}
-        elif name == "dan" and "advert" in told:
-            advert = Advert.model_validate({**told["advert"], "public_key": stranger.public_key.hex()})
-            told = SignedAdvert.sign(advert, stranger).model_dump(mode="json")
-        if told:
-            reply.content[RECORD] = ConfigRecord({"json": json.dumps(told)})
+        answer = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
+        if name == "ann" and "seeds" in answer:
+            answer["seeds"] = {other: share[:-2] + "00" for other, share in answer["seeds"].items()}
+        elif name == "dan" and "advert" in answer:
+            advert = Advert.model_validate({**answer["advert"], "public_key": stranger.public_key.hex()})
+            answer = SignedAdvert.sign(advert, stranger).model_dump(mode="json")
+        if answer:
+            reply.content[RECORD] = ConfigRecord({"json": json.dumps(answer)})
 
     stranger, grid.after = SigningKey.generate(), lie
     config = yaml.safe_load((hub / CONFIG_NAME).read_text())
