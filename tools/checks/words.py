@@ -114,6 +114,16 @@ class Allowed:
 ALLOWED = (
     Allowed("CHANGELOG.md", "", "history: what releases were about, in the words of their time"),
     Allowed("docs/glossary.md", r"\|", 'the column "formerly" of its tables'),
+    Allowed("*.py", r"--allow-untranslated.*--ignore-unsupported", "the old flag works, with a warning"),
+    Allowed("tests/unit/config/test_renamed_keys.py", "--allow-untranslated", "tests the old flag"),
+    Allowed(
+        "*", r"[\"'`]roster[\"'`]", "a key of signed messages of secure aggregation and of their stored state"
+    ),
+    Allowed(
+        "gym_fed/training/run/early_stopping.py", "patience", "the field's word: evaluations without gain"
+    ),
+    Allowed("gym_fed/config/train/run.py", "patience: int", "the key of early stopping"),
+    Allowed("docs/runs.md", "patience", "the key of early stopping"),
     Allowed("tools/checks/words.py", "", "this list"),
     Allowed("tools/checks/ceilings.toml", "", "paths of files"),
     Allowed("tests/unit/repository/test_checks.py", "", "plants each word to see that it is found"),
