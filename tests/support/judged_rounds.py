@@ -12,7 +12,7 @@ import torch
 import yaml
 from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.round_store import MERGING, Round
 from gym_server.store.tables import contributions, credits, reputations, rounds, updates
@@ -45,7 +45,7 @@ class Judged:
         path.write_text(yaml.safe_dump(values))
         self.fed = Federation.open(folder)
         fed = self.fed
-        self.model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+        self.model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
 
     def put(self, path: Path, contributor: str, server_round: int, received_at: float, examples: int) -> str:
         """A file as an admitted update; returns its id."""

@@ -22,7 +22,7 @@ from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_fed.system_errors import system_error
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
-from gym_server.rounds.global_model import GlobalModel, coordinator_rows
+from gym_server.rounds.hub_model import HubModel, coordinator_rows
 
 
 def check_at_start(fed: Federation) -> list[str]:
@@ -99,7 +99,7 @@ def _check_data(fed: Federation) -> list[Any]:
 def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
     """Whether the base is there with the weights that the federation began with, and can read the held-out rows."""
     with _about("base_model"):
-        model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+        model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
     if not heldout:
         return []
     longest = fed.config.gate.max_length

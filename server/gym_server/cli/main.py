@@ -213,7 +213,7 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Write a global version as a model folder that anything can load."""
-    from gym_server.rounds.global_model import write_version
+    from gym_server.rounds.hub_model import write_version
 
     with opened(folder) as fed:
         found = write_version(fed, output, version, dtype)

@@ -17,7 +17,7 @@ from gym_server.federation import Federation
 from gym_server.rewards.free_riders import Finding, RoundSimilarity
 from gym_server.rewards.scores import DIGITS, RoundScores, luck_of_improvement, score_updates
 from gym_server.rewards.standing import Account, Contribution, record, standings
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.round_store import Judgement
 
 
@@ -36,7 +36,7 @@ class Appraisal:
 
 def appraise(
     fed: Federation,
-    model: GlobalModel,
+    model: HubModel,
     server_round: int,
     judged: Sequence[tuple[Any, Judgement]],
     findings: Mapping[str, Finding],
@@ -129,7 +129,7 @@ def _standings(fed: Federation, contributors: Sequence[str]) -> dict[str, float]
 
 def _measured(
     fed: Federation,
-    model: GlobalModel,
+    model: HubModel,
     merged: Sequence[tuple[Any, Judgement]],
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,

@@ -19,7 +19,7 @@ from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame, Game, Scores
 from gym_server.federation import Federation
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 
 log = logging.getLogger("gym_server")
 
@@ -53,7 +53,7 @@ class RoundScores:
 
 def score_updates(
     fed: Federation,
-    model: GlobalModel,
+    model: HubModel,
     rows: Sequence[Any],
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
@@ -100,7 +100,7 @@ def score_updates(
 
 
 def luck_of_improvement(
-    fed: Federation, model: GlobalModel, rows: Sequence[Any], share: float
+    fed: Federation, model: HubModel, rows: Sequence[Any], share: float
 ) -> dict[str, float]:
     """What blind chance may give each update at this share of the soup; one gradient of the held-out loss.
 
@@ -122,7 +122,7 @@ def luck_of_improvement(
     }
 
 
-def _opened(stack: ExitStack, fed: Federation, model: GlobalModel, rows: Sequence[Any]) -> list[DeltaFile]:
+def _opened(stack: ExitStack, fed: Federation, model: HubModel, rows: Sequence[Any]) -> list[DeltaFile]:
     paths = [fed.store.local_path(row.delta_sha256) for row in rows]
     return [stack.enter_context(DeltaFile.open(path, model.spec)) for path in paths]
 

@@ -28,7 +28,7 @@ from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import appraise, reputation_weights
 from gym_server.rewards.free_riders import Finding, RoundSimilarity, free_riders
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.lora_updates import foreign_a, not_low_rank
 from gym_server.rounds.root import root_update
 from gym_server.rounds.round_store import Judgement, Round, SoupRecord
@@ -58,7 +58,7 @@ class _Update:
 
 
 def merge_round(
-    fed: Federation, model: GlobalModel, current: Round, should_stop: Callable[[], bool] = lambda: False
+    fed: Federation, model: HubModel, current: Round, should_stop: Callable[[], bool] = lambda: False
 ) -> None:
     """Screen, merge, gate, score, and commit or abort. ``current`` is in state merging.
 
@@ -185,7 +185,7 @@ def _screen_low_rank(current: Round, judged: list[_Update]) -> list[_Update]:
     return _screen_files(judged, lambda delta: not_low_rank(delta, spec))
 
 
-def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) -> list[_Update]:
+def _screen_frozen_a(current: Round, model: HubModel, judged: list[_Update]) -> list[_Update]:
     spec = current.spec
     if spec is None or not spec.recipe.sends_factors or not spec.recipe.lora.freeze_a:
         return judged
@@ -241,7 +241,7 @@ def _norm_judged(update: _Update, verdict: NormVerdict) -> _Update:
     return update if verdict.accepted else update.rejected(verdict.reason)
 
 
-def _screen_heldout(fed: Federation, model: GlobalModel, judged: list[_Update]) -> list[_Update]:
+def _screen_heldout(fed: Federation, model: HubModel, judged: list[_Update]) -> list[_Update]:
     """Try each update alone, at the weight it would have in the soup; what makes the loss worse stays out.
 
     At full weight an honest update of a contributor with unusual data looks harmful too, since it forgets what
@@ -273,7 +273,7 @@ def _is_no_worse(before: float, after: float, allowed: float) -> bool:
     return math.isfinite(before) and math.isfinite(after) and after - before <= allowed
 
 
-def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list[_Update]) -> Ingredients:
+def _ingredients(fed: Federation, model: HubModel, current: Round, kept: list[_Update]) -> Ingredients:
     return Ingredients(
         server_round=current.server_round,
         parent=fed.round_store.head(),

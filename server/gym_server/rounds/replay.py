@@ -32,7 +32,7 @@ from gym_server.ledger.rows import entry_of
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import SecureSum, secure_sum
 from gym_server.rewards.scores import score_updates
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger, rounds, updates
@@ -99,7 +99,7 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
     if fed.config.gate.heldout is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "scores are measured on held-out data", "set gate.heldout")
     ingredients = ingredients_of(fed, server_round)
-    model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+    model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
     model.follow(fed.round_store.soups(ingredients.parent.height) if ingredients.parent.height else [])
     with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="rescore-") as folder:
         report = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta").report

@@ -14,14 +14,14 @@ from gym_fed.config.hub.round_training import round_training
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.federation import Federation
-from gym_server.rounds.global_model import GlobalModel, coordinator_rows
+from gym_server.rounds.hub_model import HubModel, coordinator_rows
 
 log = logging.getLogger("gym_server")
 
 _EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
 
-def root_update(fed: Federation, model: GlobalModel, server_round: int) -> str | None:
+def root_update(fed: Federation, model: HubModel, server_round: int) -> str | None:
     """Train the round's recipe on the root data; the model itself is left as it was.
 
     Returns:

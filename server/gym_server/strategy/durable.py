@@ -27,7 +27,7 @@ from gym_server.privacy import budget as privacy
 from gym_server.privacy.secure_round import SecureRound
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds.admission import Candidate
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.payload import ByReference, Payloads
 from gym_server.rounds.plugins import plugins_of_round
@@ -83,7 +83,7 @@ class DeltaSoup(Strategy):
             )
         self._should_stop = should_stop
         self._on_round = on_round
-        self._model: GlobalModel | None = None
+        self._model: HubModel | None = None
         self._pace = Pace(federation)
 
     # ---- Flower's contract ----
@@ -320,7 +320,7 @@ class DeltaSoup(Strategy):
         if late:
             log.info("round %d goes on without %d contributors; what they send is late", server_round, late)
         if current.state == MERGING:
-            merge_round(self._fed, self._global_model(), current, self._should_stop)
+            merge_round(self._fed, self._hub_model(), current, self._should_stop)
         ended = self._fed.round_store.require(server_round)
         log.info("round %d %s %s", server_round, ended.state, ended.reason)
         self._on_round(ended)
@@ -374,9 +374,9 @@ class DeltaSoup(Strategy):
             )
         return current.spec
 
-    def _global_model(self) -> GlobalModel:
+    def _hub_model(self) -> HubModel:
         fed = self._fed
         if self._model is None:
-            self._model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+            self._model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
         self._model.follow(fed.round_store.soups())
         return self._model

@@ -15,7 +15,7 @@ from gym_server.federation import Federation
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.privacy.merge import trained_tensors
 from gym_server.rounds.downloads import Downloads
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import MERGING, Round
@@ -53,8 +53,8 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
 
 
 @pytest.fixture
-def model(hub: Federation) -> GlobalModel:
-    return GlobalModel(hub.base, hub.config.base_model, hub.store, hub.config.gate, hub.folder)
+def model(hub: Federation) -> HubModel:
+    return HubModel(hub.base, hub.config.base_model, hub.store, hub.config.gate, hub.folder)
 
 
 def factors(hub: Federation, rank: int, seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:
@@ -69,7 +69,7 @@ def factors(hub: Federation, rank: int, seed: int) -> dict[str, tuple[torch.Tens
     }
 
 
-def send(hub: Federation, model: GlobalModel, number: int, who: str, kind: str) -> str:
+def send(hub: Federation, model: HubModel, number: int, who: str, kind: str) -> str:
     """An admitted update, before the merge; its id."""
     path = hub.folder / "staging" / who
     if kind == "dense":
@@ -117,7 +117,7 @@ def send(hub: Federation, model: GlobalModel, number: int, who: str, kind: str) 
     return manifest.digest
 
 
-def merge_next(hub: Federation, model: GlobalModel, kinds: dict[str, str]) -> int:
+def merge_next(hub: Federation, model: HubModel, kinds: dict[str, str]) -> int:
     number = hub.round_store.open_next().server_round
     model.follow(hub.round_store.soups())
     ids = sorted(send(hub, model, number, who, kind) for who, kind in kinds.items())
@@ -139,9 +139,7 @@ def merge_next(hub: Federation, model: GlobalModel, kinds: dict[str, str]) -> in
     return number
 
 
-def test_the_template_sends_lora_soups_back_as_factors_that_replay(
-    hub: Federation, model: GlobalModel
-) -> None:
+def test_the_template_sends_lora_soups_back_as_factors_that_replay(hub: Federation, model: HubModel) -> None:
     assert hub.config.soup.codec.codec == "as-merged"
     numbers = [merge_next(hub, model, {"ann": "good", "bob": "good"}) for _ in range(2)]
     soups = hub.round_store.soups()
@@ -157,7 +155,7 @@ def test_the_template_sends_lora_soups_back_as_factors_that_replay(
 
 
 def test_before_the_first_soup_a_hub_announces_what_its_quorum_takes_and_the_soup_is_no_larger(
-    hub: Federation, model: GlobalModel
+    hub: Federation, model: HubModel
 ) -> None:
     joining, told = Downloads(hub).announced(0, 2)
     assert joining == 0
@@ -168,7 +166,7 @@ def test_before_the_first_soup_a_hub_announces_what_its_quorum_takes_and_the_sou
 
 @pytest.mark.parametrize(("kind", "reason"), [("dense", "codec dense"), ("large", "rank 3")])
 def test_an_update_that_is_no_factors_of_the_rounds_rank_does_not_reach_the_soup(
-    hub: Federation, model: GlobalModel, kind: str, reason: str
+    hub: Federation, model: HubModel, kind: str, reason: str
 ) -> None:
     number = merge_next(hub, model, {"ann": "good", "bob": "good", "eve": kind})
     with hub.database.reading() as tx:

@@ -19,7 +19,7 @@ from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.privacy import merge as private_merge
 from gym_server.rounds.admission import Candidate
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import RoundStore
 from gym_server.rpc.hub import Hub
@@ -342,9 +342,9 @@ def test_another_list_or_other_rules_never_get_the_same_seed(hub: PrivateRounds)
 def test_a_round_that_the_gate_rolls_back_costs_as_much_as_one_that_stays(
     hub: PrivateRounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GlobalModel, "has_gate", property(lambda self: True))
-    monkeypatch.setattr(GlobalModel, "loss", lambda self: 1.0)
-    monkeypatch.setattr(GlobalModel, "loss_with", lambda self, path, share=1.0: 9.0)
+    monkeypatch.setattr(HubModel, "has_gate", property(lambda self: True))
+    monkeypatch.setattr(HubModel, "loss", lambda self: 1.0)
+    monkeypatch.setattr(HubModel, "loss_with", lambda self, path, share=1.0: 9.0)
     ended = hub.run()
     assert ended.state == "aborted"
     assert "rolled back" in ended.reason

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
-from gym_server.rounds.global_model import write_version
+from gym_server.rounds.hub_model import write_version
 from gym_server.store.tables import published
 from safetensors.torch import load_file
 from sqlalchemy import select

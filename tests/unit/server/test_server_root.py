@@ -12,7 +12,7 @@ import torch
 import yaml
 from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
-from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.root import root_update
 
 from gym_fed.delta.base import model_tensors
@@ -44,15 +44,15 @@ def hub(request: pytest.FixtureRequest, tmp_path: Path, tiny_base: Path) -> Iter
 
 
 @pytest.fixture
-def model(hub: Federation) -> GlobalModel:
-    return GlobalModel(hub.base, hub.config.base_model, hub.store, hub.config.gate, hub.folder)
+def model(hub: Federation) -> HubModel:
+    return HubModel(hub.base, hub.config.base_model, hub.store, hub.config.gate, hub.folder)
 
 
-def copies(model: GlobalModel) -> dict[str, torch.Tensor]:
+def copies(model: HubModel) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model_tensors(model.model).items()}
 
 
-def assert_as_it_was(model: GlobalModel, before: dict[str, torch.Tensor]) -> None:
+def assert_as_it_was(model: HubModel, before: dict[str, torch.Tensor]) -> None:
     now = model_tensors(model.model)
     assert list(now) == list(before)
     assert all(torch.equal(now[name].cpu(), before[name]) for name in before)
@@ -61,7 +61,7 @@ def assert_as_it_was(model: GlobalModel, before: dict[str, torch.Tensor]) -> Non
 
 
 def test_the_model_is_as_it_was_after_training_and_trains_to_the_same_update_again(
-    hub: Federation, model: GlobalModel
+    hub: Federation, model: HubModel
 ) -> None:
     before = copies(model)
     first = root_update(hub, model, 1)
@@ -75,7 +75,7 @@ def test_the_model_is_as_it_was_after_training_and_trains_to_the_same_update_aga
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), MemoryError("no memory")])
 def test_training_that_raises_ends_the_round_with_a_reason_and_leaves_the_model_alone(
-    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch, error: Exception
+    hub: Federation, model: HubModel, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     from transformers import Trainer as Loop
 
@@ -101,7 +101,7 @@ def test_training_that_raises_ends_the_round_with_a_reason_and_leaves_the_model_
 
 
 def test_the_model_is_trained_on_the_device_that_it_is_on(
-    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch
+    hub: Federation, model: HubModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = []
     train = Trainer.train
@@ -115,7 +115,7 @@ def test_the_model_is_trained_on_the_device_that_it_is_on(
     assert devices == ["cpu"]
 
 
-def test_a_model_whose_parameters_were_given_other_storage_is_put_back(model: GlobalModel) -> None:
+def test_a_model_whose_parameters_were_given_other_storage_is_put_back(model: HubModel) -> None:
     before = copies(model)
     with model.borrowed(), torch.no_grad():
         model.model.to(torch.float64)  # as a move to another device: same parameters, new storage

@@ -16,7 +16,7 @@ from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import ColumnChecks
-from gym_server.rounds.global_model import GlobalModel, write_version
+from gym_server.rounds.hub_model import HubModel, write_version
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import MERGING, Round
@@ -62,11 +62,11 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
 
 
 @pytest.fixture
-def model(hub: Federation) -> GlobalModel:
-    return GlobalModel(hub.base, hub.config.base_model, hub.store, hub.config.gate, hub.folder)
+def model(hub: Federation) -> HubModel:
+    return HubModel(hub.base, hub.config.base_model, hub.store, hub.config.gate, hub.folder)
 
 
-def merge_next(hub: Federation, model: GlobalModel, size: float = 1e-2) -> int:
+def merge_next(hub: Federation, model: HubModel, size: float = 1e-2) -> int:
     """A round of one contributor's update, put before the merge as admission leaves it; returns its number."""
     number = hub.round_store.open_next().server_round
     model.follow(hub.round_store.soups())
@@ -122,7 +122,7 @@ def version_entries(hub: Federation) -> list[dict[str, Any]]:
     return [entry.body for entry in hub.ledger.entries() if entry.kind == "version"]
 
 
-def test_the_ledger_names_the_state_that_every_version_leaves(hub: Federation, model: GlobalModel) -> None:
+def test_the_ledger_names_the_state_that_every_version_leaves(hub: Federation, model: HubModel) -> None:
     numbers = [merge_next(hub, model), merge_next(hub, model)]
     for number, entry in zip(numbers, version_entries(hub), strict=True):
         assert entry["state"] == {
@@ -133,7 +133,7 @@ def test_the_ledger_names_the_state_that_every_version_leaves(hub: Federation, m
 
 
 def test_a_version_that_is_written_as_a_folder_is_known_by_its_tensors_too(
-    hub: Federation, model: GlobalModel, tmp_path: Path
+    hub: Federation, model: HubModel, tmp_path: Path
 ) -> None:
     merge_next(hub, model)
     told, again = write_version(hub, tmp_path / "one"), write_version(hub, tmp_path / "two")
@@ -149,7 +149,7 @@ def test_a_version_that_is_written_as_a_folder_is_known_by_its_tensors_too(
 
 @pytest.mark.parametrize("kind", ["residual", "optimizer"])
 def test_state_that_is_missing_changed_or_made_up_is_told_by_name(
-    hub: Federation, model: GlobalModel, kind: str
+    hub: Federation, model: HubModel, kind: str
 ) -> None:
     merge_next(hub, model)
     merge_next(hub, model)
@@ -186,7 +186,7 @@ def rewrite_ledger(hub: Federation, dropped: set[str]) -> None:
 
 
 def test_an_entry_of_before_merged_root_and_state_were_told_is_replayed_from_its_verdicts(
-    hub: Federation, model: GlobalModel, caplog: pytest.LogCaptureFixture
+    hub: Federation, model: HubModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     numbers = [merge_next(hub, model), merge_next(hub, model)]
     before = [replay(hub, number) for number in numbers]
@@ -198,14 +198,14 @@ def test_an_entry_of_before_merged_root_and_state_were_told_is_replayed_from_its
 
 
 def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
-    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch
+    hub: Federation, model: HubModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_next(hub, model)
     left = state_of(hub)
     with monkeypatch.context() as patched:
-        patched.setattr(GlobalModel, "has_gate", True)
-        patched.setattr(GlobalModel, "loss", lambda self: 1.0)
-        patched.setattr(GlobalModel, "loss_with", lambda self, path: 9.0)
+        patched.setattr(HubModel, "has_gate", True)
+        patched.setattr(HubModel, "loss", lambda self: 1.0)
+        patched.setattr(HubModel, "loss_with", lambda self, path: 9.0)
         number = merge_next(hub, model)
     assert "rolled back" in hub.round_store.history()[number - 1]["reason"]
     assert state_of(hub) == left == {"round-1.safetensors", "round-1.optimizer.safetensors"}
@@ -213,7 +213,7 @@ def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
 
 
 def test_a_merge_that_fails_after_a_crash_deletes_what_the_first_try_staged(
-    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch
+    hub: Federation, model: HubModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gym_server.rounds import merging
 
@@ -234,7 +234,7 @@ def test_a_merge_that_fails_after_a_crash_deletes_what_the_first_try_staged(
 
 
 def test_a_round_is_aborted_with_a_reason_when_the_residual_it_begins_from_is_gone(
-    hub: Federation, model: GlobalModel
+    hub: Federation, model: HubModel
 ) -> None:
     merge_next(hub, model)
     residual = hub.round_store.head().residual
@@ -254,11 +254,11 @@ NAN, INF = float("nan"), float("inf")
     ("before", "after"), [(1.0, NAN), (NAN, 1.0), (NAN, NAN), (1.0, INF), (INF, 1.0), (INF, INF)]
 )
 def test_a_round_whose_loss_at_the_gate_is_no_number_is_rolled_back(
-    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch, before: float, after: float
+    hub: Federation, model: HubModel, monkeypatch: pytest.MonkeyPatch, before: float, after: float
 ) -> None:
-    monkeypatch.setattr(GlobalModel, "has_gate", True)
-    monkeypatch.setattr(GlobalModel, "loss", lambda self: before)
-    monkeypatch.setattr(GlobalModel, "loss_with", lambda self, path: after)
+    monkeypatch.setattr(HubModel, "has_gate", True)
+    monkeypatch.setattr(HubModel, "loss", lambda self: before)
+    monkeypatch.setattr(HubModel, "loss_with", lambda self, path: after)
     number = merge_next(hub, model)
     line = hub.round_store.history()[number - 1]
     assert line["state"] == "aborted"
@@ -268,12 +268,12 @@ def test_a_round_whose_loss_at_the_gate_is_no_number_is_rolled_back(
 
 @pytest.mark.parametrize("loss", [NAN, INF])
 def test_an_update_whose_loss_alone_is_no_number_is_rejected_by_the_screen(
-    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch, loss: float
+    hub: Federation, model: HubModel, monkeypatch: pytest.MonkeyPatch, loss: float
 ) -> None:
     """And the round ends: an entry that cannot be written would leave the hub at the same merge for ever."""
-    monkeypatch.setattr(GlobalModel, "has_gate", True)
-    monkeypatch.setattr(GlobalModel, "loss", lambda self: 1.0)
-    monkeypatch.setattr(GlobalModel, "loss_with", lambda self, path, share=1.0: loss)
+    monkeypatch.setattr(HubModel, "has_gate", True)
+    monkeypatch.setattr(HubModel, "loss", lambda self: 1.0)
+    monkeypatch.setattr(HubModel, "loss_with", lambda self, path, share=1.0: loss)
     gate = hub.config.gate.model_copy(update={"screen_updates": True})
     monkeypatch.setattr(hub, "config", hub.config.model_copy(update={"gate": gate}))
     number = merge_next(hub, model)

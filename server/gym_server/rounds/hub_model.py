@@ -32,7 +32,7 @@ from gym_server.store.tables import published
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-class GlobalModel:
+class HubModel:
     """A model in memory that follows the chain of versions.
 
     Args:
@@ -205,7 +205,7 @@ def write_version(
         )
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
-    model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+    model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
     model.follow(fed.round_store.soups(wanted))
     written = dtype or dtype_of(fed.config.base_model)
     model.model.to(getattr(torch, written)).save_pretrained(output)
