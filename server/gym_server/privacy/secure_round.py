@@ -53,7 +53,7 @@ log = logging.getLogger("gym_server")
 POLL_SECONDS = 0.2
 
 
-class SecureRound:
+class SecureAggregationRound:
     """Takes one round from ``collecting`` to where its sum can be had, or to its abort.
 
     Args:

@@ -24,7 +24,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
-from gym_server.privacy.secure_round import SecureRound
+from gym_server.privacy.secure_round import SecureAggregationRound
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds.admission import Candidate
 from gym_server.rounds.hub_model import HubModel
@@ -233,7 +233,7 @@ class DeltaSoup(Strategy):
         current = self._fed.round_store.require(server_round)
         if self._fed.config.secure_aggregation is not None:
             content = functools.partial(self._content, current)
-            secure = SecureRound(self._fed, grid, current, content, self._take, self._should_stop)
+            secure = SecureAggregationRound(self._fed, grid, current, content, self._take, self._should_stop)
             if not secure.run():
                 return None
         try:
