@@ -24,7 +24,7 @@ from gym_fed.wire.errors import to_status
 from gym_fed.wire.limits import SESSION_KEY
 from gym_server.accounts.accounts import Accounts, Session
 from gym_server.accounts.keys import RevokedKey
-from gym_server.rpc.limits import Slots, TokenBuckets, address_of
+from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of
 from gym_server.store.away import StoreAway
 
 log = logging.getLogger("gym_server")
@@ -93,8 +93,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._account_rates = TokenBuckets(limits.calls_per_second_of_account, own_burst)
         self._address_rates = TokenBuckets(limits.calls_per_second, burst)
         self._stream_rates = TokenBuckets(_STREAMS_PER_SECOND, 2.0 * limits.nodes_per_account)
-        self._account_slots = Slots(limits.calls_per_account)
-        self._address_slots = Slots(limits.calls_per_address)
+        self._account_slots = CallSlots(limits.calls_per_account)
+        self._address_slots = CallSlots(limits.calls_per_address)
         self._refused_waiting = 0
 
     async def intercept_service(

@@ -67,7 +67,7 @@ class TokenBuckets:
         return len(self._buckets)
 
 
-class Slots:
+class CallSlots:
     """How many things of a key go on at once: at most ``most``. For one thread, the event loop's."""
 
     def __init__(self, most: int) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 from gym_server.cli.setup import TEMPLATE
-from gym_server.rpc.limits import Slots, TokenBuckets, address_of
+from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of
 
 from gym_fed.config.hub.sections import LimitsConfig, RoundsConfig, StorageConfig
 
@@ -56,7 +56,7 @@ def test_a_million_keys_are_remembered_by_no_more_than_the_cap() -> None:
 
 
 def test_slots_are_counted_by_key_and_given_back_whatever_happens() -> None:
-    slots = Slots(2)
+    slots = CallSlots(2)
     with slots.taken("a") as first, slots.taken("a") as second, slots.taken("a") as third:
         assert (first, second, third) == (True, True, False)
         with slots.taken("b") as other:
