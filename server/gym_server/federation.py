@@ -39,7 +39,7 @@ from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import HubLock, locked_file
 from gym_server.store.objects import ObjectStore
-from gym_server.variants.variants import Variants
+from gym_server.variants.variants import HubVariants
 
 CONFIG_NAME = "gym-server.yaml"
 PASSPHRASE_VARIABLE = "GYM_SERVER_PASSPHRASE"
@@ -102,7 +102,7 @@ class Federation:
             config.privacy is not None,
             config.secure_aggregation is not None,
         )
-        self.variants = Variants(database, self.ledger, self.store, base, config)
+        self.variants = HubVariants(database, self.ledger, self.store, base, config)
 
     @classmethod
     def open(cls, folder: Path, overrides: tuple[str, ...] = (), insecure: bool = False) -> Federation:

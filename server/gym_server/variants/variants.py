@@ -51,7 +51,7 @@ class HeldVariant:
     readers: tuple[str, ...]
 
 
-class Variants:
+class HubVariants:
     """The variants of one hub.
 
     Args:
