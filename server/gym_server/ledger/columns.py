@@ -79,7 +79,7 @@ def round_of(row: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedEntry:
     sequence: int
     kind: str
     body: dict[str, Any]
@@ -93,16 +93,16 @@ class _Recorded:
 class ColumnChecks:
     """Shown every entry of a ledger, it compares the columns."""
 
-    _door: dict[int, _Recorded] = field(default_factory=dict)
-    _last: dict[str, _Recorded] = field(default_factory=dict)
-    _ends: dict[int, _Recorded] = field(default_factory=dict)
-    _variants: dict[int, _Recorded] = field(default_factory=dict)
+    _door: dict[int, _RecordedEntry] = field(default_factory=dict)
+    _last: dict[str, _RecordedEntry] = field(default_factory=dict)
+    _ends: dict[int, _RecordedEntry] = field(default_factory=dict)
+    _variants: dict[int, _RecordedEntry] = field(default_factory=dict)
     _methods: dict[str, tuple[str, int]] = field(default_factory=dict)
     _seeds: set[str] = field(default_factory=set)
 
     def add(self, entry: Entry, body: dict[str, Any]) -> None:
         """The next entry."""
-        recorded = _Recorded(entry.sequence, entry.kind, body)
+        recorded = _RecordedEntry(entry.sequence, entry.kind, body)
         if entry.kind == SEALED or (entry.kind == "verdict" and body.get("update")):
             if entry.kind == SEALED or body["verdict"] in AT_THE_DOOR:
                 self._door[entry.sequence] = recorded
@@ -157,7 +157,7 @@ class ColumnChecks:
             self._check_reason(where, row, door)
             self._check_signer(where, row, signed, door, keys.get(row["contributor"], []))
 
-    def _check_reason(self, where: str, row: Any, door: _Recorded) -> None:
+    def _check_reason(self, where: str, row: Any, door: _RecordedEntry) -> None:
         last = self._last.get(row["update_id"])
         recorded = door if last is None else last
         reason = row["reason"]
@@ -178,7 +178,7 @@ class ColumnChecks:
         where: str,
         row: Any,
         signed: dict[str, Any],
-        door: _Recorded,
+        door: _RecordedEntry,
         keys: list[tuple[bytes, float, float]],
     ) -> None:
         """One of the keys that the account had when the update came signed it."""

@@ -14,7 +14,7 @@ from gym_fed.soup.contribution import GRADIENT_COST
 from gym_fed.soup.credit.reputation import Outcome
 from gym_fed.soup.credit.rewards import split_pool
 from gym_server.federation import Federation
-from gym_server.rewards.free_riders import Finding, RoundSimilarity
+from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity
 from gym_server.rewards.scores import DIGITS, RoundScores, luck_of_improvement, score_updates
 from gym_server.rewards.standing import Account, Contribution, record, standings
 from gym_server.rounds.hub_model import HubModel
@@ -39,7 +39,7 @@ def appraise(
     model: HubModel,
     server_round: int,
     judged: Sequence[tuple[Any, Judgement]],
-    findings: Mapping[str, Finding],
+    findings: Mapping[str, FreeRiderFinding],
     similarity: RoundSimilarity,
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
@@ -158,7 +158,7 @@ def _measured(
     )
 
 
-def _outcome(judgement: Judgement, finding: Finding | None, earning: bool) -> Outcome:
+def _outcome(judgement: Judgement, finding: FreeRiderFinding | None, earning: bool) -> Outcome:
     if judgement.verdict == "merged":
         return Outcome.POSITIVE if earning else Outcome.NOTHING
     if finding is not None and finding.blameless:

@@ -39,7 +39,7 @@ _USED = ("merged", "rejected", "aborted")
 
 
 @dataclass(frozen=True)
-class Finding:
+class FreeRiderFinding:
     """Why an update free-rides.
 
     Attributes:
@@ -100,7 +100,7 @@ class RoundSimilarity:
 
 def free_riders(
     fed: Federation, rows: Sequence[Any], server_round: int
-) -> tuple[dict[str, Finding], RoundSimilarity]:
+) -> tuple[dict[str, FreeRiderFinding], RoundSimilarity]:
     """Look through a round's updates.
 
     Args:
@@ -111,7 +111,7 @@ def free_riders(
     Returns:
         A finding for each update that free-rides; how alike the updates are.
     """
-    config, found = fed.config.rewards, dict[str, Finding]()
+    config, found = fed.config.rewards, dict[str, FreeRiderFinding]()
     alike = RoundSimilarity()
     if not (config.min_norm_ratio or config.compares):
         return found, alike  # nobody looks into updates, as where they are hidden
@@ -129,12 +129,12 @@ def free_riders(
     return found, alike
 
 
-def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, Finding]:
+def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, FreeRiderFinding]:
     if not config.min_norm_ratio or not norms:
         return {}
     least = config.min_norm_ratio * statistics.median_low(norms.values())  # of two: the smaller
     return {
-        update: Finding(
+        update: FreeRiderFinding(
             f"its norm {norm:.3g} is nothing beside the round's median (rewards.min_norm_ratio)",
             cheating=False,
         )
@@ -158,13 +158,13 @@ def _similarity(
     ), compared.similarity
 
 
-def _copies(rows: Sequence[Any], alike: Matrix, threshold: float) -> dict[str, Finding]:
+def _copies(rows: Sequence[Any], alike: Matrix, threshold: float) -> dict[str, FreeRiderFinding]:
     order = sorted(range(len(rows)), key=lambda i: (rows[i].received_at, rows[i].update_id))
     found = {}
     for i, leader in enumerate(leaders(alike, order, threshold)):
         if leader != i:
             first = rows[leader]
-            found[rows[i].update_id] = Finding(
+            found[rows[i].update_id] = FreeRiderFinding(
                 f"a near copy (similarity {alike[i, leader]:.3f}) of update {first.update_id[:12]} by "
                 f"{first.contributor}, which came first",
                 leader=first.update_id,
@@ -174,8 +174,8 @@ def _copies(rows: Sequence[Any], alike: Matrix, threshold: float) -> dict[str, F
 
 def _stale(
     fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile], server_round: int
-) -> dict[str, Finding]:
-    found: dict[str, Finding] = {}
+) -> dict[str, FreeRiderFinding]:
+    found: dict[str, FreeRiderFinding] = {}
     for earlier in _by_round(_earlier(fed, server_round)):
         left = [row for row in rows if row.update_id not in found]
         with _all_opened(fed, earlier) as opened:
@@ -191,7 +191,7 @@ def _stale(
                     if threshold is not None and similarity >= threshold and row.update_id not in found:
                         own = row.contributor in old.contributors
                         reason = f"stale: {old.what} again (similarity {similarity:.3f})"
-                        found[row.update_id] = Finding(reason, cheating=not own, blameless=own)
+                        found[row.update_id] = FreeRiderFinding(reason, cheating=not own, blameless=own)
     return found
 
 

@@ -27,7 +27,7 @@ from gym_server.privacy import budget as privacy
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import appraise, reputation_weights
-from gym_server.rewards.free_riders import Finding, RoundSimilarity, free_riders
+from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, free_riders
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.lora_updates import foreign_a, not_low_rank
 from gym_server.rounds.root import root_update
@@ -200,7 +200,7 @@ def _screen_frozen_a(current: Round, model: HubModel, judged: list[_Update]) -> 
 
 def _screen_free_riders(
     fed: Federation, current: Round, judged: list[_Update]
-) -> tuple[list[_Update], dict[str, Finding], RoundSimilarity]:
+) -> tuple[list[_Update], dict[str, FreeRiderFinding], RoundSimilarity]:
     """Zeros, copies and stale updates neither weigh in the soup nor earn; see ``gym_server.rewards.free_riders``."""
     if fed.config.secure_aggregation is not None:
         return (
