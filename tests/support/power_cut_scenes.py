@@ -21,7 +21,7 @@ from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.identity.keystore import Keystore
 from gym_client.privacy.book import Charge, PrivacyBook
 from gym_server.backup.place import Place
-from gym_server.rounds.admission import Candidate
+from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.round_store import Judgement, SoupRecord
 from gym_server.strategy import DeltaSoup
 
@@ -80,7 +80,7 @@ class Scenes:
             num_examples=3,
         )
         text, signature = manifest.model_dump_json(), manifest.sign(home.key)
-        candidate = Candidate(contributor, home.key.public_key, "task-1", 1, text, signature)
+        candidate = UpdateSubmission(contributor, home.key.public_key, "task-1", 1, text, signature)
         receipt = fed.admission.judge(candidate, lambda tx, receipt: None)
         assert receipt.verdict == "admitted", receipt
         self.cut("admitted", update=receipt.update, sequence=receipt.ledger_sequence)

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
-from gym_server.rounds.admission import Candidate, Receipt
+from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.rounds.round_store import Round
 from gym_server.strategy import DeltaSoup
 
@@ -112,7 +112,7 @@ class PrivateRounds:
             expires_at_seconds=expires,
             num_examples=3,
         )
-        candidate = Candidate(
+        candidate = UpdateSubmission(
             key.contributor,
             key.public_key,
             manifest.task,

@@ -34,7 +34,7 @@ _MAX_CLOCK_AHEAD_SECONDS = 300
 
 
 @dataclass(frozen=True)
-class Candidate:
+class UpdateSubmission:
     """An update at the door: who is asking, for which task, and what was signed."""
 
     contributor: str
@@ -93,7 +93,7 @@ class Admission:
         self._base = base
 
     @rerun
-    def judge(self, candidate: Candidate, also: Callable[[Connection, Receipt], None]) -> Receipt:
+    def judge(self, candidate: UpdateSubmission, also: Callable[[Connection, Receipt], None]) -> Receipt:
         """Judge a candidate; the verdict, its ledger entry and whatever ``also`` writes are one transaction.
 
         Files are read before the write lock is taken. An update that was judged before gets its first receipt again.
@@ -132,7 +132,7 @@ class Admission:
             return {}
         return {"manifest": row.manifest, "code": row.code}
 
-    def _examine(self, candidate: Candidate) -> tuple[float | None, GymError | None]:
+    def _examine(self, candidate: UpdateSubmission) -> tuple[float | None, GymError | None]:
         """The norm of an authentic candidate's file, or what is wrong with it."""
         try:
             with self._database.reading() as tx:
@@ -142,7 +142,7 @@ class Admission:
             return None, error
 
     def _refusal(
-        self, tx: Connection, candidate: Candidate, manifest: UpdateManifest, flaw: GymError | None
+        self, tx: Connection, candidate: UpdateSubmission, manifest: UpdateManifest, flaw: GymError | None
     ) -> GymError | None:
         try:
             self._check_round(tx, candidate, manifest)
@@ -165,7 +165,7 @@ class Admission:
             row.update_id, verdict, row.code, reason, entry.sequence, entry.hash, proof.to_dict(), manifest
         )
 
-    def _check_signed(self, tx: Connection, candidate: Candidate) -> UpdateManifest:
+    def _check_signed(self, tx: Connection, candidate: UpdateSubmission) -> UpdateManifest:
         """Form, signer and nonce.
 
         Raises:
@@ -239,7 +239,7 @@ class Admission:
                 "encode it as the task says",
             ) from error
 
-    def _check_round(self, tx: Connection, candidate: Candidate, manifest: UpdateManifest) -> None:
+    def _check_round(self, tx: Connection, candidate: UpdateSubmission, manifest: UpdateManifest) -> None:
         now = time.time()
         if manifest.server != self._server:
             raise GymError(
@@ -295,7 +295,7 @@ class Admission:
     def _record(
         self,
         tx: Connection,
-        candidate: Candidate,
+        candidate: UpdateSubmission,
         manifest: UpdateManifest,
         norm: float | None,
         refusal: GymError | None,
@@ -319,7 +319,7 @@ class Admission:
         entry = self._tell(tx, candidate, manifest, refusal, record_of(row))
         tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))
 
-    def _count_refused(self, tx: Connection, candidate: Candidate, error: GymError) -> None:
+    def _count_refused(self, tx: Connection, candidate: UpdateSubmission, error: GymError) -> None:
         """The first refusal of a contributor in a round has an entry; the others are counted, for the round's end."""
         if count_refusal(tx, candidate.contributor, candidate.server_round, error.code) == 1:
             self._tell(tx, candidate, None, error)
@@ -327,7 +327,7 @@ class Admission:
     def _tell(
         self,
         tx: Connection,
-        candidate: Candidate,
+        candidate: UpdateSubmission,
         manifest: UpdateManifest | None,
         refusal: GymError | None,
         record: str = "",

@@ -22,7 +22,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.federation import RUN_ID, Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rewards.standing import rewards_of
-from gym_server.rounds.admission import Candidate, Receipt
+from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.rounds.replies import MAX_RECORDS_BYTES, check_reply
@@ -182,7 +182,9 @@ class Hub(CallsBesideRounds):
         cap = self._fed.config.admission.max_update_bytes
         check_reply(pb.Records.FromString(message.content), request, cap, size_of)
 
-    def _candidate(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> Candidate:
+    def _candidate(
+        self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest
+    ) -> UpdateSubmission:
         fields = {entry.key: entry.value for entry in request.content.configs["update"].entries}
         try:
             manifest, signature = fields["manifest"].text, fields["signature"].blob
@@ -190,7 +192,7 @@ class Hub(CallsBesideRounds):
             raise GymError(ErrorCode.UPDATE_REFUSED, f"the update has no {error}") from error
         key = self._fed.accounts.public_key(contributor)
         group = whole_number(message.group_id) or 0
-        return Candidate(contributor, key, message.message_id, group, manifest, signature)
+        return UpdateSubmission(contributor, key, message.message_id, group, manifest, signature)
 
     def _accept_plain(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> str:
         receipt = json.dumps({"verdict": "failed" if request.HasField("error") else "received"})

@@ -26,7 +26,7 @@ from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.privacy.secure_round import SecureAggregationRound
 from gym_server.rewards.scores import ScoringStopped
-from gym_server.rounds.admission import Candidate
+from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.payload import ByReference, Payloads
@@ -294,7 +294,7 @@ class DeltaSoup(Strategy):
         else:
             contributor = accounts.meet(key)
             signer = accounts.public_key(contributor)
-        candidate = Candidate(
+        candidate = UpdateSubmission(
             contributor,
             signer,
             message_id,

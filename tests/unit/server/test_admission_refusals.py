@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_server.rounds.admission import Candidate, Receipt
+from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.store.tables import rounds, updates
 from gym_server.strategy import DeltaSoup
 from sqlalchemy import select
@@ -51,7 +51,7 @@ class Collecting:
             "num_examples": 3,
         }
         manifest = UpdateManifest(**{**said, **changes})
-        candidate = Candidate(
+        candidate = UpdateSubmission(
             self.contributor,
             self.key.public_key,
             TASK,

@@ -18,7 +18,7 @@ from gym_server.cli.show import privacy_lines
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.privacy import merge as private_merge
-from gym_server.rounds.admission import Candidate
+from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import RoundStore
@@ -258,7 +258,7 @@ def test_a_refusal_is_in_the_record_sealed_and_its_reason_for_the_contributor_al
 
 def test_a_forged_update_is_in_the_record_by_one_code_whatever_is_wrong_with_it(hub: PrivateRounds) -> None:
     number, judge = hub.collect(), hub.fed.admission.judge
-    candidates: list[Candidate] = []
+    candidates: list[UpdateSubmission] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub.fed.admission, "judge", lambda candidate, also: candidates.append(candidate))
         hub.send("ann", number, hub.delta("ann", 77))

@@ -13,7 +13,7 @@ import pytest
 from gym_client.variants.variants import push_variant, sign_variant
 from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of
-from gym_server.rounds.admission import Candidate
+from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.round_store import Judgement, SoupRecord
 from gym_server.store.tables import (
     contributions,
@@ -88,7 +88,7 @@ class Filled:
         return self.judge(who, number, manifest.model_dump_json(), signature, said["task"]).update
 
     def judge(self, who: int, number: int, text: str, signature: bytes, task: str) -> Any:
-        candidate = Candidate(self.ids[who], KEYS[who].public_key, task, number, text, signature)
+        candidate = UpdateSubmission(self.ids[who], KEYS[who].public_key, task, number, text, signature)
         return self.fed.admission.judge(candidate, lambda tx, receipt: None)
 
     def round(self, number: int, committed: bool) -> None:

@@ -15,7 +15,7 @@ from gym_client.ledger.receipts import check_receipt
 from gym_client.ledger.rewards import Tally
 from gym_server.federation import Federation
 from gym_server.ledger.times import BUCKET, BUCKET_SECONDS
-from gym_server.rounds.admission import Candidate, Receipt
+from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.store.tables import rounds, updates
 from sqlalchemy import update
 
@@ -175,7 +175,7 @@ def test_what_is_wrong_with_a_forged_submission_is_not_public_either(run: Callab
     said = set()
     for text in ("{}", "not JSON at all"):
         key = SigningKey.generate()
-        forged = Candidate(key.contributor, key.public_key, "task", number, text, b"forged")
+        forged = UpdateSubmission(key.contributor, key.public_key, "task", number, text, b"forged")
         with pytest.raises(GymError) as caught:
             fed.admission.judge(forged, lambda tx, receipt: None)
         said.add(caught.value.message)
