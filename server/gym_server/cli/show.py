@@ -17,7 +17,7 @@ from gym_fed.tables import TextTable, short_ids
 from gym_fed.text import plain
 from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise
-from gym_server.rewards.standing import rewards_of
+from gym_server.rewards.reputations import rewards_of
 from gym_server.rounds.queue import SET_ASIDE
 from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
 from gym_server.strategy.backoff import paused

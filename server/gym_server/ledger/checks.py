@@ -156,7 +156,7 @@ CHECKS: list[TableCheck] = [
         lambda row: (row.update_id, (row.score, row.similarity)),
     ),
     TableCheck(
-        "standings",
+        "reputations of rounds",
         ("contribution",),
         lambda kind, body: [
             ((body["server_round"], who), value) for who, value in body["reputations"].items()

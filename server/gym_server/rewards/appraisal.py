@@ -1,4 +1,4 @@
-"""A round that is about to be committed: what each update gave, what it earns, and what becomes of standings."""
+"""A round that is about to be committed: what each update gave, what it earns, and what becomes of reputations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gym_fed.soup.credit.reputation import Outcome
 from gym_fed.soup.credit.rewards import split_pool
 from gym_server.federation import Federation
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity
+from gym_server.rewards.reputations import Contribution, RoundContributions, record, reputations_before
 from gym_server.rewards.scores import DIGITS, RoundScores, luck_of_improvement, score_updates
-from gym_server.rewards.standing import Account, Contribution, record, standings
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.round_store import Judgement
 
@@ -45,7 +45,7 @@ def appraise(
     weights: Sequence[float] | None,
     should_stop: Callable[[], bool],
 ) -> Appraisal:
-    """Score what was merged, split the pool, and move the standings.
+    """Score what was merged, split the pool, and move the reputations.
 
     Args:
         fed: The federation.
@@ -65,7 +65,7 @@ def appraise(
     config = fed.config.rewards
     merged = [(row, judgement) for row, judgement in judged if judgement.verdict == "merged"]
     measured = _measured(fed, model, merged, coefficients, weights, should_stop)
-    before = _standings(fed, [row.contributor for row, _ in judged])
+    before = _reputations(fed, [row.contributor for row, _ in judged])
     who = {row.update_id: row.contributor for row, _ in merged}
     update_of = {who: update for update, who in who.items()}
 
@@ -103,7 +103,7 @@ def appraise(
 
     def write(tx: Connection, height: int) -> None:
         groups = [[update_of[one] for one in group] for group in found.together]
-        account = Account(height, contributions, measured.told, clusters, groups, found.unpaid)
+        account = RoundContributions(height, contributions, measured.told, clusters, groups, found.unpaid)
         record(tx, fed.ledger, server_round, account, config.reputation)
 
     judgements = [
@@ -117,14 +117,14 @@ def reputation_weights(fed: Federation, contributors: Sequence[str]) -> list[flo
     floor = fed.config.soup.reputation_floor
     if floor is None:
         return None
-    found = _standings(fed, contributors)
+    found = _reputations(fed, contributors)
     return [max(floor, found[who]) for who in contributors]
 
 
-def _standings(fed: Federation, contributors: Sequence[str]) -> dict[str, float]:
+def _reputations(fed: Federation, contributors: Sequence[str]) -> dict[str, float]:
     height = fed.round_store.head().height + 1
     with fed.database.reading() as tx:
-        return standings(tx, contributors, height, fed.config.rewards.reputation)
+        return reputations_before(tx, contributors, height, fed.config.rewards.reputation)
 
 
 def _measured(
@@ -185,7 +185,7 @@ class Split:
 
 def split(
     config: RewardsConfig,
-    standings: Mapping[str, float],
+    reputations: Mapping[str, float],
     scores: Mapping[str, float] | None = None,
     luck: Mapping[str, float] | None = None,
     together: Callable[[Collection[str]], list[list[str]]] = lambda _: [],
@@ -194,23 +194,23 @@ def split(
 
     Args:
         config: The shares.
-        standings: For each contributor of a merged update the reputation before the round.
+        reputations: For each contributor of a merged update the reputation before the round.
         scores: For each what the update gave; None where nothing is measured.
         luck: For each the score up to which it may be chance.
         together: Given those who earn, groups of them that are paid as one: by the mean of their scores, with one part
-            for having taken part (by the best standing among them), divided equally.
+            for having taken part (by the best reputation among them), divided equally.
     """
-    earning = _earning(config, standings, scores, luck or {})
+    earning = _earning(config, reputations, scores, luck or {})
     quality = round(config.pool * config.weights[0]) if scores is not None else 0
-    ramp = config.participation_ramp and any(standings[who] > 0.0 for who in earning)
+    ramp = config.participation_ramp and any(reputations[who] > 0.0 for who in earning)
     groups = together(earning)
     grouped = {who for group in groups for who in group}
-    units = {group[0]: group for group in groups} | {who: [who] for who in standings if who not in grouped}
+    units = {group[0]: group for group in groups} | {who: [who] for who in reputations if who not in grouped}
     values, work = dict.fromkeys(units, 0.0), dict.fromkeys(units, 0.0)
     for name, members in units.items():
         if name in earning:
             values[name] = sum(scores[who] for who in members) / len(members) if scores is not None else 0.0
-            work[name] = max(standings[who] for who in members) if ramp else 1.0
+            work[name] = max(reputations[who] for who in members) if ramp else 1.0
     by_score, by_work = split_pool(quality, values), split_pool(config.pool - quality, work)
     found: dict[str, int] = {}
     for name, members in units.items():
@@ -221,13 +221,13 @@ def split(
 
 def _earning(
     config: RewardsConfig,
-    standings: Mapping[str, float],
+    reputations: Mapping[str, float],
     scores: Mapping[str, float] | None,
     luck: Mapping[str, float],
 ) -> set[str]:
     """Who gave something; everybody where nothing is measured."""
     if scores is None:
-        return set(standings)
+        return set(reputations)
     positive = [score for score in scores.values() if score > 0.0]
     least = config.min_score_ratio * sum(positive) / max(1, len(positive))
     return {who for who, score in scores.items() if score > max(0.0, luck.get(who, 0.0)) and score >= least}

@@ -45,7 +45,7 @@ class FreeRiderFinding:
     Attributes:
         reason: In words for the contributor and the ledger.
         cheating: Whether it is proven, not only worthless.
-        blameless: Whether honest work can look like that too: the update is rejected, and no standing is lost.
+        blameless: Whether honest work can look like that too: the update is rejected, and no reputation is lost.
         leader: The update of the same round that it is a copy of.
     """
 

@@ -108,7 +108,7 @@ class Payouts:
             self._close(tx, row, CANCELLED, {"reason": reason})
         return len(rows)
 
-    def standing(self, contributor: str) -> dict[str, Any]:
+    def balance_and_transfers(self, contributor: str) -> dict[str, Any]:
         """``balance``, of which ``available`` can be moved and ``held`` not yet; ``reserved``; and ``transfers``."""
         self.settle_due()
         with self._database.reading() as tx:

@@ -21,7 +21,7 @@ from gym_fed.wire.limits import KEEPALIVE_SECONDS
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.federation import RUN_ID, Federation
 from gym_server.privacy import budget as privacy
-from gym_server.rewards.standing import rewards_of
+from gym_server.rewards.reputations import rewards_of
 from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
@@ -223,7 +223,7 @@ class Hub(CallsBesideRounds):
         return await asyncio.to_thread(self._account, current_session().contributor)
 
     def _account(self, contributor: str) -> pb.AccountReply:
-        purse = self._fed.payouts.standing(contributor)
+        purse = self._fed.payouts.balance_and_transfers(contributor)
         with self._fed.database.reading() as tx:
             account = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).one()
             earned = {

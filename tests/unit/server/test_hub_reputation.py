@@ -13,8 +13,8 @@ import torch
 import yaml
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.rewards.appraisal import split
+from gym_server.rewards.reputations import rewards_of
 from gym_server.rewards.scores import ScoringStopped
-from gym_server.rewards.standing import rewards_of
 from gym_server.rounds.replay import replay
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups

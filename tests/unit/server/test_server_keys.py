@@ -109,14 +109,16 @@ def test_a_transfer_settles_after_the_hold_and_only_once(hub: Hub, owner: Signin
     hub.now += HOLD + 1
     told = hub.transfer(account, owner, friend, 30)
     assert (told["status"], told["settles_at"]) == ("pending", int(hub.now + HOLD))
-    standing = hub.payouts.standing(account)
-    assert (standing["balance"], standing["available"], standing["reserved"]) == (70, 70, 30)
-    assert hub.payouts.standing(friend)["balance"] == 0
+    balance = hub.payouts.balance_and_transfers(account)
+    assert (balance["balance"], balance["available"], balance["reserved"]) == (70, 70, 30)
+    assert hub.payouts.balance_and_transfers(friend)["balance"] == 0
     hub.now += HOLD
-    assert hub.payouts.standing(friend)["balance"] == 30
-    assert hub.payouts.standing(friend)["available"] == 0, "what came in just now is held as well"
+    assert hub.payouts.balance_and_transfers(friend)["balance"] == 30
+    assert hub.payouts.balance_and_transfers(friend)["available"] == 0, (
+        "what came in just now is held as well"
+    )
     hub.payouts.settle_due()
-    assert hub.payouts.standing(account)["balance"] == 70
+    assert hub.payouts.balance_and_transfers(account)["balance"] == 70
     assert hub.kinds().count("transfer-settled") == 1
 
 
@@ -139,13 +141,13 @@ def test_a_thief_moves_no_past_credit_within_the_hold(hub: Hub, owner: SigningKe
         stolen = thiefs
     hub.transfer(account, stolen, accomplice, 100)
     hub.now += HOLD - 1
-    assert hub.payouts.standing(accomplice)["balance"] == 0
+    assert hub.payouts.balance_and_transfers(accomplice)["balance"] == 0
     hub.revoke(account, owner)
     hub.now += 10 * HOLD
-    assert hub.payouts.standing(accomplice)["balance"] == 0
-    standing = hub.payouts.standing(account)
-    assert (standing["balance"], standing["reserved"]) == (100, 0)
-    assert [t["status"] for t in standing["transfers"]] == ["cancelled"]
+    assert hub.payouts.balance_and_transfers(accomplice)["balance"] == 0
+    balance = hub.payouts.balance_and_transfers(account)
+    assert (balance["balance"], balance["reserved"]) == (100, 0)
+    assert [t["status"] for t in balance["transfers"]] == ["cancelled"]
     assert "transfer-cancelled" in hub.kinds()
 
 
@@ -157,8 +159,8 @@ def test_a_transfer_right_before_the_revocation_is_cancelled(hub: Hub, owner: Si
     hub.revoke(account, owner)
     hub.keys.rebind(account, SigningKey.generate().public_key)
     hub.now += 10 * HOLD
-    assert hub.payouts.standing(accomplice)["balance"] == 0
-    assert hub.payouts.standing(account)["available"] == 100
+    assert hub.payouts.balance_and_transfers(accomplice)["balance"] == 0
+    assert hub.payouts.balance_and_transfers(account)["available"] == 100
 
 
 def test_a_rotation_after_asking_starts_the_hold_anew(hub: Hub, owner: SigningKey) -> None:
@@ -169,9 +171,9 @@ def test_a_rotation_after_asking_starts_the_hold_anew(hub: Hub, owner: SigningKe
     hub.now += HOLD / 2
     hub.rotate(account, owner, SigningKey.generate())
     hub.now += HOLD / 2
-    assert hub.payouts.standing(friend)["balance"] == 0
+    assert hub.payouts.balance_and_transfers(friend)["balance"] == 0
     hub.now += HOLD / 2
-    assert hub.payouts.standing(friend)["balance"] == 5
+    assert hub.payouts.balance_and_transfers(friend)["balance"] == 5
 
 
 @pytest.mark.parametrize(
@@ -262,10 +264,10 @@ def test_a_shorter_hold_period_is_not_for_transfers_that_were_asked_for_before(
     hub.now += 2 * HOLD
     promised = hub.transfer(account, owner, friend, 40)["settles_at"]
     hub.payouts._hold = 0.0  # as after a restart with another rewards.hold_seconds
-    assert hub.payouts.standing(friend)["balance"] == 0
-    assert hub.payouts.standing(account)["transfers"][0]["settles_at"] == promised
+    assert hub.payouts.balance_and_transfers(friend)["balance"] == 0
+    assert hub.payouts.balance_and_transfers(account)["transfers"][0]["settles_at"] == promised
     hub.now += HOLD + 1
-    assert hub.payouts.standing(friend)["balance"] == 40
+    assert hub.payouts.balance_and_transfers(friend)["balance"] == 40
     assert hub.ledger.verify()["transfers"] == 1
 
 
@@ -454,7 +456,7 @@ def test_a_nonce_of_an_earlier_transfer_is_refused_for_another_one(
         changes = {"to": another}
     assert hub.code(lambda: ask(**changes)) is ErrorCode.REPLAYED
     assert hub.kinds().count("transfer") == 1
-    assert hub.payouts.standing(account)["reserved"] == 5
+    assert hub.payouts.balance_and_transfers(account)["reserved"] == 5
 
 
 def test_a_ledger_in_which_a_nonce_moves_credits_twice_is_found_by_whoever_reads_it(

@@ -32,7 +32,7 @@ class Contribution:
     update_id: str
     contributor: str
     outcome: Outcome
-    standing: float
+    reputation_before: float
     """The contributor's reputation before the round."""
     score: float | None = None
     similarity: float | None = None
@@ -41,7 +41,7 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Account:
+class RoundContributions:
     """A round's contributions and how they were measured.
 
     Attributes:
@@ -60,7 +60,7 @@ class Account:
     unpaid: str = ""
 
 
-def standings(
+def reputations_before(
     tx: Connection, contributors: Iterable[str], height: int, config: ReputationConfig
 ) -> dict[str, float]:
     """Reputations with which contributors enter the round that makes version ``height``."""
@@ -71,11 +71,13 @@ def standings(
 
 
 def record(
-    tx: Connection, ledger: Ledger, server_round: int, account: Account, config: ReputationConfig
+    tx: Connection, ledger: Ledger, server_round: int, account: RoundContributions, config: ReputationConfig
 ) -> None:
     """Write a round's scores and reputations, and one entry of kind ``contribution`` that tells of them."""
     moved = {
-        c.contributor: after(c.standing, c.outcome, c.share * config.up, config.rejected, config.cheating)
+        c.contributor: after(
+            c.reputation_before, c.outcome, c.share * config.up, config.rejected, config.cheating
+        )
         for c in account.contributions
     }
     for one in account.contributions:
@@ -143,6 +145,6 @@ def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> di
         .all()
     )
     return {
-        "reputation": standings(tx, [contributor], next_height, config)[contributor],
+        "reputation": reputations_before(tx, [contributor], next_height, config)[contributor],
         "rounds": [dict(row) for row in rows],
     }
