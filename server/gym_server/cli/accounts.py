@@ -143,7 +143,7 @@ def accounts_of(fed: Any) -> list[dict[str, Any]]:
                 "status": row.status,
                 "enrolled_at": row.enrolled_at,
                 "keys": keys.get(row.contributor, []),
-                **fed.payouts.purse(tx, row.contributor),
+                **fed.payouts.balance_of(tx, row.contributor),
             }
             for row in tx.execute(select(table).order_by(table.c.enrolled_at))
         ]

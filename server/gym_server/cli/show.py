@@ -83,7 +83,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
                 connected.scalar_subquery().label("until"),
             ).order_by(accounts.c.enrolled_at)
         ).all()
-        balances = {row.contributor: fed.payouts.purse(tx, row.contributor)["balance"] for row in rows}
+        balances = {row.contributor: fed.payouts.balance_of(tx, row.contributor)["balance"] for row in rows}
     return {
         "name": fed.config.name,
         "server": fed.server,
@@ -269,7 +269,7 @@ def rewards_shown(fed: Federation) -> dict[str, Any]:
         sent = tx.scalars(select(updates.c.contributor).distinct()).all()
         people = sorted({*names, *sent})
         told = {who: rewards_of(tx, who, config.reputation) for who in people}
-        balances = {who: fed.payouts.purse(tx, who) for who in people}
+        balances = {who: fed.payouts.balance_of(tx, who) for who in people}
     quality, participation = config.weights
     return {
         "pool": config.pool,

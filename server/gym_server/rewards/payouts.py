@@ -118,9 +118,9 @@ class Payouts:
                 .order_by(transfers.c.asked_at.desc())
                 .limit(_SHOWN)
             ).all()
-            return {**self.purse(tx, contributor), "transfers": [self._told(tx, row) for row in rows]}
+            return {**self.balance_of(tx, contributor), "transfers": [self._told(tx, row) for row in rows]}
 
-    def purse(self, tx: Connection, contributor: str) -> dict[str, int]:
+    def balance_of(self, tx: Connection, contributor: str) -> dict[str, int]:
         """What a contributor has: earned and received, less what was given away and what is reserved for that."""
         young = self._clock() - self._hold
         mine = credits.c.contributor == contributor
@@ -172,12 +172,12 @@ class Payouts:
             raise _refused(f"no contributor {order.to!r} at this hub", "ask them for `gym-client id`")
         if status == "revoked":
             raise _refused(f"the key of {order.to} was revoked", "ask them for another id")
-        purse = self.purse(tx, order.sender)
-        if order.amount > purse["available"]:
+        balance = self.balance_of(tx, order.sender)
+        if order.amount > balance["available"]:
             raise _refused(
-                f"{order.amount} credits asked for, {purse['available']} of {purse['balance']} can be moved",
-                f"{purse['held']} are younger than the hold period of {self._hold:g} s, "
-                f"{purse['reserved']} are reserved for other transfers",
+                f"{order.amount} credits asked for, {balance['available']} of {balance['balance']} can be moved",
+                f"{balance['held']} are younger than the hold period of {self._hold:g} s, "
+                f"{balance['reserved']} are reserved for other transfers",
             )
 
     def _enter(self, tx: Connection, order: TransferOrder, signature: bytes, now: float) -> None:

@@ -223,7 +223,7 @@ class Hub(CallsBesideRounds):
         return await asyncio.to_thread(self._account, current_session().contributor)
 
     def _account(self, contributor: str) -> pb.AccountReply:
-        purse = self._fed.payouts.balance_and_transfers(contributor)
+        balance = self._fed.payouts.balance_and_transfers(contributor)
         with self._fed.database.reading() as tx:
             account = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).one()
             earned = {
@@ -244,8 +244,8 @@ class Hub(CallsBesideRounds):
             contributor=contributor,
             name=account.name,
             status=account.status,
-            balance=purse["balance"],
-            rewards_json=json.dumps({**purse, **worth}),
+            balance=balance["balance"],
+            rewards_json=json.dumps({**balance, **worth}),
             verdicts_json=[
                 json.dumps(
                     {

@@ -67,7 +67,7 @@ def test_a_transfer_that_is_due_settles_in_the_commit_of_the_next_round(
     hub.round(deltas(hub, 2))
     kinds = [entry.kind for entry in hub.fed.ledger.entries()]
     with hub.fed.database.reading() as tx:
-        balances = [hub.fed.payouts.purse(tx, who)["balance"] for who in (sender, recipient)]
+        balances = [hub.fed.payouts.balance_of(tx, who)["balance"] for who in (sender, recipient)]
     hub.close()
     assert kinds.count("transfer-settled") == 1
     assert kinds.index("transfer-settled") > kinds.index("transfer")

@@ -122,7 +122,7 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
 
 def balance(hub: Federation, who: str) -> int:
     with hub.database.reading() as tx:
-        return hub.payouts.purse(tx, who)["balance"]
+        return hub.payouts.balance_of(tx, who)["balance"]
 
 
 def run(hub: Federation, *arguments: str) -> Any:
@@ -247,7 +247,7 @@ def test_royalties_cannot_be_moved_before_their_hold_is_over(
     def purse(later: float) -> dict[str, int]:
         monkeypatch.setattr(hub.payouts, "_clock", lambda: time.time() + later)
         with hub.database.reading() as tx:
-            return hub.payouts.purse(tx, ANN)
+            return hub.payouts.balance_of(tx, ANN)
 
     hold = hub.config.rewards.hold_seconds
     assert hold > 100
