@@ -15,7 +15,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_server.federation import Federation
 from gym_server.privacy.budget import check_promise
 from gym_server.rounds.payload import ByReference, Inline
-from gym_server.strategy.durable import DeltaSoup
+from gym_server.strategy.durable import DurableDeltaSoup
 from gym_server.strategy.grid import HubGrid
 
 app = ServerApp()
@@ -36,4 +36,6 @@ def main(grid: Grid, context: Context) -> None:
         check_promise(federation)
         by_reference = isinstance(grid, HubGrid)
         cap = federation.config.admission.max_update_bytes
-        DeltaSoup(federation, ByReference() if by_reference else Inline(federation.store, cap)).start(grid)
+        DurableDeltaSoup(federation, ByReference() if by_reference else Inline(federation.store, cap)).start(
+            grid
+        )

@@ -30,7 +30,7 @@ from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.store.away import StoreAway
 from gym_server.store.hub_lock import HubLock
-from gym_server.strategy.durable import DeltaSoup
+from gym_server.strategy.durable import DurableDeltaSoup
 from gym_server.strategy.grid import HubGrid
 
 log = logging.getLogger("gym_server")
@@ -102,7 +102,7 @@ def run_hub(
             )
 
         def delta_soup(grid: Grid, should_stop: Callable[[], bool]) -> None:
-            DeltaSoup(federation, should_stop=should_stop, on_round=on_round).start(grid)
+            DurableDeltaSoup(federation, should_stop=should_stop, on_round=on_round).start(grid)
 
         def own_app(grid: Grid, should_stop: Callable[[], bool]) -> None:
             assert server_app is not None

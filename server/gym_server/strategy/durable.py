@@ -56,7 +56,7 @@ _HUBS_OWN = _STATE | frozenset(
 """Failures of the coordinator's own machine or files: no other round would go better, so the hub stops."""
 
 
-class DeltaSoup(Strategy):
+class DurableDeltaSoup(Strategy):
     """Rounds of signed deltas, merged robustly.
 
     Args:
@@ -380,3 +380,7 @@ class DeltaSoup(Strategy):
             self._model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
         self._model.follow(fed.round_store.soups())
         return self._model
+
+
+DeltaSoup = DurableDeltaSoup
+"""The public name, ``gym_server.strategy.DeltaSoup``."""

@@ -25,7 +25,7 @@ from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.privacy.secure_stages import Stages
 from gym_server.rounds.payload import Inline
 from gym_server.rounds.replay import replay
-from gym_server.strategy.durable import DeltaSoup
+from gym_server.strategy.durable import DurableDeltaSoup
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.lineage import next_digest
@@ -80,7 +80,7 @@ def grid(tmp_path: Path, tiny_base: Path) -> LocalGrid:
 def run(hub: Path, grid: LocalGrid, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """A whole run; the one round as the hub reports it."""
     with Federation.open(hub) as fed:
-        DeltaSoup(fed, should_stop=stop).start(grid.serve(fed))
+        DurableDeltaSoup(fed, should_stop=stop).start(grid.serve(fed))
         return fed.round_store.history()[-1]
 
 
@@ -201,7 +201,7 @@ def test_a_round_survives_kills_of_the_hub_and_of_a_contributor_at_every_stage(
     for start in range(10):
         with Federation.open(hub) as fed:
             try:
-                DeltaSoup(fed).start(grid.serve(fed, newcomers=start == 0))
+                DurableDeltaSoup(fed).start(grid.serve(fed, newcomers=start == 0))
                 break
             except Killed:
                 continue
@@ -255,7 +255,7 @@ def test_below_the_threshold_the_round_ends_with_its_reason_and_nobody_is_asked_
     config["rounds"]["deadline_seconds"] = 1.5
     (hub / CONFIG_NAME).write_text(yaml.safe_dump(config))
     with Federation.open(hub) as fed:
-        DeltaSoup(fed, should_stop=lambda: _state(fed) == "aborted").start(grid.serve(fed))
+        DurableDeltaSoup(fed, should_stop=lambda: _state(fed) == "aborted").start(grid.serve(fed))
         ended = fed.round_store.history()[0]
     assert "2 masked updates at the deadline; 3 are needed, and nothing was unmasked" in ended["reason"]
     assert ended["verdicts"] == {"aborted": 2}
@@ -299,7 +299,7 @@ def test_with_privacy_the_sum_is_noised_and_charged_and_no_digest_of_it_is_publi
 
 def test_on_stock_flower_it_is_refused(hub: Path) -> None:
     with Federation.open(hub) as fed, pytest.raises(GymError, match="stock Flower") as refused:
-        DeltaSoup(fed, Inline(fed.store, 1 << 20))
+        DurableDeltaSoup(fed, Inline(fed.store, 1 << 20))
     assert refused.value.code is ErrorCode.CONFIG_INVALID
 
 
@@ -319,7 +319,7 @@ def second_round(fed: Federation, grid: LocalGrid) -> dict[str, Any]:
     """Run the second round to its abort: only then can a task have versions that follow from the base."""
     fed.round_store.open_next()
     fed.round_store.abort(1, "nobody came")
-    DeltaSoup(
+    DurableDeltaSoup(
         fed, should_stop=lambda: [r["state"] for r in fed.round_store.history()] == ["aborted"] * 2
     ).start(grid.serve(fed))
     return fed.round_store.history()[1]

@@ -1,4 +1,4 @@
-"""Standing is earned by rounds, fades with absence, is lost by cheating, and may weigh in the soup."""
+"""Reputation is earned by rounds, fades with absence, is lost by cheating, and may weigh in the soup."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_standing_rises_by_rounds_fades_with_absence_and_falls_with_rejections()
     assert before(Reputation(0.5, height=3), 6, absence=0.9) == 0.405
 
 
-def test_a_flock_of_new_keys_earns_nothing_beside_contributors_of_standing(
+def test_a_flock_of_new_keys_earns_nothing_beside_contributors_with_reputation(
     hub: Callable[..., Judged],
 ) -> None:
     here = hub()

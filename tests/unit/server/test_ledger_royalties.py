@@ -244,7 +244,7 @@ def test_royalties_cannot_be_moved_before_their_hold_is_over(
 ) -> None:
     """As earned credits: a report of usage that was a mistake, or a thief's, is noticed within the hold."""
 
-    def purse(later: float) -> dict[str, int]:
+    def balance_at(later: float) -> dict[str, int]:
         monkeypatch.setattr(hub.payouts, "_clock", lambda: time.time() + later)
         with hub.database.reading() as tx:
             return hub.payouts.balance_of(tx, ANN)
@@ -253,9 +253,9 @@ def test_royalties_cannot_be_moved_before_their_hold_is_over(
     assert hold > 100
     with hub.database.transaction() as tx:
         tx.execute(rounds.update().values(closed_at=time.time() - 2 * hold))
-    before = purse(0)
+    before = balance_at(0)
     assert (before["held"], before["available"]) == (0, before["balance"])
     record(hub, "june", attribute_use(hub, {"2": 1}, 100, "improvement"))
-    young, old = purse(hold - 60), purse(hold + 60)
+    young, old = balance_at(hold - 60), balance_at(hold + 60)
     assert (young["held"], young["available"]) == (53, before["available"])
     assert (old["held"], old["available"]) == (0, before["available"] + 53)
