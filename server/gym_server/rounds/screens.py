@@ -1,0 +1,266 @@
+"""The screens of a round: each rejects updates for one reason, and all run in the order of ``screens_of``."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.sybils.screening import screen_norms
+from gym_server.federation import Federation
+from gym_server.privacy import merge as private_merge
+from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, free_riders
+from gym_server.rounds.hub_model import HubModel
+from gym_server.rounds.lora_updates import foreign_a, not_low_rank
+from gym_server.rounds.round_store import Judgement, Round
+from gym_server.store.tables import updates
+
+MIN_FOR_NORM_SCREEN = 3
+
+
+@dataclass(frozen=True)
+class ScreenedUpdate:
+    """An admitted update and the verdict on it so far."""
+
+    row: Any
+    path: Path
+    judgement: Judgement
+
+    @property
+    def kept(self) -> bool:
+        return self.judgement.verdict == "merged"
+
+    def rejected(self, reason: str, cheating: bool = False) -> ScreenedUpdate:
+        judgement = replace(self.judgement, verdict="rejected", reason=reason, cheating=cheating)
+        return replace(self, judgement=judgement)
+
+
+@dataclass(frozen=True)
+class ScreenedRound:
+    """The updates of a round, by id, and what the screens have found.
+
+    Attributes:
+        updates: All of them, rejected ones too.
+        findings: The free-riders among them, by update.
+        similarity: Of the updates that are neither zeros nor stale.
+    """
+
+    updates: list[ScreenedUpdate]
+    findings: Mapping[str, FreeRiderFinding] = field(default_factory=dict)
+    similarity: RoundSimilarity = field(default_factory=RoundSimilarity)
+
+    @property
+    def kept(self) -> list[ScreenedUpdate]:
+        return [update for update in self.updates if update.kept]
+
+    @property
+    def rejections(self) -> list[Judgement]:
+        return [update.judgement for update in self.updates if not update.kept]
+
+    def each(self, judge: Callable[[ScreenedUpdate], ScreenedUpdate]) -> ScreenedRound:
+        """The round with every update as ``judge`` returns it."""
+        return replace(self, updates=[judge(update) for update in self.updates])
+
+
+class Screen(ABC):
+    """One reason to reject an update before the merge."""
+
+    @abstractmethod
+    def apply(self, screened: ScreenedRound) -> ScreenedRound:
+        """The round with this screen's rejections."""
+
+
+def screens_of(fed: Federation, model: HubModel, current: Round) -> list[Screen]:
+    """The screens that the hub's config and the round's task ask for, cheap ones first.
+
+    With secure aggregation the hub sees only the sum: no screen looks into a single update's values.
+    """
+    spec, gate, ratio = current.spec, fed.config.gate, fed.config.admission.norm_ratio
+    hidden = fed.config.secure_aggregation is not None
+    screens: list[Screen] = [RevokedKeys(fed)]
+    if spec is not None and spec.recipe.sends_factors:
+        screens.append(LowRank(spec))
+        if spec.recipe.lora.freeze_a:
+            screens.append(FrozenA(spec, model.spec))
+    if spec is not None and fed.config.privacy is not None and not hidden:
+        screens.append(TrainedTensors(spec, fed.base))
+    if not hidden:
+        screens.append(FreeRiders(fed, current.server_round))
+    if ratio is not None:
+        screens.append(LargeNorms(ratio))
+    if gate.screen_updates and model.has_gate:
+        screens.append(HeldOutLoss(fed, model))
+    return screens
+
+
+def screen_updates(fed: Federation, model: HubModel, current: Round) -> ScreenedRound:
+    """Run every screen over the round's frozen list of updates."""
+    screened = _load(fed, current)
+    for screen in screens_of(fed, model, current):
+        screened = screen.apply(screened)
+    return screened
+
+
+def _load(fed: Federation, current: Round) -> ScreenedRound:
+    with fed.database.reading() as tx:
+        rows = tx.execute(
+            select(updates).where(updates.c.update_id.in_(current.merging)).order_by(updates.c.update_id)
+        ).all()
+    return ScreenedRound(
+        [
+            ScreenedUpdate(
+                row,
+                fed.store.local_path(row.delta_sha256),
+                Judgement(row.update_id, row.contributor, "merged", ""),
+            )
+            for row in rows
+        ]
+    )
+
+
+class RevokedKeys(Screen):
+    """Reject what a key signed that was revoked since."""
+
+    def __init__(self, fed: Federation) -> None:
+        self._keys = fed.keys
+
+    def apply(self, screened: ScreenedRound) -> ScreenedRound:
+        revoked = self._keys.signed_by_revoked([update.row for update in screened.updates])
+        reason = "the key was revoked before the merge"
+        return screened.each(lambda u: u.rejected(reason) if u.row.update_id in revoked else u)
+
+
+class FileScreen(Screen):
+    """Reject updates by what their files hold. A flaw replaces the reason of an earlier screen."""
+
+    base: BaseSpec | None = None
+    cheating = False
+    """Whether only a cheat sends such a file."""
+
+    @abstractmethod
+    def flaw(self, delta: DeltaFile) -> str | None:
+        """Why an update is rejected; None for one that passes."""
+
+    def apply(self, screened: ScreenedRound) -> ScreenedRound:
+        return screened.each(self._judged)
+
+    def _judged(self, update: ScreenedUpdate) -> ScreenedUpdate:
+        with DeltaFile.open(update.path, self.base) as delta:
+            reason = self.flaw(delta)
+        return update if reason is None else update.rejected(reason, self.cheating)
+
+
+class LowRank(FileScreen):
+    """Reject what is not LoRA factors of at most the round's rank."""
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self._spec = spec
+
+    def flaw(self, delta: DeltaFile) -> str | None:
+        return not_low_rank(delta, self._spec)
+
+
+class FrozenA(FileScreen):
+    """Reject LoRA factors whose A is not the one that the round's seed gives."""
+
+    cheating = True
+
+    def __init__(self, spec: TaskSpec, base: BaseSpec) -> None:
+        self._spec, self.base = spec, base
+
+    def flaw(self, delta: DeltaFile) -> str | None:
+        name = foreign_a(delta, self._spec)
+        what = "its A is not the one that the round's seed gives (lora.freeze_a)"
+        return None if name is None else f"tensor {name!r}: {what}"
+
+
+class TrainedTensors(FileScreen):
+    """Reject, in a private round, updates with tensors that the task does not train."""
+
+    def __init__(self, spec: TaskSpec, base: BaseSpec) -> None:
+        self._trained = set(private_merge.trained_tensors(spec.recipe, base))
+
+    def flaw(self, delta: DeltaFile) -> str | None:
+        others = (name for name in delta.names if name not in self._trained)
+        return next((f"tensor {name!r} is not one that the task trains" for name in others), None)
+
+
+class FreeRiders(Screen):
+    """Reject zeros, copies and stale updates, which would earn for no work: ``gym_server.rewards.free_riders``."""
+
+    def __init__(self, fed: Federation, server_round: int) -> None:
+        self._fed, self._server_round = fed, server_round
+
+    def apply(self, screened: ScreenedRound) -> ScreenedRound:
+        rows = [update.row for update in screened.kept]
+        findings, similarity = free_riders(self._fed, rows, self._server_round)
+
+        def judged(update: ScreenedUpdate) -> ScreenedUpdate:
+            finding = findings.get(update.row.update_id)
+            return update if finding is None else update.rejected(finding.reason, finding.cheating)
+
+        return replace(screened.each(judged), findings=findings, similarity=similarity)
+
+
+class LargeNorms(Screen):
+    """Reject norms far above the round's median, where there are enough updates for one."""
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+
+    def apply(self, screened: ScreenedRound) -> ScreenedRound:
+        kept = screened.kept
+        if len(kept) < MIN_FOR_NORM_SCREEN:
+            return screened
+        verdicts = screen_norms([update.row.norm for update in kept], self._ratio)
+        reasons = {
+            update.row.update_id: verdict.reason
+            for update, verdict in zip(kept, verdicts, strict=True)
+            if not verdict.accepted
+        }
+        return screened.each(
+            lambda u: u.rejected(reasons[u.row.update_id]) if u.row.update_id in reasons else u
+        )
+
+
+class HeldOutLoss(Screen):
+    """Try each update alone, at the weight it would have in the soup, and reject what raises the held-out loss.
+
+    At full weight an honest update of a contributor with unusual data looks harmful too, since it forgets what
+    the others know; at its share only a step in a wrong direction does.
+    """
+
+    def __init__(self, fed: Federation, model: HubModel) -> None:
+        self._model = model
+        self._learning_rate = fed.config.soup.server_learning_rate
+        self._allowed = fed.config.gate.max_update_loss_increase
+
+    def apply(self, screened: ScreenedRound) -> ScreenedRound:
+        before = self._model.loss()
+        share = self._learning_rate / max(1, len(screened.kept))
+        return screened.each(lambda update: self._judged(update, before, share) if update.kept else update)
+
+    def _judged(self, update: ScreenedUpdate, before: float, share: float) -> ScreenedUpdate:
+        after = self._model.loss_with(update.path, share)
+        if math.isfinite(after - before):  # no entry of the ledger holds a NaN
+            judgement = replace(update.judgement, heldout_change=after - before)
+            update = replace(update, judgement=judgement)
+        if is_no_worse(before, after, self._allowed):
+            return update
+        return update.rejected(
+            f"its share of the soup alone takes the held-out loss from {before:.3f} to {after:.3f}; "
+            f"allowed is +{self._allowed:g}"
+        )
+
+
+def is_no_worse(before: float, after: float, allowed: float) -> bool:
+    """Whether a loss rose by at most ``allowed``. NaN and infinity fail: large finite weights lead to both."""
+    return math.isfinite(before) and math.isfinite(after) and after - before <= allowed
