@@ -90,7 +90,7 @@ def test_a_rule_with_a_root_update_learns_under_lies_that_are_camouflaged_for_th
 
 @pytest.mark.parametrize("rule", [DEFAULT, "fltrust_caf"])
 def test_a_backdoor_that_is_not_scaled_is_seen_by_no_rule(rule: str) -> None:
-    """A limit, which docs/robustness.md states; whoever lifts it may change this test."""
+    """A limit, which docs/robustness.md states; a change that lifts it may change this test."""
     assert outcome(rule, "backdoor_unscaled", packed=False).backdoor > 0.5
 
 

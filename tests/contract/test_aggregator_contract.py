@@ -218,13 +218,13 @@ def test_a_root_update_is_given_exactly_where_it_is_needed(name: str) -> None:
 
 
 ATTACKS: dict[str, Callable[[int, Tensor], Tensor]] = {
-    "huge": lambda liars, honest: torch.full((liars, honest.shape[1]), 1e30),
-    "huge, each its own way": lambda liars, honest: 1e30 * updates_of(liars, honest.shape[1], seed=6),
-    "opposite": lambda liars, honest: -100.0 * honest.mean(dim=0).repeat(liars, 1),
-    "scattered": lambda liars, honest: 1e6 * updates_of(liars, honest.shape[1], seed=5),
-    "shifted": lambda liars, honest: (honest.mean(dim=0) + 3.0 * honest.std(dim=0)).repeat(liars, 1),
-    "mimic": lambda liars, honest: honest[:1].repeat(liars, 1),
-    "zero": lambda liars, honest: torch.zeros(liars, honest.shape[1]),
+    "huge": lambda count, honest: torch.full((count, honest.shape[1]), 1e30),
+    "huge, each its own way": lambda count, honest: 1e30 * updates_of(count, honest.shape[1], seed=6),
+    "opposite": lambda count, honest: -100.0 * honest.mean(dim=0).repeat(count, 1),
+    "scattered": lambda count, honest: 1e6 * updates_of(count, honest.shape[1], seed=5),
+    "shifted": lambda count, honest: (honest.mean(dim=0) + 3.0 * honest.std(dim=0)).repeat(count, 1),
+    "mimic": lambda count, honest: honest[:1].repeat(count, 1),
+    "zero": lambda count, honest: torch.zeros(count, honest.shape[1]),
 }
 
 
@@ -235,13 +235,13 @@ def _range(honest: Tensor, slack: float) -> tuple[Tensor, Tensor]:
 
 SLACK = {"median": 0.0, "trimmed_mean": 0.0, "mean_around_median": 1.0, "bulyan": 1.0}
 """How far a coordinate may leave the honest values, in widths of their range: rules that average what is near the
-median take in a liar that is no farther from it than the farthest honest value."""
+median take in a malicious value that is no farther from it than the farthest honest value."""
 
 
 @pytest.mark.parametrize("name", sorted(SLACK))
 @pytest.mark.parametrize(("count", "malicious"), [(3, 1), (5, 2), (7, 1), (8, 2), (20, 4)])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_liars_cannot_move_a_coordinate_beyond_the_honest_values(
+def test_malicious_clients_cannot_move_a_coordinate_beyond_the_honest_values(
     name: str, count: int, malicious: int, attack: str
 ) -> None:
     if count < rule(name).minimum(malicious):
@@ -255,7 +255,7 @@ def test_liars_cannot_move_a_coordinate_beyond_the_honest_values(
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_liars_cannot_make_a_majority_vote_larger_than_the_honest_values(attack: str) -> None:
+def test_malicious_clients_cannot_make_a_majority_vote_larger_than_the_honest_values(attack: str) -> None:
     honest = updates_of(6)
     lies = ATTACKS[attack](5, honest)
     result = merged("majority_vote", torch.cat([lies, honest]), malicious=5)
@@ -263,7 +263,7 @@ def test_liars_cannot_make_a_majority_vote_larger_than_the_honest_values(attack:
 
 
 def _bound(name: str, count: int, malicious: int, honest: Tensor) -> float:
-    """How far liars may move a rule from the honest mean, by its paper or as derived here."""
+    """How far malicious clients may move a rule from the honest mean, by its paper or as derived here."""
     mean = honest.mean(dim=0)
     away = (honest - mean).norm(dim=1)
     farthest, variance = float(away.max()), float(away.square().mean())
@@ -295,7 +295,7 @@ def _bound(name: str, count: int, malicious: int, honest: Tensor) -> float:
 )
 @pytest.mark.parametrize(("count", "malicious"), [(7, 1), (11, 2), (20, 4), (50, 12)])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_liars_cannot_move_a_result_far_from_the_honest_mean(
+def test_malicious_clients_cannot_move_a_result_far_from_the_honest_mean(
     name: str, count: int, malicious: int, attack: str
 ) -> None:
     honest = updates_of(count - malicious) + 0.5
@@ -307,7 +307,7 @@ def test_liars_cannot_move_a_result_far_from_the_honest_mean(
 
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("malicious", [1, 3])
-def test_more_liars_than_the_rule_can_outvote_are_refused(name: str, malicious: int) -> None:
+def test_more_malicious_clients_than_the_rule_can_outvote_are_refused(name: str, malicious: int) -> None:
     needed = rule(name).minimum(malicious)
     merged(name, updates_of(needed), malicious=malicious)
     message = rf"num_malicious_nodes: {malicious}.*takes {needed}"
@@ -317,7 +317,7 @@ def test_more_liars_than_the_rule_can_outvote_are_refused(name: str, malicious: 
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ROBUST])
-def test_a_rule_that_withstands_no_liar_says_so(name: str) -> None:
+def test_a_rule_that_withstands_no_malicious_client_is_refused_as_such(name: str) -> None:
     with pytest.raises(GymError, match="withstands no malicious client") as caught:
         merged(name, updates_of(5), malicious=1)
     assert caught.value.code is ErrorCode.CONFIG_INVALID

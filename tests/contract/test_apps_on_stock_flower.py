@@ -113,7 +113,7 @@ def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny
     assert hub.ask("ledger", "verify")["valid"]
 
 
-def test_an_app_of_plain_arrays_withstands_a_liar_with_delta_soup_for_its_strategy(tmp_path: Path) -> None:
+def test_an_app_of_plain_arrays_withstands_a_malicious_client_with_delta_soup(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     with stock_flower(tmp_path, "flower_arrays_app", f'out="{out}"', nodes=3):
         end = time.monotonic() + 2 * SECONDS
@@ -121,7 +121,7 @@ def test_an_app_of_plain_arrays_withstands_a_liar_with_delta_soup_for_its_strate
             assert time.monotonic() < end, logs_of(tmp_path)
             time.sleep(0.5)
     found = json.loads(out.read_text())
-    # Round 1: NaN, so that two replies are left, too few against one liar: nothing changes. Round 2: 1e30, refused by
+    # Round 1: NaN, so that two replies are left, too few against one malicious client: nothing changes. Round 2: 1e30, refused by
     # its norm. Round 3: a plausible lie, which the trimmed mean drops: half the way from 0 to 1.
     assert found["w"] == [[0.5] * 3] * 2
     assert found["b"] == [0.5] * 3

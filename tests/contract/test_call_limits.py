@@ -1,4 +1,4 @@
-"""Shares of accounts and addresses at a hub over real gRPC: whoever goes beyond slows down nobody else."""
+"""Shares of accounts and addresses at a hub over real gRPC: a caller beyond its share slows down nobody else."""
 
 from __future__ import annotations
 
@@ -270,8 +270,8 @@ def test_a_thousand_refusals_are_a_handful_of_lines_in_the_log(
     caplog.set_level(logging.INFO, "gym_server")
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(lambda _: code_of(lambda: ann.call("Account", pb.AccountRequest())), range(300)))
-    told = [record for record in caplog.records if "refused" in record.getMessage()]
-    assert 1 <= len(told) <= 4
+    summaries = [record for record in caplog.records if "refused" in record.getMessage()]
+    assert 1 <= len(summaries) <= 4
 
 
 def test_a_reader_that_takes_nothing_is_given_up(

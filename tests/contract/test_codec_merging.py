@@ -28,7 +28,7 @@ from tests.support.installed import install
 from tests.unit.soup.test_soup_stacks import SPEC, recipe, written
 
 STEPS = '''
-"""A codec with nothing but what the interface asks for: whole steps of one size, as int8."""
+"""A codec with nothing but what the interface requires: whole steps of one size, as int8."""
 
 import torch
 from gym_quant.codec import Codec, Encoded, as_matrix, check_finite, only_known, to_matrix

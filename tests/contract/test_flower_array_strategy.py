@@ -331,7 +331,7 @@ def test_arrays_of_whole_numbers_and_half_precision_keep_their_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"aggregator": "krum", "num_malicious_nodes": 2, "min_train_nodes": 5}, "takes 7"),
         (
@@ -343,8 +343,8 @@ def test_arrays_of_whole_numbers_and_half_precision_keep_their_kind() -> None:
     ],
 )
 def test_rules_that_cannot_work_are_refused_before_the_first_round(
-    settings: dict[str, Any], told: str
+    settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises((GymError, ValueError), match=told) as caught:
+    with pytest.raises((GymError, ValueError), match=message) as caught:
         DeltaSoupStrategy(**settings)
     assert not isinstance(caught.value, GymError) or caught.value.code is ErrorCode.CONFIG_INVALID

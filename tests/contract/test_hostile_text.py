@@ -147,8 +147,8 @@ def test_no_text_in_a_request_fails_the_hub_or_drives_its_log(
 def test_no_session_token_fails_the_hub(hub: LoopbackHub, stranger: HubClient, token: str) -> None:
     ascii_token = "".join(c for c in token if " " <= c <= "~")
     contributor = stranger.pin.contributor
-    for told in (ascii_token, f"{contributor}.{'9' * 6000}.1.00", f"{contributor}.{ascii_token}"):
-        assert _code(stranger, "Account", pb.AccountRequest(), told) in (
+    for token in (ascii_token, f"{contributor}.{'9' * 6000}.1.00", f"{contributor}.{ascii_token}"):
+        assert _code(stranger, "Account", pb.AccountRequest(), token) in (
             ErrorCode.UNAUTHENTICATED,
             None,
         )
@@ -263,10 +263,10 @@ def test_a_hubs_text_neither_breaks_nor_drives_a_contributors_terminal(text: str
     verdict = {"server_round": 1, "update": text, "bytes": 1, "verdict": text, "credit": 0, "reason": text}
     account = {"name": text, "contributor": text, "server": text, "balance": 1, "status": text}
     rewards = {"contributor": text, "server": text, "balance": 1}
-    told = {**verdict, "score": None, "reputation": None, "receipts": [text]}
+    round_row = {**verdict, "score": None, "reputation": None, "receipts": [text]}
     for shown in (
         account_table({**account, "verdicts": [verdict]}),
-        own_rewards({**rewards, "rounds": [told]}),
+        own_rewards({**rewards, "rounds": [round_row]}),
     ):
         assert_harmless(rendered(shown))
     assert_harmless(rendered(_offer(text).panel()))

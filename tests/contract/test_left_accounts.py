@@ -40,11 +40,11 @@ def code_of(client: HubClient, method: str, request: object) -> ErrorCode:
     return caught.value.code
 
 
-def test_the_balance_is_still_told_by_the_hub(left: HubClient) -> None:
-    told = left.call("Account", pb.AccountRequest())
-    assert told.status == "left"
-    assert told.contributor == left.pin.left
-    assert told.balance == 0
+def test_the_hub_still_reports_the_balance(left: HubClient) -> None:
+    reply = left.call("Account", pb.AccountRequest())
+    assert reply.status == "left"
+    assert reply.contributor == left.pin.left
+    assert reply.balance == 0
 
 
 def test_the_ledger_can_be_read_and_a_transfer_is_judged_by_its_content(left: HubClient) -> None:

@@ -252,7 +252,7 @@ def test_statistics_that_cannot_be_are_refused_with_the_model(name: str, bad: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_liars_are_left_to_the_aggregators(name: str) -> None:
+def test_malicious_clients_are_left_to_the_aggregators(name: str) -> None:
     with pytest.raises(GymError, match="withstand no malicious client"):
         method(name, 3, num_malicious_nodes=1)
 

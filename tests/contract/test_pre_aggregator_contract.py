@@ -114,8 +114,8 @@ def test_no_finite_updates_make_vectors_that_are_not(name: str, updates: Tensor)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_liars_at_1e30_cost_the_honest_no_digits(name: str) -> None:
-    """Vectors that hold nothing of a liar are as they would be without their size."""
+def test_malicious_updates_at_1e30_cost_the_honest_no_digits(name: str) -> None:
+    """Vectors that hold nothing of a malicious client are as they would be without their size."""
     honest = updates_of(7)
     huge = torch.cat([torch.full((2, 120), 1e30), honest])
     gram = GramMatrix.of(huge, torch.ones(9))
@@ -173,7 +173,7 @@ def test_a_norm_cap_is_the_lower_median_unless_a_quantile_or_a_norm_is_given() -
         step("norm_cap", max_norm=4.0, quantile=0.5)
 
 
-def test_a_quantile_that_liars_could_set_is_refused() -> None:
+def test_a_quantile_that_malicious_clients_could_set_is_refused() -> None:
     step("norm_cap", 4, quantile=0.8).rows(20)
     with pytest.raises(
         GymError, match=r"may be one of num_malicious_nodes: 4 .*lower quantile to 0.78"
@@ -236,8 +236,8 @@ def test_too_few_buckets_are_refused_with_the_updates_they_take() -> None:
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
-def test_the_first_quantile_that_a_liar_could_set_is_refused_and_the_one_below_is_not() -> None:
-    """Of 20 norms in order, 4 liars may be the last four: number 16 from 0 is the first that may be theirs."""
+def test_the_first_quantile_that_a_malicious_client_could_set_is_refused_and_the_one_below_is_not() -> None:
+    """Of 20 norms in order, 4 malicious clients may be the last four: number 16 from 0 is the first that may be theirs."""
     norms = _of_norms(*[1.0] * 16, *[1e6] * 4)
     assert max(step("norm_cap", 4, quantile=15 / 19).mix(norms).matrix.diagonal().tolist()) == 1.0
     for last in (16 / 19 + 1e-9, 1.0):
@@ -249,16 +249,16 @@ def test_the_first_quantile_that_a_liar_could_set_is_refused_and_the_one_below_i
 
 @pytest.mark.parametrize("name", ["equal_norm", "norm_cap"])
 @pytest.mark.parametrize("count", [2, 4, 5, 8, 9])
-def test_as_many_liars_as_a_median_withstands_set_no_norm(name: str, count: int) -> None:
+def test_as_many_malicious_clients_as_a_median_withstands_set_no_norm(name: str, count: int) -> None:
     """Of an even number the lower of the middle two is taken: f of n >= 2f + 1 never reach it."""
-    liars = (count - 1) // 2
-    honest = [1.0 + k / 10 for k in range(count - liars)]
-    updates = _of_norms(*honest, *[1e9] * liars)
+    malicious = (count - 1) // 2
+    honest = [1.0 + k / 10 for k in range(count - malicious)]
+    updates = _of_norms(*honest, *[1e9] * malicious)
     lengths = [
         f * n
-        for f, n in zip(_factors(step(name, liars).mix(updates)), [*honest, *[1e9] * liars], strict=True)
+        for f, n in zip(_factors(step(name, malicious).mix(updates)), [*honest, *[1e9] * malicious], strict=True)
     ]
     assert max(lengths) <= max(honest) * (1 + 1e-6)
     if name == "equal_norm":
-        expected = sorted([*honest, *[1e9] * liars])[(count - 1) // 2]
+        expected = sorted([*honest, *[1e9] * malicious])[(count - 1) // 2]
         assert lengths == pytest.approx([expected] * count)

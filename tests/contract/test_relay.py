@@ -81,11 +81,11 @@ def test_a_relayed_rotation_and_a_relayed_revocation_change_no_key(
     victim.status()
     victim._repin(contributor=ann.pin.contributor)
     before = ann.home.key.public_key
-    (told,) = revoke(victim.home)
-    assert (told["revoked"], told["error"]["code"]) == (False, "stale")
-    (told,) = rotate(victim.home)["servers"]
-    assert (told["rotated"], told["error"]["code"]) == (False, "stale")
-    assert "TLS key" in told["error"]["message"]
+    (outcome,) = revoke(victim.home)
+    assert (outcome["revoked"], outcome["error"]["code"]) == (False, "stale")
+    (outcome,) = rotate(victim.home)["servers"]
+    assert (outcome["rotated"], outcome["error"]["code"]) == (False, "stale")
+    assert "TLS key" in outcome["error"]["message"]
     assert hub.fed.accounts.public_key(ann.pin.contributor) == before
 
 
@@ -161,8 +161,8 @@ def test_a_session_token_ends_with_its_time_and_no_hub_gives_one_for_longer(
 def test_a_session_token_ends_with_the_key_that_it_was_opened_under(hub: LoopbackHub, ann: HubClient) -> None:
     ann.call("Account", pb.AccountRequest())
     session, before = ann._session, hub.fed.accounts.public_key(ann.pin.contributor)
-    (told,) = rotate(ann.home)["servers"]
-    assert told["rotated"], told
+    (outcome,) = rotate(ann.home)["servers"]
+    assert outcome["rotated"], outcome
     assert hub.fed.accounts.public_key(ann.pin.contributor) != before
     with pytest.raises(GymError) as caught:
         hub.fed.accounts.session(session)

@@ -36,15 +36,15 @@ def bring(client: HubClient, folder: Path, size: int, fill: int) -> str:
     return sha256
 
 
-def test_uploads_that_nothing_names_end_at_the_quota_and_the_refusal_tells_the_figures(
+def test_uploads_that_nothing_names_end_at_the_quota_and_the_refusal_names_the_figures(
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
     with hub.client(tmp_path / "ann") as ann, hub.client(tmp_path / "bob") as bob:
         for fill in range(2):
             bring(ann, tmp_path, QUOTA // 2, fill)
-        with pytest.raises(GymError, match=rf"{QUOTA} bytes here .* with these 1 it would be more") as told:
+        with pytest.raises(GymError, match=rf"{QUOTA} bytes here .* with these 1 it would be more") as caught:
             bring(ann, tmp_path, 1, 2)
-        assert told.value.code is ErrorCode.QUOTA_EXCEEDED
+        assert caught.value.code is ErrorCode.QUOTA_EXCEEDED
         assert not list(hub.fed.store.staging.glob("*.part")), "nothing was taken of what was refused"
         bring(bob, tmp_path, QUOTA, 3)  # another account has its own share
 

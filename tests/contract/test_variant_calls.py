@@ -101,7 +101,7 @@ def test_anothers_variant_is_as_unknown_as_one_that_does_not_exist(
     (tmp_path / "in").mkdir()
     refused(ErrorCode.NOT_FOUND, download, bob, ObjectCache(tmp_path / "in"), sha256, size)
     state = bob.call("BeginUpload", pb.BeginUploadRequest(sha256=sha256, size_bytes=size))
-    assert not state.complete, "that the hub has these bytes is told to nobody"
+    assert not state.complete, "the hub reports to nobody that it has these bytes"
 
 
 def test_knowing_a_hash_does_not_make_one_an_owner(ann: HubClient, bob: HubClient, delta: Path) -> None:
@@ -115,8 +115,8 @@ def test_readers_are_those_whom_the_owner_names(
     ann: HubClient, bob: HubClient, delta: Path, hub: LoopbackHub, tmp_path: Path
 ) -> None:
     signed = pushed(ann, delta, [bob.pin.contributor])
-    told = get_variant(bob, ann.pin.contributor, "mine")
-    assert (told.readers, told.num_readers) == ((), 0), "who else may read it is the owner's to know"
+    shown = get_variant(bob, ann.pin.contributor, "mine")
+    assert (shown.readers, shown.num_readers) == ((), 0), "who else may read it is the owner's to know"
     assert get_variant(ann, "", "mine").readers == (bob.pin.contributor,)
     assert [v.signed for v in list_variants(bob)] == [signed]
     assert pull_variant(bob, ann.pin.contributor, "mine", tmp_path / "in").signed == signed

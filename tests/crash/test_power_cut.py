@@ -48,12 +48,12 @@ class Cuts:
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        self.told: dict[str, Any] = {line.pop("cut"): line for line in told}
+        printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        self.printed: dict[str, Any] = {line.pop("cut"): line for line in printed}
 
     def after(self, name: str, target: Path) -> tuple[Path, Any]:
         """The restored folder, and what was acknowledged."""
-        return self.disk.restore(target / "restored", self._cuts / name), self.told[name]
+        return self.disk.restore(target / "restored", self._cuts / name), self.printed[name]
 
 
 @pytest.fixture(scope="module")
@@ -70,59 +70,59 @@ After = Callable[[str], tuple[Path, Any]]
 
 
 def test_a_contributor_that_enrolled_is_known_and_knows_itself(after: After) -> None:
-    root, told = after("enrolled")
+    root, printed = after("enrolled")
     with Federation.open(root / HUB) as fed:
         with fed.database.reading() as tx:
-            assert list(tx.scalars(select(accounts.c.contributor))) == [told["contributor"]]
+            assert list(tx.scalars(select(accounts.c.contributor))) == [printed["contributor"]]
         assert fed.ledger.verify()["entries"] == 1
-    assert Home.open(root / HOME).key.contributor == told["contributor"]
+    assert Home.open(root / HOME).key.contributor == printed["contributor"]
     assert list((root / HOME / "servers").glob("*.json"))
 
 
 @pytest.mark.parametrize("name", ["uploaded", "soup", "small"])
 def test_an_object_that_the_hub_took_is_whole(after: After, name: str) -> None:
-    root, told = after(name)
+    root, printed = after(name)
     with Federation.open(root / HUB) as fed:
-        assert sha256_of(fed.store.local_path(told["sha256"])) == told["sha256"]
+        assert sha256_of(fed.store.local_path(printed["sha256"])) == printed["sha256"]
 
 
 def test_an_update_with_a_receipt_is_in_table_and_ledger(after: After) -> None:
-    root, told = after("admitted")
+    root, printed = after("admitted")
     with Federation.open(root / HUB) as fed:
         with fed.database.reading() as tx:
             assert tx.execute(select(updates.c.update_id, updates.c.verdict)).all() == [
-                (told["update"], "admitted")
+                (printed["update"], "admitted")
             ]
-        assert fed.ledger.verify()["entries"] == told["sequence"]
+        assert fed.ledger.verify()["entries"] == printed["sequence"]
 
 
 def test_a_version_that_was_committed_is_the_head(after: After) -> None:
-    root, told = after("committed")
+    root, printed = after("committed")
     with Federation.open(root / HUB) as fed:
-        assert fed.round_store.head().digest == told["digest"]
+        assert fed.round_store.head().digest == printed["digest"]
         assert fed.round_store.history()[0]["state"] == "committed"
         assert fed.ledger.verify()["credits"] == 1
 
 
 @pytest.mark.parametrize("name", ["receipt", "second-receipt"])
 def test_a_receipt_is_kept(after: After, name: str) -> None:
-    root, told = after(name)
-    assert Home.open(root / HOME).receipts()[-1]["update"] == told["update"]
+    root, printed = after(name)
+    assert Home.open(root / HOME).receipts()[-1]["update"] == printed["update"]
 
 
 def test_a_head_that_was_seen_is_kept(after: After) -> None:
-    root, told = after("head")
-    assert set(Heads(Home.open(root / HOME), bytes.fromhex(told["server_key"])).kept()) == {told["size"]}
+    root, printed = after("head")
+    assert set(Heads(Home.open(root / HOME), bytes.fromhex(printed["server_key"])).kept()) == {printed["size"]}
 
 
 def test_what_was_downloaded_is_whole(after: After) -> None:
-    root, told = after("downloaded")
-    assert sha256_of(root / HOME / "objects" / told["sha256"]) == told["sha256"]
+    root, printed = after("downloaded")
+    assert sha256_of(root / HOME / "objects" / printed["sha256"]) == printed["sha256"]
 
 
 def test_what_was_backed_up_is_whole(after: After) -> None:
-    root, told = after("backup")
-    assert sha256_of(root / BACKUP / "objects" / told["sha256"][:2] / told["sha256"]) == told["sha256"]
+    root, printed = after("backup")
+    assert sha256_of(root / BACKUP / "objects" / printed["sha256"][:2] / printed["sha256"]) == printed["sha256"]
 
 
 def test_settings_are_kept(after: After) -> None:
@@ -152,21 +152,21 @@ def test_a_residual_is_staged_and_then_accepted(after: After, cuts: Cuts, tmp_pa
 def test_a_key_is_on_the_disk_before_a_hub_hears_of_it_and_stays(
     after: After, cuts: Cuts, tmp_path: Path
 ) -> None:
-    root, told = after("prepared")
-    assert Keystore(root / HOME).next().public_key.hex() == told["public_key"]
+    root, printed = after("prepared")
+    assert Keystore(root / HOME).next().public_key.hex() == printed["public_key"]
     (tmp_path / "later").mkdir()
-    root, told = cuts.after("rotated", tmp_path / "later")
-    assert Keystore(root / HOME).main().public_key.hex() == told["public_key"]
+    root, printed = cuts.after("rotated", tmp_path / "later")
+    assert Keystore(root / HOME).main().public_key.hex() == printed["public_key"]
     assert not Keystore(root / HOME).next_path.exists()
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_a_variant_that_was_added_can_be_served(after: After, name: str) -> None:
-    root, told = after(f"variant-{name}")
+    root, printed = after(f"variant-{name}")
     with VariantStore.open(root / STORE, require_signature=False, create=False) as store:
-        assert store.get(name).sha256 == told["sha256"]
-    [found] = (root / STORE).rglob(f"{told['sha256']}*")
-    assert sha256_of(found) == told["sha256"]
+        assert store.get(name).sha256 == printed["sha256"]
+    [found] = (root / STORE).rglob(f"{printed['sha256']}*")
+    assert sha256_of(found) == printed["sha256"]
 
 
 WRITES = """

@@ -49,8 +49,8 @@ def test_a_push_goes_on_after_the_hub_was_killed(tmp_path: Path, tiny_base: Path
             push_variant(client, tmp_path / "delta", signed)
             found = pull_variant(client, "", "mine", tmp_path / "in")
             assert found.path.read_bytes() == (tmp_path / "delta").read_bytes()
-        told = hub.ask("ledger", "show", "--kind", "variant")
-        assert len(told) == 1, json.dumps(told)
+        found = hub.ask("ledger", "show", "--kind", "variant")
+        assert len(found) == 1, json.dumps(found)
         assert hub.ask("ledger", "verify")["variants"] == 1
     finally:
         hub.stop()

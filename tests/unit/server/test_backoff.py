@@ -55,12 +55,12 @@ def test_the_wait_is_waited_and_the_status_has_it_until_its_end(hub: LoopbackHub
 
     began = time.time()
     RoundBackoff(hub.fed, grid(), look).failed(1, "nobody came")
-    assert [told["failures"] for told in seen] == [1, 1, 1], "it polled, and did not return at once"
+    assert [state["failures"] for state in seen] == [1, 1, 1], "it polled, and did not return at once"
     assert began + 3 < seen[0]["until"] < time.time() + 5
     assert paused(hub.fed.database) is None
 
 
-def test_a_failure_of_this_machine_is_waited_out_whoever_comes(hub: LoopbackHub) -> None:
+def test_a_failure_of_this_machine_is_waited_out_even_when_contributors_connect(hub: LoopbackHub) -> None:
     looks: list[int] = []
 
     def look() -> bool:

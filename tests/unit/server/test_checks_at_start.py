@@ -131,11 +131,11 @@ def test_more_rounds_than_the_budget_pays_for_are_refused_with_what_to_write(
     assert error.code is ErrorCode.CONFIG_INVALID
     assert "pays for 3 more rounds" in error.message
     assert "rounds.num_rounds 5" in error.message
-    told = re.search(r"privacy.noise_multiplier: ([\d.]+)", error.hint)
-    assert told is not None
+    needed = re.search(r"privacy.noise_multiplier: ([\d.]+)", error.hint)
+    assert needed is not None
     remedies: list[dict[str, Any]] = [
         {"rounds": {**PRIVATE["rounds"], "num_rounds": 3}},
-        {"privacy": {"noise_multiplier": float(told[1]), "epsilon": three * 1.01}},
+        {"privacy": {"noise_multiplier": float(needed[1]), "epsilon": three * 1.01}},
         {"privacy": {"noise_multiplier": 1.0, "epsilon": three * 1.01, "end_when_spent": True}},
     ]
     before = (folder / "gym-server.yaml").read_text()

@@ -256,13 +256,13 @@ def test_a_second_key_with_the_id_of_an_account_is_refused_and_leaves_no_trace(
     refused(ErrorCode.PERMISSION_DENIED, hub.enrol, second, "second")
     assert hub.kinds() == ["enrolled"]
     entries = [(entry.kind, entry.body) for entry in hub.ledger.entries()]
-    told = History(hub.server)
+    keys = History(hub.server)
     for kind, body in entries:
-        told.add(kind, body)
-    assert told.current(account) == first.public_key
+        keys.add(kind, body)
+    assert keys.current(account) == first.public_key
     forged = {**entries[0][1], "public_key": second.public_key.hex()}
-    refused(ErrorCode.STATE_CORRUPT, told.add, "enrolled", forged)
-    assert told.current(account) == first.public_key
+    refused(ErrorCode.STATE_CORRUPT, keys.add, "enrolled", forged)
+    assert keys.current(account) == first.public_key
 
 
 # ---- 0.1 ----
@@ -311,8 +311,8 @@ def test_a_home_and_a_hub_of_0_1_go_on_with_the_short_id_and_the_plain_session_k
         assert client.call("Account", pb.AccountRequest()).status == "active"
     with hub.client(tmp_path / "bob") as bob:
         assert len(bob.pin.contributor) == 33
-    told = History(hub.fed.server)
+    keys = History(hub.fed.server)
     for entry in hub.fed.ledger.entries():
-        told.add(entry.kind, entry.body)
-    assert told.current(account) == home.key.public_key
+        keys.add(entry.kind, entry.body)
+    assert keys.current(account) == home.key.public_key
     hub.close()

@@ -126,7 +126,7 @@ def test_a_contributor_is_shown_what_a_restore_takes_accepts_it_once_and_goes_on
     with_restores(
         ann.home,
         lambda: bytes.fromhex(ann.pin.ledger_key),
-        lambda told: asked.append(told) or True,  # type: ignore[func-returns-value]
+        lambda question: asked.append(question) or True,  # type: ignore[func-returns-value]
         ann.status,
     )
     assert asked == [loss]
@@ -164,7 +164,7 @@ def test_a_restore_that_is_not_accepted_stays_refused(scene: Scene) -> None:
     assert len(Heads(ann.home, bytes.fromhex(ann.pin.ledger_key)).accepted()) == 0
 
 
-def test_whoever_holds_nothing_of_what_is_lost_is_not_asked(scene: Scene) -> None:
+def test_a_contributor_who_holds_nothing_of_what_is_lost_gets_no_question(scene: Scene) -> None:
     bob = scene.joined("bob")
     scene.backup()
     scene.pay(1, bob.pin.contributor, 10)
@@ -334,7 +334,7 @@ def test_a_snapshot_of_which_anything_was_changed_is_not_restored(scene: Scene) 
     for change in ("UPDATE credits SET amount = 11", "DELETE FROM ledger_heads"):
         with sqlite3.connect(database) as file:
             file.execute(change)
-        # Whoever can write to the place can write the manifest, too: the ledger itself is verified.
+        # An attacker who can write to the place can write the manifest, too: the ledger itself is verified.
         sha256 = hashlib.sha256(database.read_bytes()).hexdigest()
         document = json.loads(said)
         document["files"]["database"] = {"sha256": sha256, "size_bytes": database.stat().st_size}
@@ -429,7 +429,7 @@ def entries_in(folder: Path) -> list[Any]:
         return list(fed.ledger.entries())
 
 
-def test_a_hub_that_is_put_back_under_its_anchor_is_told_the_command_and_goes_on_after_it(
+def test_a_hub_that_is_put_back_under_its_anchor_names_the_command_and_continues_after_it(
     scene: Scene,
 ) -> None:
     ann = scene.joined("ann")

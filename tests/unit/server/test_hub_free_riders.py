@@ -242,8 +242,8 @@ def test_what_is_claimed_of_examples_buys_neither_weight_nor_credit(
         hub(measured=True, rewards={"score": "estimate"}),
         hub(measured=True, rewards={"score": "estimate"}),
     )
-    told = [modest.round(people), boastful.round(people, examples={"ann": 10**9})]
-    assert {w: o["credit"] for w, o in told[0].items()} == {w: o["credit"] for w, o in told[1].items()}
+    outcomes = [modest.round(people), boastful.round(people, examples={"ann": 10**9})]
+    assert {w: o["credit"] for w, o in outcomes[0].items()} == {w: o["credit"] for w, o in outcomes[1].items()}
     assert modest.fed.round_store.soups()[0].sha256 == boastful.fed.round_store.soups()[0].sha256
 
 

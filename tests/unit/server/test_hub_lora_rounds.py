@@ -157,11 +157,11 @@ def test_the_template_sends_lora_soups_back_as_factors_that_replay(hub: Federati
 def test_before_the_first_soup_a_hub_announces_what_its_quorum_takes_and_the_soup_is_no_larger(
     hub: Federation, model: HubModel
 ) -> None:
-    joining, told = Downloads(hub).announced(0, 2)
+    joining, announced = Downloads(hub).announced(0, 2)
     assert joining == 0
     merge_next(hub, model, {"ann": "good", "bob": "good"})
     (soup,) = hub.round_store.soups()
-    assert soup.size_bytes <= told <= soup.size_bytes + 64
+    assert soup.size_bytes <= announced <= soup.size_bytes + 64
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("dense", "codec dense"), ("large", "rank 3")])

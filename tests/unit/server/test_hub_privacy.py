@@ -92,7 +92,7 @@ def change(hub: PrivateRounds, section: str, **values: Any) -> None:
         "soup.max_norm",
     ],
 )
-def test_what_would_tell_of_an_update_past_the_noise_is_refused_with_the_remedy(
+def test_what_would_reveal_an_update_past_the_noise_is_refused_with_the_remedy(
     changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -138,8 +138,8 @@ def test_a_hub_that_promised_privacy_to_somebody_will_not_run_without(
 def test_a_round_that_began_under_less_of_a_promise_is_not_merged_under_another(
     tmp_path: Path, tiny_base: Path, before: Any, now: dict[str, Any], reason: str | None
 ) -> None:
-    told = None if before is None else {**PRIVATE["privacy"], **before}
-    folder = private_hub(tmp_path / "hub", tiny_base, privacy=told)
+    recorded = None if before is None else {**PRIVATE["privacy"], **before}
+    folder = private_hub(tmp_path / "hub", tiny_base, privacy=recorded)
     with Federation.open(folder) as fed:
         privacy.check_promise(fed)
         PrivateRounds(fed).collect(send=False)
@@ -188,15 +188,15 @@ def test_a_budget_below_one_round_is_refused_before_anybody_trains(tmp_path: Pat
 # ---- a round ----
 
 
-def test_a_round_costs_its_contributors_what_is_told_everywhere_and_replays_to_the_bit(
+def test_a_round_costs_its_contributors_what_every_report_shows_and_replays_to_the_bit(
     hub: PrivateRounds,
 ) -> None:
     fed = hub.fed
     assert privacy.promise(fed)["epsilon_spent"] == 0.0
     assert privacy.promise(fed)["epsilon_after_next_round"] == pytest.approx(ONE)
     assert hub.run().state == hub.run().state == "committed"
-    told = [body["epsilon"] for body in hub.entries("privacy")]
-    assert told == [pytest.approx(ONE), pytest.approx(TWO)]
+    recorded = [body["epsilon"] for body in hub.entries("privacy")]
+    assert recorded == [pytest.approx(ONE), pytest.approx(TWO)]
     assert [body["server_round"] for body in hub.entries("privacy")] == [1, 2]
     central = json.loads(privacy.status_json(fed))["central"]
     assert central["epsilon_spent"] == pytest.approx(TWO)
@@ -369,7 +369,7 @@ def test_the_run_ends_at_its_budget_and_stays_ended_after_a_restart(tmp_path: Pa
     for _ in range(2):
         with Federation.open(folder) as fed:
             assert privacy.is_spent(fed)
-            DeltaSoup(fed).start(cast("Grid", None))  # asks the grid for nobody
+            DeltaSoup(fed).start(cast("Grid", None))  # requests nobody from the grid
             current = fed.round_store.current()
             assert current is not None
             assert (current.server_round, current.state) == (1, "committed")
@@ -468,14 +468,14 @@ def test_the_tensors_of_a_task_are_those_that_peft_trains(tiny_base: Path) -> No
         adapted = add_lora(model, LoraSettings(**spec.recipe.lora.model_dump()), seed=7)
         factors = lora_factors(adapted)
         assert private_merge.trained_tensors(spec.recipe, base) == sorted(factors)
-        told = {
+        recorded = {
             "mechanism": "gaussian",
             "noise_multiplier": 1.0,
             "clipping_norm": 1.0,
             "clipping": "whole",
             "adaptive_clipping": None,
         }
-        frozen = private_merge.private_round(told, spec, base, bytes(32)).frozen_a
+        frozen = private_merge.private_round(recorded, spec, base, bytes(32)).frozen_a
         assert frozen is not None
         for name, (a, _, _) in factors.items():
             assert torch.equal(frozen(name, a.shape[1]), a.to(torch.bfloat16))
@@ -514,8 +514,8 @@ def test_a_round_of_frozen_a_is_noised_on_b_and_who_sends_what_the_task_does_not
         with fed.database.reading() as tx:
             (why,) = tx.scalars(select(updates.c.reason).where(updates.c.verdict == "rejected"))
         assert "is not one that the task trains" in why
-        told = private.entries("version")[0]["privacy"]
-        assert told["coordinates"] == sum(2 * fed.base.shapes[name][0] for name in trained)
+        recorded = private.entries("version")[0]["privacy"]
+        assert recorded["coordinates"] == sum(2 * fed.base.shapes[name][0] for name in trained)
         assert len(private.entries("privacy")[0]["contributors"]) == 2
         with DeltaFile.open(fed.store.local_path(fed.round_store.soups()[0].sha256)) as soup:
             assert [name for name in soup.names if soup.tensor_norm(name)] == trained

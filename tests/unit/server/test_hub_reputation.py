@@ -55,7 +55,7 @@ def moved(hub: Judged, seed: int, size: float = 1e-3) -> Delta:
     return {name: size * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
 
 
-def test_standing_rises_by_rounds_fades_with_absence_and_falls_with_rejections() -> None:
+def test_reputation_rises_by_rounds_fades_with_absence_and_falls_with_rejections() -> None:
     value = 0.0
     for expected in (0.2, 0.36, 0.488):
         value = after(value, Outcome.POSITIVE, up=0.2, rejected=0.5, cheating=0.0)
@@ -85,7 +85,7 @@ def test_a_flock_of_new_keys_earns_nothing_beside_contributors_with_reputation(
     assert {one["credit"] for one in found.values()} == {250}
 
 
-def test_a_cheat_loses_its_standing_and_the_absent_some_of_theirs(hub: Callable[..., Judged]) -> None:
+def test_a_cheat_loses_its_reputation_and_the_absent_some_of_theirs(hub: Callable[..., Judged]) -> None:
     here = hub()
     work = {who: moved(here, i) for i, who in enumerate(("ann", "bob", "cat"))}
     here.round(work)
@@ -93,11 +93,11 @@ def test_a_cheat_loses_its_standing_and_the_absent_some_of_theirs(hub: Callable[
     found = here.round({"ann": moved(here, 7), "bob": copy})
     assert (found["ann"]["reputation"], found["bob"]["reputation"]) == (0.36, 0.0)
     with here.fed.database.reading() as tx:
-        told = {who: rewards_of(tx, who, here.fed.config.rewards.reputation) for who in work}
-    assert told["cat"]["reputation"] == pytest.approx(0.2 * 0.98)
-    assert [one["reputation"] for one in told["bob"]["rounds"]] == [0.0, 0.2]
-    assert told["bob"]["rounds"][0]["verdict"] == "rejected"
-    assert told["ann"]["rounds"][0]["credit"] == 1000
+        reported = {who: rewards_of(tx, who, here.fed.config.rewards.reputation) for who in work}
+    assert reported["cat"]["reputation"] == pytest.approx(0.2 * 0.98)
+    assert [one["reputation"] for one in reported["bob"]["rounds"]] == [0.0, 0.2]
+    assert reported["bob"]["rounds"][0]["verdict"] == "rejected"
+    assert reported["ann"]["rounds"][0]["credit"] == 1000
     assert here.fed.ledger.verify()["reputations"] == 3
     with here.fed.database.transaction() as tx:
         from gym_server.store.tables import reputations
@@ -147,9 +147,9 @@ def test_a_hub_that_is_stopped_while_it_scores_commits_nothing_and_scores_again(
 
         ids = sorted(tx.scalars(select(updates.c.update_id)).all())
     here.merge(1, ids)
-    (told,) = here.entries("contribution")
-    assert (told["method"], set(told["scores"])) == ("shapley", set(ids))
-    assert told["evaluations"] >= 3
+    (reported,) = here.entries("contribution")
+    assert (reported["method"], set(reported["scores"])) == ("shapley", set(ids))
+    assert reported["evaluations"] >= 3
 
 
 def test_if_nobody_gave_anything_nothing_is_paid_and_the_ledger_says_so() -> None:
@@ -208,13 +208,13 @@ def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str)
         ServerConfig.model_validate(config)
 
 
-def test_an_account_tells_scores_credits_and_reputation(hub: Callable[..., Judged]) -> None:
+def test_an_account_reports_scores_credits_and_reputation(hub: Callable[..., Judged]) -> None:
     here = hub()
     ann = here.fed.accounts.meet(SigningKey.generate().public_key)
     here.round({ann: moved(here, 1), "bob": moved(here, 2)})
-    told = json.loads(Hub(here.fed, Wakeups())._account(ann).rewards_json)
-    assert (told["reputation"], told["balance"]) == (0.2, 500)
-    (line,) = told["rounds"]
+    reported = json.loads(Hub(here.fed, Wakeups())._account(ann).rewards_json)
+    assert (reported["reputation"], reported["balance"]) == (0.2, 500)
+    (line,) = reported["rounds"]
     assert (line["server_round"], line["verdict"], line["method"]) == (1, "merged", "participation")
     assert (line["score"], line["credit"], line["reputation"]) == (None, 500, 0.2)
     assert abs(line["similarity"]) < 0.2

@@ -130,9 +130,9 @@ class Filled:
         scores = {"update_id": update_id, "contributor": self.ids[0], "server_round": 1, "method": "estimate"}
         tx.execute(contributions.insert().values(**scores, score=0.5, similarity=0.25, reputation=0.75))
         tx.execute(reputations.insert().values(contributor=self.ids[0], value=0.75, height=1))
-        told = {"server_round": 1, "height": 1, "method": "estimate", "scores": {update_id: 0.5}}
-        told |= {"similarity": {update_id: 0.25}, "reputations": {self.ids[0]: 0.75}}
-        self.fed.ledger.append(tx, "contribution", told)
+        body = {"server_round": 1, "height": 1, "method": "estimate", "scores": {update_id: 0.5}}
+        body |= {"similarity": {update_id: 0.25}, "reputations": {self.ids[0]: 0.75}}
+        self.fed.ledger.append(tx, "contribution", body)
         import hashlib
 
         digest = hashlib.sha256(b"seed").hexdigest()

@@ -37,8 +37,8 @@ CHAIN = [
 @given(st.integers(0, 10**9), st.integers(1, 3), st.sampled_from(["improvement", "equal"]))
 def test_every_credit_is_given_away_and_none_is_made(amount: int, height: int, policy: Any) -> None:
     rounds = attribute(CHAIN, height, amount, policy)
-    assert sum(told.amount for told in rounds) == amount
-    assert all(sum(told.shares.values()) == told.amount for told in rounds)
+    assert sum(share.amount for share in rounds) == amount
+    assert all(sum(share.shares.values()) == share.amount for share in rounds)
     assert sum(totals(rounds).values()) == amount
 
 
@@ -49,18 +49,18 @@ def test_a_version_pays_its_own_rounds_and_none_after_it() -> None:
 
 
 def test_rounds_weigh_what_they_improved_and_an_unmeasured_one_their_mean() -> None:
-    assert [told.amount for told in attribute(CHAIN, 3, 600)] == [300, 100, 200]
-    assert [told.amount for told in attribute(CHAIN, 3, 600, "equal")] == [200, 200, 200]
+    assert [share.amount for share in attribute(CHAIN, 3, 600)] == [300, 100, 200]
+    assert [share.amount for share in attribute(CHAIN, 3, 600, "equal")] == [200, 200, 200]
 
 
 def test_where_nothing_improved_all_rounds_weigh_alike() -> None:
     worse = [PaidVersion(h, f"sha256:{h}", h, -0.1, {ANN: 1}) for h in (1, 2)]
-    assert [told.amount for told in attribute(worse, 2, 10)] == [5, 5]
+    assert [share.amount for share in attribute(worse, 2, 10)] == [5, 5]
 
 
 def test_a_round_that_credited_nobody_is_left_out_and_without_any_nobody_is_paid() -> None:
     empty = PaidVersion(1, "sha256:none", 1, 5.0)
-    assert [told.height for told in attribute([empty, *CHAIN[1:]], 3, 10)] == [2, 3]
+    assert [share.height for share in attribute([empty, *CHAIN[1:]], 3, 10)] == [2, 3]
     with pytest.raises(GymError, match="no round up to version 1 credited anybody"):
         attribute([empty], 1, 10)
 
@@ -97,16 +97,16 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
                 fed.keys.first(tx, who, key)
             for paid in CHAIN:
                 losses = (1.0, 1.0 - paid.improvement) if paid.improvement is not None else (None, None)
-                told = {
+                share = {
                     "height": paid.height,
                     "digest": paid.digest,
                     "server_round": paid.server_round,
                     "heldout_before": losses[0],
                     "heldout_after": losses[1],
                 }
-                fed.ledger.append(tx, "version", {**told, "soup": "soup"})
+                fed.ledger.append(tx, "version", {**share, "soup": "soup"})
                 row = {"soup_sha256": "soup", "soup_bytes": 1, "num_updates": 1, "committed_at": time.time()}
-                tx.execute(versions.insert().values(**told, **row))
+                tx.execute(versions.insert().values(**share, **row))
                 ended = {"state": "committed", "base_height": paid.height - 1, "opened_at": 0.0, "reason": ""}
                 ended |= {"server_round": paid.server_round, "closed_at": time.time()}
                 tx.execute(rounds.insert().values(**ended))
@@ -193,7 +193,7 @@ def test_options_that_do_not_go_together_are_refused(hub: Federation, options: t
     assert caught.value.code is ErrorCode.USAGE
 
 
-def test_show_head_export_and_verify_tell_of_one_ledger(hub: Federation, tmp_path: Path) -> None:
+def test_show_head_export_and_verify_agree_on_one_ledger(hub: Federation, tmp_path: Path) -> None:
     entries = run(hub, "show")
     assert [e["sequence"] for e in run(hub, "show", "--kind", "credit", "--limit", "2")] == [2, 3]
     assert [e["sequence"] for e in run(hub, "show", "--contributor", BOB, "--from", "4")] == [5, 9]

@@ -105,32 +105,32 @@ def test_a_thousand_that_join_at_once_are_a_few_lines(
 ) -> None:
     crowd = Snapshot(members={f"c{n}": f"n{n}" for n in range(1000)})
     monkeypatch.setattr(live, "look", lambda _: crowd)
-    told: list[HubEvent] = []
-    Watcher(fed, told.append, None)._step(Snapshot())
-    assert len(told) == live._MAX_LINES + 1
-    assert told[-1].text == f"and {1000 - live._MAX_LINES} more changes"
+    events: list[HubEvent] = []
+    Watcher(fed, events.append, None)._step(Snapshot())
+    assert len(events) == live._MAX_LINES + 1
+    assert events[-1].text == f"and {1000 - live._MAX_LINES} more changes"
     many = Snapshot(1, "collecting", None, {n: TaskProgress(f"n{n}", "") for n in range(1000)})
     assert len(rendered(region(many)).splitlines()) == live._MAX_SHOWN + 2
 
 
-def test_the_watcher_tells_while_its_block_runs_and_leaves_the_database_alone(fed: Federation) -> None:
-    told: list[HubEvent] = []
+def test_the_watcher_reports_while_its_block_runs_and_leaves_the_database_alone(fed: Federation) -> None:
+    events: list[HubEvent] = []
     console = TextConsole()
     console.file, console._force_terminal, console.width = io.StringIO(), True, 100
-    with Watcher(fed, told.append, console):
+    with Watcher(fed, events.append, console):
         enrol(fed, 1, NASTY)
         end = time.monotonic() + SECONDS
-        while not told and time.monotonic() < end:
+        while not events and time.monotonic() < end:
             time.sleep(0.05)
-    assert [event.kind for event in told] == ["joined"]
-    assert json.dumps(told[0].fields)
+    assert [event.kind for event in events] == ["joined"]
+    assert json.dumps(events[0].fields)
     assert "\x1b[2J" not in console.file.getvalue()
 
 
-def test_what_changes_before_the_watchers_thread_runs_is_told(
+def test_what_changes_before_the_watchers_thread_runs_is_reported(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[HubEvent] = []
+    events: list[HubEvent] = []
     watch = Watcher._watch
     late = threading.Event()
 
@@ -139,16 +139,16 @@ def test_what_changes_before_the_watchers_thread_runs_is_told(
         watch(watcher)
 
     monkeypatch.setattr(Watcher, "_watch", later)
-    with Watcher(fed, told.append, None):
+    with Watcher(fed, events.append, None):
         enrol(fed, 1, "ann")
         late.set()
-    assert [event.kind for event in told] == ["joined"]
+    assert [event.kind for event in events] == ["joined"]
 
 
 def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
     fed: Federation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[HubEvent] = []
+    events: list[HubEvent] = []
     tries: list[int] = []
 
     def away(_: Federation) -> Snapshot:
@@ -158,7 +158,7 @@ def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
         raise StoreAway(GymError(ErrorCode.UNAVAILABLE, "postgresql://hub@host/db: gone"))
 
     monkeypatch.setattr(live, "_POLL_SECONDS", 0.01)
-    with Watcher(fed, told.append, None):
+    with Watcher(fed, events.append, None):
         with monkeypatch.context() as patch:
             patch.setattr(live, "look", away)
             end = time.monotonic() + SECONDS
@@ -166,10 +166,10 @@ def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
                 assert time.monotonic() < end, "the watcher is gone"
                 time.sleep(0.01)
         enrol(fed, 1, "ann")
-        while not told:
+        while not events:
             assert time.monotonic() < end, "the watcher is gone"
             time.sleep(0.01)
-    assert [event.kind for event in told] == ["joined"]
+    assert [event.kind for event in events] == ["joined"]
     assert caplog.text.count("cannot show the state") == 1
 
 
@@ -213,7 +213,7 @@ def rendered(shown: Any) -> str:
     return console.file.getvalue()
 
 
-def test_verdicts_of_the_last_round_are_told_before_tasks_of_the_next() -> None:
+def test_verdicts_of_the_last_round_are_reported_before_tasks_of_the_next() -> None:
     people = {"c1": "ann"}
     before = Snapshot(1, "collecting", None, {1: TaskProgress("ann", "")}, people)
     now = Snapshot(

@@ -205,7 +205,7 @@ def test_an_update_that_comes_after_the_deadline_says_its_own_hour(run: Callable
     assert spans == [(HOUR, BUCKET_SECONDS), (HOUR, BUCKET_SECONDS), late]
 
 
-def test_a_receipt_opens_its_seal_for_whoever_has_it_and_no_other_words_do(run: Callable[[str], Run]) -> None:
+def test_a_receipt_opens_its_seal_for_its_holder_and_no_other_words_do(run: Callable[[str], Run]) -> None:
     one = run("copy")
     one.whole([400, 500, 600], alter=spoil)
     key = one.fed.key.public_key
@@ -226,7 +226,7 @@ def test_a_receipt_opens_its_seal_for_whoever_has_it_and_no_other_words_do(run: 
             assert refused.value.code is ErrorCode.SIGNATURE_INVALID
 
 
-def test_a_verdict_at_the_door_that_the_hub_tells_is_held_against_its_seal(run: Callable[[str], Run]) -> None:
+def test_a_verdict_at_the_door_that_the_hub_reports_is_held_against_its_seal(run: Callable[[str], Run]) -> None:
     one = run("copy")
     one.whole([400, 500, 600], alter=spoil)
     tally = Tally(KEYS["cat"].contributor)
@@ -234,7 +234,7 @@ def test_a_verdict_at_the_door_that_the_hub_tells_is_held_against_its_seal(run: 
         for entry in fed.ledger.entries():
             tally(entry, entry.body)
     receipt = one.receipts["cat"]
-    told = {
+    reported = {
         "update": receipt.update,
         "server_round": 1,
         "verdict": "refused",
@@ -242,9 +242,9 @@ def test_a_verdict_at_the_door_that_the_hub_tells_is_held_against_its_seal(run: 
         "code": receipt.code,
         "manifest": receipt.manifest,
     }
-    assert tally.contradictions(tally.balance, [told]) == []
-    assert tally.contradictions(tally.balance, [{**told, "verdict": "admitted"}])
-    assert tally.contradictions(tally.balance, [{**told, "reason": "too late"}])
+    assert tally.contradictions(tally.balance, [reported]) == []
+    assert tally.contradictions(tally.balance, [{**reported, "verdict": "admitted"}])
+    assert tally.contradictions(tally.balance, [{**reported, "reason": "too late"}])
 
 
 @pytest.mark.parametrize("column", ["manifest", "code", "reason", "verdict", "server_round"])

@@ -99,8 +99,8 @@ def test_a_crash_between_charge_and_signature_pays_once_and_is_let_finish(
     manifest = manifest_of(rounds.call(rounds.task(recipe=PRIVATE)))
     assert PrivacyBook(rounds.home).charges() == [before]
     assert manifest.delta_sha256 == before.delta
-    told = rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task(recipe=PRIVATE, server_round=2))
-    assert "over this machine's max_epsilon" in told
+    shown = rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task(recipe=PRIVATE, server_round=2))
+    assert "over this machine's max_epsilon" in shown
     assert not list(rounds.home.tasks.glob("*/run"))  # refused before training
 
 
@@ -131,7 +131,7 @@ def replace_count(count: int) -> NoiseEvent:
     return NoiseEvent(noise_multiplier=1.0, sampling_probability=0.25, count=count)
 
 
-def test_the_terms_tell_a_round_and_all_rounds_before_joining(home: Home) -> None:
+def test_the_terms_show_a_round_and_all_rounds_before_joining(home: Home) -> None:
     book = PrivacyBook(home)
     book.charge(CHARGE)
     recipe = TrainingRecipe(**PRIVATE)
@@ -162,8 +162,8 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
     assert "by itself" in refusal(lambda: check_promises(Policy(require_secure_aggregation=True), promised))
     rounds.home.policy_path.write_text("require_secure_aggregation: true\n")
     assert "secure_aggregation" in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task())
-    for told in ('{"mechanism": "none"}', '{"epsilon": NaN, "target_delta": 1e-5}', '{"epsilon": 1.0}'):
-        assert "cannot be read" in refusal(lambda told=told: Promises.parse(f'{{"central": {told}}}'))
+    for shown in ('{"mechanism": "none"}', '{"epsilon": NaN, "target_delta": 1e-5}', '{"epsilon": 1.0}'):
+        assert "cannot be read" in refusal(lambda shown=shown: Promises.parse(f'{{"central": {shown}}}'))
     worthless = Promises({"epsilon": 0.1, "target_delta": 0.5})
     assert "any epsilon is small" in refusal(lambda: check_promises(Policy(), worthless))
     loose = TrainingRecipe(**{**PRIVATE, "privacy": {"noise_multiplier": 1.0, "target_delta": 0.01}})
@@ -228,17 +228,17 @@ def test_a_hub_that_promises_less_than_was_shown_gets_no_further_round(
     require_as_promised(Policy(), promised, promised)
 
 
-def test_what_the_hub_spent_on_the_contributor_is_told_once_it_changes(scene: Scene) -> None:
+def test_what_the_hub_spent_on_the_contributor_is_shown_once_it_changes(scene: Scene) -> None:
     spent = {"epsilon": 1.948, "target_delta": 1e-5, "rounds": 6}
     scene.hub.rewards_json = json.dumps({"privacy": spent})
     scene.hub.give(scene.task("m1"))
     scene.hub.finish()
     scene.agent(empty).run()
-    (told,) = scene.display.texts("hub-privacy")
-    assert told == "privacy at the hub: epsilon 1.95 is spent on what you sent in 6 rounds (delta 1e-05)"
+    (shown,) = scene.display.texts("hub-privacy")
+    assert shown == "privacy at the hub: epsilon 1.95 is spent on what you sent in 6 rounds (delta 1e-05)"
 
 
-def test_the_hub_is_not_told_why_a_private_task_failed(scene: Scene, rounds: Rounds) -> None:
+def test_the_hub_does_not_get_the_reason_why_a_private_task_failed(scene: Scene, rounds: Rounds) -> None:
     task = rounds.task(server=scene.hub.server, recipe=PRIVATE)
 
     def fail(message: Any, context: Any) -> RecordDict:

@@ -81,18 +81,18 @@ def test_a_member_that_is_a_plug_in_only_here_is_refused() -> None:
     "wrong", [{"name": "a\u202eb"}, {"version": "1 2"}, {"digest": "x"}, {"path": "/etc"}]
 )
 def test_records_that_are_no_records_are_refused(wrong: dict[str, Any]) -> None:
-    told = as_json(plugins_of(SoupRecipe(aggregator="mine")))[0]
-    assert recorded_in(json.dumps({"plugins": [told], "more": 1}))
-    assert recorded_in(json.dumps({"plugins": [{**told, **wrong}]})) == []
-    for values in ([{**told, **wrong}], [told] * 65):
+    recorded = as_json(plugins_of(SoupRecipe(aggregator="mine")))[0]
+    assert recorded_in(json.dumps({"plugins": [recorded], "more": 1}))
+    assert recorded_in(json.dumps({"plugins": [{**recorded, **wrong}]})) == []
+    for values in ([{**recorded, **wrong}], [recorded] * 65):
         with pytest.raises(GymError, match="plugins"):
             read_records(values, "the ledger")
 
 
 def test_what_is_wrong_with_a_record_is_said_with_its_key() -> None:
-    told = as_json(plugins_of(SoupRecipe(aggregator="mine")))[0]
+    recorded = as_json(plugins_of(SoupRecipe(aggregator="mine")))[0]
     with pytest.raises(GymError, match=r"^the ledger: plugins\.0\.version: "):
-        read_records([{**told, "version": "1 2"}], "the ledger")
+        read_records([{**recorded, "version": "1 2"}], "the ledger")
 
 
 def test_a_member_whose_name_no_record_takes_is_refused() -> None:
@@ -129,9 +129,9 @@ def test_a_round_whose_plug_in_is_gone_is_refused_by_that_and_not_by_the_hubs_co
 ) -> None:
     hub = tmp_path / "hub"
     init_hub(hub, "rules", str(tiny_base), "open")
-    told = {"server_round": 3, "height": 1, "plugins": as_json(plugins_of(SoupRecipe(aggregator="mine")))}
+    recorded = {"server_round": 3, "height": 1, "plugins": as_json(plugins_of(SoupRecipe(aggregator="mine")))}
     with Federation.open(hub) as fed, fed.database.transaction() as tx:
-        fed.ledger.append(tx, "version", told)
+        fed.ledger.append(tx, "version", recorded)
     config = hub / "gym-server.yaml"
     values = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump({**values, "soup": {"aggregator": "mine"}}))
@@ -154,7 +154,7 @@ def test_a_round_records_the_codecs_of_soups_and_not_those_of_updates(
 ) -> None:
     install(monkeypatch, {"gym_fed.codecs": {"mine": "json:A", "theirs": "json:B"}})
     init_hub(tmp_path / "hub", "rules", str(tiny_base), "open")
-    told = {
+    recorded = {
         "server_round": 1,
         "recipe": {"codec": {"codec": "dense", "head": "mine-row", "lora_rank": None}},
         "plugins": as_json(records([(CODECS, "mine"), (CODECS, "theirs")])),
@@ -162,5 +162,5 @@ def test_a_round_records_the_codecs_of_soups_and_not_those_of_updates(
     with Federation.open(tmp_path / "hub") as fed:
         assert plugins_of_round(fed, TrainingRecipe()) == []
         with fed.database.transaction() as tx:
-            fed.ledger.append(tx, "version", told)
+            fed.ledger.append(tx, "version", recorded)
         assert [(r.kind, r.name) for r in plugins_of_round(fed, TrainingRecipe())] == [("codec", "mine")]

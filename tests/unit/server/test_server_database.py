@@ -139,7 +139,7 @@ def test_after_a_restart_of_the_server_the_database_goes_on(postgres: PostgresSe
     assert database.setting("kept", "") == "yes"
 
 
-def test_a_server_that_ends_within_a_transaction_is_told_as_away(
+def test_a_server_that_ends_within_a_transaction_is_reported_as_away(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
     database = Database.open(postgres.new_database(), tmp_path)
@@ -267,7 +267,7 @@ def test_the_tests_server_ends_with_a_test_process_that_is_killed() -> None:
     process.wait()
     end = time.monotonic() + SECONDS
     while Path(folder).exists() or Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < end, "the server outlives whoever started it"
+        assert time.monotonic() < end, "the server outlives its starter"
         time.sleep(0.05)
 
 

@@ -52,10 +52,10 @@ EDITS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(EDITS))
-def test_a_key_or_transfer_that_the_ledger_does_not_tell_of_is_found(
+def test_a_key_or_transfer_without_an_entry_in_the_ledger_is_found(
     hub: Hub, owner: SigningKey, name: str
 ) -> None:
-    change, told = EDITS[name]
+    change, message = EDITS[name]
     account, friend = hub.enrol(owner), hub.enrol(other := SigningKey.generate())
     hub.earn(account, 100)
     hub.now += 2 * HOLD
@@ -65,7 +65,7 @@ def test_a_key_or_transfer_that_the_ledger_does_not_tell_of_is_found(
     assert hub.ledger.verify()["transfers"] == 1
     with hub.database.transaction() as tx:
         tx.execute(change)
-    with pytest.raises(GymError, match=told) as caught:
+    with pytest.raises(GymError, match=message) as caught:
         hub.ledger.verify()
     assert caught.value.code is ErrorCode.STATE_CORRUPT
 
@@ -89,26 +89,26 @@ def test_a_transfer_that_its_owner_did_not_sign_is_found(hub: Hub, owner: Signin
     order = TransferOrder(
         sender=account, to=friend, amount=9, server=hub.server, tls="", issued_at=int(hub.now)
     )
-    told = {"transfer": order.digest, "from": account, "to": friend, "amount": 9, "hold_seconds": HOLD}
+    body = {"transfer": order.digest, "from": account, "to": friend, "amount": 9, "hold_seconds": HOLD}
     signature = order.sign(SigningKey.generate()).hex()
-    said = forged(hub, "transfer", **told, statement=order.signed(), signature=signature)
+    said = forged(hub, "transfer", **body, statement=order.signed(), signature=signature)
     assert "is not signed by its key" in said
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [({"to": "c" + "0" * 16}, "something else"), ({"server": "s" + "0" * 16}, "a statement for s")],
     ids=["recipient", "hub"],
 )
 def test_a_transfer_that_its_owner_signed_for_something_else_is_found(
-    hub: Hub, owner: SigningKey, change: dict[str, str], told: str
+    hub: Hub, owner: SigningKey, change: dict[str, str], message: str
 ) -> None:
     account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())
     meant: dict[str, Any] = {"from": account, "to": friend, "amount": 9, "server": hub.server}
     order = TransferOrder.model_validate({**meant, "issued_at": int(hub.now), **change})
     body = {"transfer": order.digest, "from": account, "to": friend, "amount": 9, "hold_seconds": HOLD}
     said = {"statement": order.signed(), "signature": order.sign(owner).hex()}
-    assert told in forged(hub, "transfer", **body, **said)
+    assert message in forged(hub, "transfer", **body, **said)
 
 
 def test_a_transfer_that_settles_early_or_twice_is_found(hub: Hub, owner: SigningKey) -> None:
@@ -117,10 +117,10 @@ def test_a_transfer_that_settles_early_or_twice_is_found(hub: Hub, owner: Signin
     hub.now += 2 * HOLD
     name = hub.transfer(account, owner, friend, 40)["transfer"]
     hub.now += HOLD - 5
-    told = {"transfer": name, "from": account, "to": friend, "amount": 40}
-    assert "settled within its hold period" in forged(hub, "transfer-settled", **told)
+    body = {"transfer": name, "from": account, "to": friend, "amount": 40}
+    assert "settled within its hold period" in forged(hub, "transfer-settled", **body)
     hub.now += 10
-    assert "settled within its hold period" in forged(hub, "transfer-settled", **told)
+    assert "settled within its hold period" in forged(hub, "transfer-settled", **body)
 
 
 def test_a_rotation_a_revocation_and_a_rebinding_that_nobody_signed_are_found(
@@ -131,18 +131,18 @@ def test_a_rotation_a_revocation_and_a_rebinding_that_nobody_signed_are_found(
     history = History()
     for entry in hub.ledger.entries():
         history.add(entry.kind, entry.body)
-    for kind, body, told in (
+    for kind, body, message in (
         ("rotated", {"public_key": evil, "previous_key": owner.public_key.hex()}, "not signed by both keys"),
         ("revoked", {"public_key": owner.public_key.hex(), "by": "owner"}, "no key of it signed"),
         ("rebound", {"public_key": evil, "by": "coordinator"}, "was not revoked"),
         ("enrolled", {"public_key": evil}, "another key than it had"),
         ("rotated", {}, "has not its form"),
     ):
-        with pytest.raises(GymError, match=told):
+        with pytest.raises(GymError, match=message):
             history.add(kind, {**empty, **body, "at": int(hub.now)})
 
 
-def test_a_credit_that_is_told_twice_is_found(hub: Hub, owner: SigningKey) -> None:
+def test_a_credit_that_is_recorded_twice_is_found(hub: Hub, owner: SigningKey) -> None:
     account = hub.enrol(owner)
     hub.earn(account, 100)
     assert "credit 1 is recorded twice" in forged(

@@ -74,16 +74,16 @@ def test_a_revoked_key_does_nothing_until_the_coordinator_binds_another_one(
     assert hub.kinds() == ["enrolled", "revoked", "rebound"]
 
 
-def test_refusals_of_a_revoked_key_are_told_once_a_round(hub: Hub, owner: SigningKey) -> None:
+def test_refusals_of_a_revoked_key_are_recorded_once_per_round(hub: Hub, owner: SigningKey) -> None:
     account = hub.enrol(owner)
     hub.keys.revoke_as_coordinator(account, "sold")
     for call in ("Upload", "Submit", "Work"):
         hub.keys.refused(account, call)
     hub.earn(account, 1)  # another round
     hub.keys.refused(account, "Submit")
-    told = [entry.body for entry in hub.ledger.entries() if entry.kind == "verdict"]
-    assert [(t["server_round"], t["verdict"]) for t in told] == [(0, "refused"), (1, "refused")]
-    assert told[0]["reason"] == "key-revoked: Upload with a revoked key"
+    message = [entry.body for entry in hub.ledger.entries() if entry.kind == "verdict"]
+    assert [(t["server_round"], t["verdict"]) for t in message] == [(0, "refused"), (1, "refused")]
+    assert message[0]["reason"] == "key-revoked: Upload with a revoked key"
     with hub.database.reading() as tx:
         assert len(tx.execute(select(key_refusals)).all()) == 2
 
@@ -107,8 +107,8 @@ def test_a_transfer_settles_after_the_hold_and_only_once(hub: Hub, owner: Signin
     account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())
     hub.earn(account, 100)
     hub.now += HOLD + 1
-    told = hub.transfer(account, owner, friend, 30)
-    assert (told["status"], told["settles_at"]) == ("pending", int(hub.now + HOLD))
+    transfer = hub.transfer(account, owner, friend, 30)
+    assert (transfer["status"], transfer["settles_at"]) == ("pending", int(hub.now + HOLD))
     balance = hub.payouts.balance_and_transfers(account)
     assert (balance["balance"], balance["available"], balance["reserved"]) == (70, 70, 30)
     assert hub.payouts.balance_and_transfers(friend)["balance"] == 0
@@ -177,7 +177,7 @@ def test_a_rotation_after_asking_starts_the_hold_anew(hub: Hub, owner: SigningKe
 
 
 @pytest.mark.parametrize(
-    ("amount", "to", "told"),
+    ("amount", "to", "message"),
     [
         (0, "friend", "an amount of 0"),
         (-5, "friend", "an amount of -5"),
@@ -188,13 +188,13 @@ def test_a_rotation_after_asking_starts_the_hold_anew(hub: Hub, owner: SigningKe
     ids=["zero", "negative", "too-much", "self", "unknown"],
 )
 def test_a_transfer_that_cannot_be_is_refused_by_name(
-    hub: Hub, owner: SigningKey, amount: int, to: str, told: str
+    hub: Hub, owner: SigningKey, amount: int, to: str, message: str
 ) -> None:
     account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())
     hub.earn(account, 100)
     hub.now += 2 * HOLD
     recipient = {"friend": friend, "self": account}.get(to, to)
-    with pytest.raises(GymError, match=told) as caught:
+    with pytest.raises(GymError, match=message) as caught:
         hub.transfer(account, owner, recipient, amount)
     assert caught.value.code is ErrorCode.TRANSFER_REFUSED
 
@@ -242,7 +242,7 @@ def test_only_updates_signed_by_the_revoked_key_are_kept_from_the_merge(hub: Hub
     assert hub.keys.signed_by_revoked(rows) == {"by the old key"}
 
 
-def test_the_ledger_tells_whoever_reads_it_which_key_was_good_when(hub: Hub, owner: SigningKey) -> None:
+def test_the_ledger_shows_its_readers_which_key_was_valid_when(hub: Hub, owner: SigningKey) -> None:
     account, second, third = hub.enrol(owner), SigningKey.generate(), SigningKey.generate()
     hub.rotate(account, owner, second)
     hub.revoke(account, second)
@@ -295,9 +295,9 @@ def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(
     with Federation.open(folder) as fed:
         assert fed.server == server
         assert b"BEGIN PRIVATE KEY" in private_pem(folder / "keys" / "tls.key", fed.passphrase.get)
-    for given, told in (("wrong words", "does not open"), ("", "no terminal")):
+    for given, message in (("wrong words", "does not open"), ("", "no terminal")):
         monkeypatch.setenv("GYM_SERVER_PASSPHRASE", given)
-        with pytest.raises(GymError, match=told) as caught:
+        with pytest.raises(GymError, match=message) as caught:
             Federation.open(folder)
         assert caught.value.code is ErrorCode.KEY_LOCKED
 
@@ -422,7 +422,7 @@ def test_a_rotation_that_the_new_key_did_not_sign_changes_nothing(hub: Hub, owne
     assert hub.log_in(account, owner).contributor == account
 
 
-def test_a_rotation_in_a_ledger_that_the_new_key_did_not_sign_is_found_by_whoever_reads_it(
+def test_a_rotation_in_a_ledger_that_the_new_key_did_not_sign_is_found_by_its_readers(
     hub: Hub, owner: SigningKey
 ) -> None:
     account, new = hub.enrol(owner), SigningKey.generate()
@@ -459,7 +459,7 @@ def test_a_nonce_of_an_earlier_transfer_is_refused_for_another_one(
     assert hub.payouts.balance_and_transfers(account)["reserved"] == 5
 
 
-def test_a_ledger_in_which_a_nonce_moves_credits_twice_is_found_by_whoever_reads_it(
+def test_a_ledger_in_which_a_nonce_moves_credits_twice_is_found_by_its_readers(
     hub: Hub, owner: SigningKey
 ) -> None:
     account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())

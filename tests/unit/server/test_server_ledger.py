@@ -187,8 +187,8 @@ def test_a_database_of_schema_1_is_taken_over_with_its_ledger(tmp_path: Path) ->
     file.execute("INSERT INTO settings VALUES ('schema_version', '1')")
     for sequence in (1, 2, 3):
         body = {"contributor": ANN, "name": "ann", "at": sequence}
-        told = {"sequence": sequence, "kind": "note", "body": body, "previous_hash": previous}
-        digest = canonical_digest(told)
+        fields = {"sequence": sequence, "kind": "note", "body": body, "previous_hash": previous}
+        digest = canonical_digest(fields)
         row = (
             sequence,
             "note",
@@ -228,15 +228,15 @@ def test_an_entry_of_schema_1_that_the_hub_did_not_sign_is_not_taken_over(tmp_pa
 
 
 def rewrite(database: Database, after: int) -> None:
-    """Make everything behind an entry anew, as whoever has the database and not the key would."""
+    """Make everything behind an entry anew, as an attacker with the database and without the key would."""
     with database.transaction() as tx:
         rows = tx.execute(select(ledger).order_by(ledger.c.sequence)).all()
         previous = (after, rows[after - 1].hash) if after else None
         for row in rows[after:]:
             entry = Entry.following(previous, row.kind, {**json.loads(row.body), "amount": 10**6})
             previous = (entry.sequence, entry.hash)
-            told = {"body": entry.body_json, "previous_hash": entry.previous_hash, "hash": entry.hash}
-            tx.execute(ledger.update().where(ledger.c.sequence == row.sequence).values(**told))
+            fields = {"body": entry.body_json, "previous_hash": entry.previous_hash, "hash": entry.hash}
+            tx.execute(ledger.update().where(ledger.c.sequence == row.sequence).values(**fields))
         tx.execute(credits.update().where(credits.c.server_round > after // 2).values(amount=10**6))
         tx.execute(ledger_heads.delete().where(ledger_heads.c.size > after))
 

@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-def test_a_bucket_gives_its_burst_then_its_rate_and_tells_how_long_to_wait() -> None:
+def test_a_bucket_gives_its_burst_then_its_rate_and_returns_how_long_to_wait() -> None:
     clock = Clock()
     buckets = TokenBuckets(rate=2.0, burst=3, clock=clock)
     assert [buckets.take("a") for _ in range(3)] == [0.0, 0.0, 0.0]

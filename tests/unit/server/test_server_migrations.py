@@ -133,7 +133,7 @@ def test_every_migration_follows_the_one_before_it_up_to_the_head_that_the_code_
 
 
 def test_no_migration_reads_todays_tables() -> None:
-    """A step says what was: were it made of today's tables, it would do another thing tomorrow."""
+    """A step records what was: were it made of today's tables, it would do another thing tomorrow."""
     for file in (Path(migrations.__file__).parent / "versions").glob("r*.py"):
         imported = [n.module for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
         assert "gym_server.store.tables" not in imported, file.name

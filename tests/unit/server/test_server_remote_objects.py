@@ -1,4 +1,4 @@
-"""Local copies of a remote object store: whole, within a bound, and never taken from under whoever reads them."""
+"""Local copies of a remote object store: whole, within a bound, and never removed under their readers."""
 
 from __future__ import annotations
 

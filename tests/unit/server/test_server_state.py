@@ -136,19 +136,19 @@ def test_a_version_that_is_written_as_a_folder_is_known_by_its_tensors_too(
     hub: Federation, model: HubModel, tmp_path: Path
 ) -> None:
     merge_next(hub, model)
-    told, again = write_version(hub, tmp_path / "one"), write_version(hub, tmp_path / "two")
-    assert again["base_digest"] == told["base_digest"] != told["digest"]
-    assert BaseSpec.of(load_model(str(tmp_path / "one")).model, "one").digest == told["base_digest"]
+    first, again = write_version(hub, tmp_path / "one"), write_version(hub, tmp_path / "two")
+    assert again["base_digest"] == first["base_digest"] != first["digest"]
+    assert BaseSpec.of(load_model(str(tmp_path / "one")).model, "one").digest == first["base_digest"]
     with hub.database.reading() as tx:
-        digests = hub.base.digest, told["digest"], told["base_digest"]
+        digests = hub.base.digest, first["digest"], first["base_digest"]
         known = [hub.variants.checks.base_of(tx, digest) for digest in digests]
         assert known == ["base", "version 1", "version 1"]
-        with pytest.raises(GymError, match=f"end with 1, {told['digest']}"):
+        with pytest.raises(GymError, match=f"end with 1, {first['digest']}"):
             hub.variants.checks.base_of(tx, "sha256:" + "0" * 64, refuse=True)
 
 
 @pytest.mark.parametrize("kind", ["residual", "optimizer"])
-def test_state_that_is_missing_changed_or_made_up_is_told_by_name(
+def test_state_that_is_missing_changed_or_made_up_is_reported_by_name(
     hub: Federation, model: HubModel, kind: str
 ) -> None:
     merge_next(hub, model)
@@ -185,7 +185,7 @@ def rewrite_ledger(hub: Federation, dropped: set[str]) -> None:
             writer.append(tx, entry.kind, json.loads(canonical_json(keep)))
 
 
-def test_an_entry_of_before_merged_root_and_state_were_told_is_replayed_from_its_verdicts(
+def test_an_entry_of_before_merged_root_and_state_were_recorded_is_replayed_from_its_verdicts(
     hub: Federation, model: HubModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     numbers = [merge_next(hub, model), merge_next(hub, model)]

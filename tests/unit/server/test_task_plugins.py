@@ -1,4 +1,4 @@
-"""What a hub asks for from an installed package: the task names the package, and who lacks it refuses by that name."""
+"""What a hub requires of an installed package: the task names the package, and a client without it refuses by that name."""
 
 from __future__ import annotations
 
@@ -137,35 +137,35 @@ def test_a_soup_in_a_codec_that_the_task_does_not_record_is_refused_before_it_is
     [({"version": "1.1"}, "and here it is of gym-more 1.2"), ({"digest": "0" * 64}, "other files")],
 )
 def test_another_version_or_other_files_are_refused(changes: dict[str, str], said: str) -> None:
-    told = json.loads(mine().model_dump_json())
-    told["plugins"][0] |= changes
+    document = json.loads(mine().model_dump_json())
+    document["plugins"][0] |= changes
     with pytest.raises(GymError, match=said):
-        parse_task(json.dumps(told))
+        parse_task(json.dumps(document))
 
 
 def test_plugins_that_are_no_list_of_plugins_are_refused_like_any_other_key() -> None:
-    told = json.loads(mine().model_dump_json())
-    for wrong in ({"a": 1}, [{"kind": "algorithm"}], [told["plugins"][0]] * 65):
+    document = json.loads(mine().model_dump_json())
+    for wrong in ({"a": 1}, [{"kind": "algorithm"}], [document["plugins"][0]] * 65):
         with pytest.raises(GymError, match="the task is refused") as caught:
-            parse_task(json.dumps({**told, "plugins": wrong}))
+            parse_task(json.dumps({**document, "plugins": wrong}))
         assert caught.value.code is ErrorCode.POLICY_REFUSED
 
 
 def test_what_a_hub_writes_into_keys_reaches_no_terminal_and_has_an_end() -> None:
-    told = json.loads(mine().model_dump_json())
-    told["plugins"][0] |= {f"\x1b[{number}m": 1 for number in range(1000)}
+    document = json.loads(mine().model_dump_json())
+    document["plugins"][0] |= {f"\x1b[{number}m": 1 for number in range(1000)}
     with pytest.raises(
         GymError, match=r"the task is refused: plugins\.0\.\\x1b\[0m: unknown key; "
     ) as caught:
-        parse_task(json.dumps(told))
+        parse_task(json.dumps(document))
     assert "\x1b" not in caught.value.message
     assert len(caught.value.message) <= 2000
 
 
 def test_a_task_of_our_own_members_is_written_as_it_always_was() -> None:
-    told = json.loads(task(algorithm="dpo", finetuning="lora").model_dump_json())
-    assert "plugins" not in told
-    assert list(told)[-1] == "secure_aggregation"
+    document = json.loads(task(algorithm="dpo", finetuning="lora").model_dump_json())
+    assert "plugins" not in document
+    assert list(document)[-1] == "secure_aggregation"
 
 
 def test_a_contributor_allows_a_packages_algorithm_only_by_name() -> None:
@@ -184,10 +184,10 @@ def test_what_does_not_federate_cannot_be_asked_for(recipe: dict[str, str]) -> N
 
 
 def test_a_key_that_is_no_section_of_the_chosen_is_refused() -> None:
-    told = json.loads(mine().model_dump_json())
+    document = json.loads(mine().model_dump_json())
     for key in ("command", "dpo", "seed_file"):
         with pytest.raises(GymError, match=key):
-            parse_task(json.dumps({**told, "recipe": {**told["recipe"], key: {"path": "/etc"}}}))
+            parse_task(json.dumps({**document, "recipe": {**document["recipe"], key: {"path": "/etc"}}}))
 
 
 def test_a_hub_knows_a_round_that_has_ended_without_the_packages_of_its_task(
