@@ -121,7 +121,7 @@ def test_an_app_of_plain_arrays_withstands_a_malicious_client_with_delta_soup(tm
             assert time.monotonic() < end, logs_of(tmp_path)
             time.sleep(0.5)
     found = json.loads(out.read_text())
-    # Round 1: NaN, so that two replies are left, too few against one malicious client: nothing changes. Round 2: 1e30, refused by
+    # Round 1: NaN, so that two replies are left, too few against one attacker: no change. Round 2: 1e30, refused by
     # its norm. Round 3: a plausible lie, which the trimmed mean drops: half the way from 0 to 1.
     assert found["w"] == [[0.5] * 3] * 2
     assert found["b"] == [0.5] * 3

@@ -237,7 +237,7 @@ def test_too_few_buckets_are_refused_with_the_updates_they_take() -> None:
 
 
 def test_the_first_quantile_that_a_malicious_client_could_set_is_refused_and_the_one_below_is_not() -> None:
-    """Of 20 norms in order, 4 malicious clients may be the last four: number 16 from 0 is the first that may be theirs."""
+    """Of 20 norms in order, the last four may be malicious: number 16 from 0 is the first of them."""
     norms = _of_norms(*[1.0] * 16, *[1e6] * 4)
     assert max(step("norm_cap", 4, quantile=15 / 19).mix(norms).matrix.diagonal().tolist()) == 1.0
     for last in (16 / 19 + 1e-9, 1.0):
@@ -256,7 +256,9 @@ def test_as_many_malicious_clients_as_a_median_withstands_set_no_norm(name: str,
     updates = _of_norms(*honest, *[1e9] * malicious)
     lengths = [
         f * n
-        for f, n in zip(_factors(step(name, malicious).mix(updates)), [*honest, *[1e9] * malicious], strict=True)
+        for f, n in zip(
+            _factors(step(name, malicious).mix(updates)), [*honest, *[1e9] * malicious], strict=True
+        )
     ]
     assert max(lengths) <= max(honest) * (1 + 1e-6)
     if name == "equal_norm":

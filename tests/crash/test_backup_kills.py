@@ -56,7 +56,9 @@ def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
         assert command(*backup, failpoint=line).returncode == -9, line
         assert manifests(place) == [only], f"killed at {line}, a backup is none"
     checked = command("check", "--backup", str(place))
-    assert json.loads(checked.stdout)["snapshots"] == [first_snapshot["snapshot"]], "and the one before is whole"
+    assert json.loads(checked.stdout)["snapshots"] == [first_snapshot["snapshot"]], (
+        "and the one before is whole"
+    )
     second = command(*backup)
     assert second.returncode == 0, second.stderr
     later = json.loads(second.stdout)
@@ -64,7 +66,15 @@ def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
     assert not [path for path in place.rglob("*") if path.name.endswith(".partial")]
 
     shutil.rmtree(hub.folder)
-    restore = ("restore", "--from", str(place), "--dir", str(hub.folder), "--snapshot", first_snapshot["snapshot"])
+    restore = (
+        "restore",
+        "--from",
+        str(place),
+        "--dir",
+        str(hub.folder),
+        "--snapshot",
+        first_snapshot["snapshot"],
+    )
     stale = command(*restore)
     assert stale.returncode == 74, "a newer snapshot is there"
     for line in RESTORE_KILLS:

@@ -112,7 +112,9 @@ def test_a_receipt_is_kept(after: After, name: str) -> None:
 
 def test_a_head_that_was_seen_is_kept(after: After) -> None:
     root, printed = after("head")
-    assert set(Heads(Home.open(root / HOME), bytes.fromhex(printed["server_key"])).kept()) == {printed["size"]}
+    assert set(Heads(Home.open(root / HOME), bytes.fromhex(printed["server_key"])).kept()) == {
+        printed["size"]
+    }
 
 
 def test_what_was_downloaded_is_whole(after: After) -> None:
@@ -122,7 +124,9 @@ def test_what_was_downloaded_is_whole(after: After) -> None:
 
 def test_what_was_backed_up_is_whole(after: After) -> None:
     root, printed = after("backup")
-    assert sha256_of(root / BACKUP / "objects" / printed["sha256"][:2] / printed["sha256"]) == printed["sha256"]
+    assert (
+        sha256_of(root / BACKUP / "objects" / printed["sha256"][:2] / printed["sha256"]) == printed["sha256"]
+    )
 
 
 def test_settings_are_kept(after: After) -> None:

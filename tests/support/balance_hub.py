@@ -89,7 +89,7 @@ class Hub:
             tls=PLAIN_TEXT,
             issued_at=int(self.now),
         )
-        return self.payouts.ask(sender, order.to_json(), order.sign(key))
+        return self.payouts.request(sender, order.to_json(), order.sign(key))
 
     def kinds(self) -> list[str]:
         return [entry.kind for entry in self.ledger.entries()]

@@ -9,14 +9,14 @@ from gym_fed.config.schema.problems import Problem, Problems
 from gym_fed.kinds import AGGREGATORS
 
 
-def beginners(config: ServerSections) -> int:
+def wanted_participants(config: ServerSections) -> int:
     """Contributors that a secure round waits for before keys are shared."""
     secure = config.secure_aggregation
     assert secure is not None
-    return secure.begin_with or stayers(config)
+    return secure.begin_with or needed_survivors(config)
 
 
-def stayers(config: ServerSections) -> int:
+def needed_survivors(config: ServerSections) -> int:
     """Contributors that must stay to the end."""
     secure = config.secure_aggregation
     assert secure is not None
@@ -35,7 +35,7 @@ def check_secure(config: ServerSections) -> None:
 def _about_rounds(config: ServerSections) -> Iterator[Problem]:
     secure = config.secure_aggregation
     assert secure is not None
-    begin, stay = beginners(config), stayers(config)
+    begin, stay = wanted_participants(config), needed_survivors(config)
     if begin < stay:
         yield Problem(
             "secure_aggregation.begin_with",

@@ -53,7 +53,7 @@ class Session:
     expires: float
     """Unix seconds."""
     has_left: bool = False
-    """Of an account that has left: it may ask for its balance and move it, and nothing else."""
+    """Of an account that has left: it may read its balance and move it, and nothing else."""
 
 
 class Accounts:
@@ -345,7 +345,7 @@ class Accounts:
 
     @contextmanager
     def _signed_for_us(self) -> Iterator[None]:
-        """Says what a signature that does not fit may come from."""
+        """Names what may have caused a signature that does not fit."""
         try:
             yield
         except GymError as error:

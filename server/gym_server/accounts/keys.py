@@ -47,7 +47,7 @@ class Keys:
 
     Args:
         database: Where it is.
-        ledger: Told of every change.
+        ledger: Gets an entry for every change.
         server: Id of the hub.
         tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
         payouts: Transfers that a revocation cancels.
@@ -93,10 +93,10 @@ class Keys:
 
     def history(self) -> dict[str, list[dict[str, Any]]]:
         """Every account's keys, the first one first."""
-        told: dict[str, list[dict[str, Any]]] = {}
+        keys: dict[str, list[dict[str, Any]]] = {}
         with self._database.reading() as tx:
             for row in tx.execute(select(account_keys).order_by(account_keys.c.valid_from)):
-                told.setdefault(row.contributor, []).append(
+                keys.setdefault(row.contributor, []).append(
                     {
                         "public_key": row.public_key.hex(),
                         "status": row.status,
@@ -104,7 +104,7 @@ class Keys:
                         "until": row.valid_until,
                     }
                 )
-        return told
+        return keys
 
     def signed_by_revoked(self, rows: Sequence[Any]) -> set[str]:
         """Of the given rows of ``updates``, the ids of those that a key signed which is revoked by now."""
@@ -199,8 +199,8 @@ class Keys:
                     f"the key that signed was replaced more than {self._hold:g} s ago, or revoked",
                     "ask the coordinator for `gym-server revoke`",
                 )
-            told = {"by": "owner", "statement": statement.signed(), "signature": signature.hex()}
-            self._revoke(tx, account, told)
+            proof = {"by": "owner", "statement": statement.signed(), "signature": signature.hex()}
+            self._revoke(tx, account, proof)
         return {"contributor": contributor, "revoked": account.public_key.hex()}
 
     @rerun
@@ -251,7 +251,7 @@ class Keys:
 
     @rerun
     def refused(self, contributor: str, call: str) -> None:
-        """Tell the ledger that a revoked key was refused: once a contributor and round, whatever it tries."""
+        """Record in the ledger that a revoked key was refused: once per contributor and round."""
         with self._database.transaction() as tx:
             server_round = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
             row = {"contributor": contributor, "server_round": server_round}
@@ -266,7 +266,7 @@ class Keys:
 
     # ---- helpers ----
 
-    def _revoke(self, tx: Connection, account: Any, told: dict[str, Any]) -> int:
+    def _revoke(self, tx: Connection, account: Any, proof: dict[str, Any]) -> int:
         """End everything that the account's key can do; returns how many transfers were cancelled."""
         now, contributor = self._clock(), account.contributor
         self._payouts.settle(tx)
@@ -279,7 +279,7 @@ class Keys:
         tx.execute(update(account_keys).where(keys, current).values(status=REVOKED, valid_until=now))
         tx.execute(update(accounts).where(accounts.c.contributor == contributor).values(status=REVOKED))
         disconnect(tx, contributor)
-        body = {"contributor": contributor, "public_key": account.public_key.hex(), **revoked, **told}
+        body = {"contributor": contributor, "public_key": account.public_key.hex(), **revoked, **proof}
         self._ledger.append(tx, "revoked", body)
         return self._payouts.cancel(tx, contributor, "the sender's key was revoked")
 
@@ -303,7 +303,7 @@ class Keys:
             raise GymError(ErrorCode.USAGE, "the new key was used here before", "make a fresh one")
 
     def _check_signed_before(self, tx: Connection, statement: Rotation, signature: bytes) -> None:
-        """A rotation that took effect already, asked again: the key that it replaced must have signed it."""
+        """A rotation that took effect already, requested again: the key that it replaced must have signed it."""
         keys = (account_keys.c.contributor == statement.rotate) & (account_keys.c.status == ROTATED)
         newest = select(account_keys.c.public_key).where(keys).order_by(account_keys.c.valid_until.desc())
         statement.verify(bytes(tx.scalar(newest.limit(1)) or b""), signature)

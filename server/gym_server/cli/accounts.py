@@ -73,7 +73,7 @@ def rebind(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Give an account whose key was revoked another one. Be sure who asks."""
+    """Give an account whose key was revoked another one. Be sure who requests it."""
     try:
         key = bytes.fromhex(public_key)
     except ValueError as error:
@@ -128,7 +128,7 @@ def whole_id(fed: Any, beginning: str) -> str:
 
 
 def accounts_of(fed: Any) -> list[dict[str, Any]]:
-    """What ``gym-server accounts`` tells, the oldest account first."""
+    """What ``gym-server accounts`` prints, the oldest account first."""
     from sqlalchemy import select
 
     from gym_server.store.tables import accounts as table

@@ -55,9 +55,9 @@ def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found.to_dict())
     else:
-        told = found.head
+        head = found.head
         out.print(
-            f"size {told.size}, round {told.server_round}, hash {told.hash}, root {told.root}, signed by {told.server}"
+            f"size {head.size}, round {head.server_round}, hash {head.hash}, root {head.root}, signed by {head.server}"
         )
 
 
@@ -100,7 +100,7 @@ def _verify_file(file: Path, server: str | None) -> dict[str, Any]:
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"{file} is the ledger of {server_id(key)}, not of {server}",
-            "ask the hub named for its own",
+            "get that hub's own ledger from the hub named",
         )
     return {"server": server_id(key), "entries": checked.entries, "heads": checked.heads}
 
@@ -255,9 +255,9 @@ def attribute(
         print_json({**found.to_dict(), "usage": usage_id, "recorded": is_new})
         return
     by_round: dict[tuple[int, int], int] = {}
-    for told in found.rounds:  # a round is there once for each version that was used
-        where = (told.server_round, told.height)
-        by_round[where] = by_round.get(where, 0) + told.amount
+    for share in found.rounds:  # a round is there once for each version that was used
+        where = (share.server_round, share.height)
+        by_round[where] = by_round.get(where, 0) + share.amount
     for (server_round, height), part in sorted(by_round.items()):
         out.print(f"round {server_round}, version {height}: {part} credits")
     for contributor, part in found.shares.items():

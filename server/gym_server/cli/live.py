@@ -197,15 +197,15 @@ class Watcher(AbstractContextManager["Watcher"]):
 
     Args:
         fed: The hub; its database is only read.
-        tell: Called with every event; None for nobody.
+        on_event: Called with every event; None for nobody.
         console: A terminal that keeps the state at its bottom; None for none.
     """
 
     def __init__(
-        self, fed: Federation, tell: Callable[[HubEvent], None] | None, console: Console | None
+        self, fed: Federation, on_event: Callable[[HubEvent], None] | None, console: Console | None
     ) -> None:
         self._fed = fed
-        self._tell = tell
+        self._on_event = on_event
         self._console = console
         self._is_blind = False
         """Whether the database is away, which the log says once."""
@@ -249,18 +249,18 @@ class Watcher(AbstractContextManager["Watcher"]):
         if now is None:
             return before
         events = changes(before, now)
-        if self._tell is not None:
+        if self._on_event is not None:
             for event in events[:_MAX_LINES]:
-                self._tell(event)
+                self._on_event(event)
             more = len(events) - _MAX_LINES
             if more > 0:
-                self._tell(HubEvent("more", f"and {more} more changes", {"number": more}))
+                self._on_event(HubEvent("more", f"and {more} more changes", {"number": more}))
         return now
 
     def _look(self) -> Snapshot | None:
         try:
             found = look(self._fed)
-        except (SQLAlchemyError, StoreAway) as error:  # the hub goes on; whoever watches sees the last state
+        except (SQLAlchemyError, StoreAway) as error:  # the hub goes on; the display keeps the last state
             if not self._is_blind:
                 log.warning("cannot show the state, and goes on trying: %s", error)
             self._is_blind = True

@@ -41,7 +41,7 @@ Override = Annotated[list[str], typer.Option("--set", help="Override a config va
 
 
 def print_event(event: dict[str, Any]) -> None:
-    """One line of JSON, at once, for whoever follows a running hub."""
+    """One line of JSON, at once, for a program that follows a running hub."""
     typer.echo(json.dumps(event, sort_keys=True))
     sys.stdout.flush()
 

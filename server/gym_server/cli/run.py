@@ -221,7 +221,7 @@ class _Server:
                     log.warning("%s; trying again in %.0f s", away, _AWAY_SECONDS)
                     if self._stop.wait(_AWAY_SECONDS):
                         break
-        except BaseException as error:  # noqa: BLE001 (told to the main thread, which raises it)
+        except BaseException as error:  # noqa: BLE001 (passed to the main thread, which raises it)
             self._failure = error
         finally:
             if not loop.is_closed():

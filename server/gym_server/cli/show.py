@@ -138,10 +138,10 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
         earned = {(row.server_round, row.contributor): row.amount for row in tx.execute(select(credits))}
         rows = tx.execute(select(updates).order_by(updates.c.server_round, updates.c.received_at)).all()
         scores = {row.update_id: row.score for row in tx.execute(select(contributions))}
-    told: dict[int, list[dict[str, Any]]] = {}
+    by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         credit = earned.get((row.server_round, row.contributor), 0) if row.verdict == "merged" else 0
-        told.setdefault(row.server_round, []).append(
+        by_round.setdefault(row.server_round, []).append(
             {
                 "update": row.update_id,
                 "contributor": row.contributor,
@@ -159,7 +159,7 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
     return [
         {
             **line,
-            "updates": told.get(line["server_round"], []),
+            "updates": by_round.get(line["server_round"], []),
             "set_aside": aside.get(str(line["server_round"]), []),
         }
         for line in fed.round_store.history()
@@ -178,8 +178,8 @@ def _set_aside(fed: Federation, names: dict[str, str]) -> dict[str, list[dict[st
         for row in tx.execute(query):
             reason = json.loads(row.receipt)["reason"]
             name = names.get(row.contributor, "?")
-            told = {"contributor": row.contributor, "name": name, "verdict": SET_ASIDE, "reason": reason}
-            found.setdefault(row.group_id, []).append(told)
+            update = {"contributor": row.contributor, "name": name, "verdict": SET_ASIDE, "reason": reason}
+            found.setdefault(row.group_id, []).append(update)
     return found
 
 
@@ -268,7 +268,7 @@ def rewards_shown(fed: Federation) -> dict[str, Any]:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
         sent = tx.scalars(select(updates.c.contributor).distinct()).all()
         people = sorted({*names, *sent})
-        told = {who: rewards_of(tx, who, config.reputation) for who in people}
+        rewards = {who: rewards_of(tx, who, config.reputation) for who in people}
         balances = {who: fed.payouts.balance_of(tx, who) for who in people}
     quality, participation = config.weights
     return {
@@ -277,7 +277,8 @@ def rewards_shown(fed: Federation) -> dict[str, Any]:
         "quality_weight": quality,
         "participation_weight": participation,
         "contributors": [
-            {"contributor": who, "name": names.get(who, ""), **balances[who], **told[who]} for who in people
+            {"contributor": who, "name": names.get(who, ""), **balances[who], **rewards[who]}
+            for who in people
         ],
     }
 

@@ -29,12 +29,12 @@ def variants_table(found: list[dict[str, Any]]) -> TextTable:
     from gym_fed.tables import TextTable
 
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
-    for told in found:
-        public, others = "*" in told["readers"], len(told["readers"])
+    for variant in found:
+        public, others = "*" in variant["readers"], len(variant["readers"])
         who = "everyone" if public else f"{others} others" if others else "its owner"
-        row = (told["owner"], told["variant"], str(told["revision"]), told["base"])
-        size = f"{told['size_bytes']:,}"
-        table.add_row(*row, size, who, told["key_status"])
+        row = (variant["owner"], variant["variant"], str(variant["revision"]), variant["base"])
+        size = f"{variant['size_bytes']:,}"
+        table.add_row(*row, size, who, variant["key_status"])
     return table
 
 
@@ -70,7 +70,7 @@ def allow(
 
 
 def variants_of(fed: Any) -> list[dict[str, Any]]:
-    """What ``gym-server variants list`` tells, by owner and name."""
+    """What ``gym-server variants list`` prints, by owner and name."""
     found: list[dict[str, Any]] = []
     page = ""
     while True:

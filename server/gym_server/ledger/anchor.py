@@ -64,7 +64,7 @@ class Anchor:
                 ErrorCode.STATE_CORRUPT,
                 f"ledger: the head of entry {head.size} was signed and is in {self._path}; the database {what}",
                 "the database is an older copy, or was changed. `gym-server restore --fork --dir HUB` signs a "
-                "statement that the hub goes on from there, which every contributor is shown and asked to accept",
+                "statement that the hub goes on from there, which every contributor is shown and has to accept",
             )
 
     def supersede(self) -> None:

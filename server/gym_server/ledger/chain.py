@@ -1,4 +1,4 @@
-"""The ledger: append-only, hash-chained, under signed heads. An entry is written with what it tells of, or not.
+"""The ledger: append-only, hash-chained, under signed heads. An entry is written together with what it records.
 
 Whatever a transaction appends is under a signed head when it commits, and a head is signed over nothing else: entries
 that came into the database in another way stay without one, and are found.
@@ -253,7 +253,7 @@ class Ledger:
             tx.execute(ledger_signatures.delete())
 
     def receipt(self, tx: Connection, sequence: int) -> EntryProof:
-        """What proves an entry to whoever it is given: the head of its own size, signed now if it is the newest."""
+        """What proves an entry to anyone: the head of its own size, signed now if it is the newest."""
         newest = self.sign_head(tx)
         entry = entry_of(tx.execute(select(ledger).where(ledger.c.sequence == sequence)).one())
         own = tx.scalar(select(ledger_heads.c.head).where(ledger_heads.c.size == sequence))
@@ -335,7 +335,7 @@ class Ledger:
             raise GymError(
                 ErrorCode.NOT_FOUND,
                 f"no head of size {size} was signed that holds entry {sequence}",
-                "ask for size 0, which is the newest head",
+                "request size 0, which is the newest head",
             )
         if head.size == sequence:
             return EntryProof(entry_of(row), head)

@@ -1,6 +1,6 @@
 """The verification of a hub's own database: entries, heads, the index of names, and a line for each table.
 
-To add a table: append a ``TableCheck`` to ``CHECKS``. A row that no entry tells of, an entry without its row, and a
+To add a table: append a ``TableCheck`` to ``CHECKS``. A row without its entry, an entry without its row, and a
 value that differs are all found.
 """
 
@@ -36,25 +36,25 @@ from gym_server.store.tables import (
     versions,
 )
 
-Told = Iterable[tuple[Hashable, Any]]
+Recorded = Iterable[tuple[Hashable, Any]]
 """Keys and values; of two with one key the later one holds."""
 
 
 @dataclass(frozen=True)
 class TableCheck:
-    """How a table and the ledger tell of the same things.
+    """How a table and the ledger record the same things.
 
     Attributes:
         name: Plural, for the report.
-        kinds: Of the entries that tell of them.
-        told: An entry's kind and body, to keys and values.
+        kinds: Kinds of the entries that record them.
+        recorded: An entry's kind and body, to keys and values.
         rows: The table's rows.
         row: A row, to its key and value.
     """
 
     name: str
     kinds: tuple[str, ...]
-    told: Callable[[str, dict[str, Any]], Told]
+    recorded: Callable[[str, dict[str, Any]], Recorded]
     rows: Select[Any]
     row: Callable[[Any], tuple[Hashable, Any]]
 
@@ -156,7 +156,7 @@ CHECKS: list[TableCheck] = [
         lambda row: (row.update_id, (row.score, row.similarity)),
     ),
     TableCheck(
-        "reputations of rounds",
+        "round_reputations",
         ("contribution",),
         lambda kind, body: [
             ((body["server_round"], who), value) for who, value in body["reputations"].items()
@@ -195,7 +195,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
     Raises:
         GymError: ``STATE_CORRUPT`` naming the first entry, head or row that does not fit.
     """
-    told: dict[str, dict[Any, Any]] = {check.name: {} for check in CHECKS}
+    recorded: dict[str, dict[Any, Any]] = {check.name: {} for check in CHECKS}
     named: set[tuple[int, str]] = set()
     times = Times()
     columns = ColumnChecks()
@@ -206,7 +206,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
         columns.add(entry, body)
         for check in CHECKS:
             if entry.kind in check.kinds:
-                told[check.name].update(check.told(entry.kind, body))
+                recorded[check.name].update(check.recorded(entry.kind, body))
 
     newest = anchor.read() if anchor is not None else None
     with database.reading() as tx:
@@ -226,7 +226,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
         if anchor is not None:
             anchor.compare(tx, signed, newest)
         _check_names(tx, named)
-        counts = {check.name: _compare(tx, check, told[check.name]) for check in CHECKS}
+        counts = {check.name: _compare(tx, check, recorded[check.name]) for check in CHECKS}
         times.compare(tx, progress.history)
         columns.compare(tx, progress.history)
     return {"entries": checked.entries, "heads": checked.heads, **counts}
@@ -248,19 +248,21 @@ def _check_names(tx: Connection, named: set[tuple[int, str]]) -> None:
         raise corrupt(f"the index of names is wrong on entry {sequence} and {contributor}")
 
 
-def _compare(tx: Connection, check: TableCheck, told: dict[Any, Any]) -> int:
+def _compare(tx: Connection, check: TableCheck, recorded: dict[Any, Any]) -> int:
     count = 0
     for row in tx.execute(check.rows):
         count += 1
         key, value = check.row(row)
-        if key not in told:
+        if key not in recorded:
             raise corrupt(f"{check.name}: {_readable(key)} is in the database and not in the ledger")
-        if (says := told.pop(key)) != value:
+        if (says := recorded.pop(key)) != value:
             raise corrupt(
                 f"{check.name}: {_readable(key)} is {_readable(value)}, the ledger says {_readable(says)}"
             )
-    if told:
-        raise corrupt(f"{check.name}: {_readable(next(iter(told)))} is in the ledger and not in the database")
+    if recorded:
+        raise corrupt(
+            f"{check.name}: {_readable(next(iter(recorded)))} is in the ledger and not in the database"
+        )
     return count
 
 

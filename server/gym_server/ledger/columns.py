@@ -274,10 +274,10 @@ class ColumnChecks:
         except GymError as error:
             raise corrupt(f"{where}: {error.message}") from error
         said = signed.manifest
-        told_by_owner = (said.variant, said.owner, said.delta_sha256, said.size_bytes, said.base_digest)
+        signed_by_owner = (said.variant, said.owner, said.delta_sha256, said.size_bytes, said.base_digest)
         columns = ("name", "owner", "delta_sha256", "size_bytes", "base_digest")
         if (
-            told_by_owner != tuple(row[column] for column in columns)
+            signed_by_owner != tuple(row[column] for column in columns)
             or signed.public_key != row["public_key"]
         ):
             raise corrupt(f"{where}: it is not what its owner signed")

@@ -1,8 +1,8 @@
 """What keeps the ledger short, which everybody keeps for good: a pace for each account, and refusals as numbers.
 
-The pace is counted in the ledger itself, so that it outlives restarts and needs no memory. Whoever can log in can send
-forgeries without end: the first of a contributor in a round has an entry of its own, and the others are a number in one
-entry of kind ``refused-summary`` at the round's end.
+The pace is counted in the ledger itself, so that it outlives restarts and needs no memory. Everyone who can log in can
+send forgeries without end: the first of a contributor in a round has an entry of its own, and the others are a number
+in one entry of kind ``refused-summary`` at the round's end.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def require_pace(
     Raises:
         GymError: ``BUSY`` with the minutes to wait.
     """
-    told = (
+    recorded = (
         select(ledger.c.body)
         .join(ledger_subjects, ledger_subjects.c.sequence == ledger.c.sequence)
         .where(ledger_subjects.c.contributor == contributor, ledger.c.kind.in_(kinds))
         .order_by(ledger.c.sequence.desc())
     )
-    earliest = tx.scalar(told.offset(most - 1).limit(1))
+    earliest = tx.scalar(recorded.offset(most - 1).limit(1))
     if earliest is None:
         return
     wait = json.loads(earliest)["at"] + HOUR_SECONDS - now
@@ -76,10 +76,12 @@ def summarise_refusals(tx: Connection, ledger: Ledger, server_round: int) -> Non
         tx.execute(settings.delete().where(settings.c.key == row.key))
         counts = json.loads(row.value)
         if sum(counts.values()) > 1:
-            told = found.setdefault(contributor, {})
+            refused = found.setdefault(contributor, {})
             for code, times in counts.items():
-                told[code] = told.get(code, 0) + times
+                refused[code] = refused.get(code, 0) + times
     if found and ledger.private:
-        found = {who: {ErrorCode.UPDATE_REFUSED.value: sum(told.values())} for who, told in found.items()}
+        found = {
+            who: {ErrorCode.UPDATE_REFUSED.value: sum(refused.values())} for who, refused in found.items()
+        }
     if found:
         ledger.append(tx, SUMMARY, {"server_round": server_round, "refused": found})

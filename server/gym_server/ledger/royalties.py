@@ -1,4 +1,4 @@
-"""Royalties at the hub: from what was used to whom it is credited, and, where asked for, into the ledger, once."""
+"""Royalties at the hub: from what was used to whom it is credited, and on request into the ledger, once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whoever owns a variant, and what part of the amount is theirs."""
+    """The owner of a variant, and the owner's part of the amount."""
 
     contributor: str
     share: float
@@ -45,7 +45,7 @@ class Attribution:
         amount: What was split.
         policy: How rounds were weighed.
         used: What each used version gets of it, by digest.
-        owner: Whoever got a part first, and how much.
+        owner: The owner who got a part first, and how much.
         rounds: What every round gets, for every used version.
         shares: What each contributor gets in all; adds up to ``amount``.
     """
@@ -58,10 +58,10 @@ class Attribution:
     shares: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.told(), "rounds": [told.to_dict() for told in self.rounds]}
+        return {**self.entry_fields(), "rounds": [share.to_dict() for share in self.rounds]}
 
-    def told(self) -> dict[str, Any]:
-        """What the ledger has of it."""
+    def entry_fields(self) -> dict[str, Any]:
+        """What the ledger records of it."""
         return {
             "amount": self.amount,
             "policy": self.policy,
@@ -100,7 +100,7 @@ def attribute_use(
     owned = int(amount * Fraction(str(owner.share))) if owner else 0
     by_height = split(amount - owned, dict(sorted(weights.items())))
     rounds = [
-        told for height, part in by_height.items() for told in attribute(versions, height, part, policy)
+        share for height, part in by_height.items() for share in attribute(versions, height, part, policy)
     ]
     shares = totals(rounds)
     if owner and owned:
@@ -125,7 +125,7 @@ def record(fed: Federation, usage: str, found: Attribution) -> bool:
         GymError: ``REPLAYED`` when the id was recorded with something else; ``TOO_LARGE`` when all royalties together
             would be more than can be counted.
     """
-    body = {"usage": usage, **found.told()}
+    body = {"usage": usage, **found.entry_fields()}
     with fed.database.transaction() as tx:
         before = select(ledger.c.body).where(ledger.c.kind == "royalty").order_by(ledger.c.sequence)
         total = found.amount
@@ -173,15 +173,15 @@ def read_usage(path: Path) -> tuple[dict[str, int], str]:
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
-            name, tokens = str(told["version"] if "version" in told else told["model"]), told["tokens"]
+            row = json.loads(line)
+            name, tokens = str(row["version"] if "version" in row else row["model"]), row["tokens"]
         except (ValueError, KeyError, TypeError) as error:
             raise _bad_line(path, number) from error
         if type(tokens) is not int or tokens < 0:
             raise _bad_line(path, number)
         used[name] = used.get(name, 0) + tokens
     if not sum(used.values()):
-        raise GymError(ErrorCode.DATA_INVALID, f"{path} tells of no tokens", "there is nothing to attribute")
+        raise GymError(ErrorCode.DATA_INVALID, f"{path} counts no tokens", "there is nothing to attribute")
     return {name: tokens for name, tokens in used.items() if tokens}, hashlib.sha256(data).hexdigest()
 
 

@@ -95,10 +95,10 @@ def _compare_keys(tx: Connection, history: History) -> None:
     missing = dict(history.keys)
     for row in tx.execute(select(account_keys)):
         name = row.public_key.hex()
-        told = missing.pop(name, None)
-        if told is None or (row.contributor, row.status) != (told.contributor, told.status):
+        recorded = missing.pop(name, None)
+        if recorded is None or (row.contributor, row.status) != (recorded.contributor, recorded.status):
             raise corrupt(f"keys: {name[:16]} of {row.contributor} is {row.status}, and not so in the ledger")
-        if not (near(row.valid_from, told.since) and near(row.valid_until, told.until)):
+        if not (near(row.valid_from, recorded.since) and near(row.valid_until, recorded.until)):
             raise corrupt(f"keys: {name[:16]} of {row.contributor} has other times than in the ledger")
     if missing:
         raise corrupt(f"keys: {next(iter(missing))[:16]} is in the ledger and not in the database")
@@ -107,8 +107,8 @@ def _compare_keys(tx: Connection, history: History) -> None:
             raise corrupt(f"accounts: {row.contributor} enrolled under another name than {row.name[:40]!r}")
 
 
-def near(stored: float | None, told: int | None, bucket_seconds: int = 0) -> bool:
+def near(stored: float | None, recorded: int | None, bucket_seconds: int = 0) -> bool:
     """Whether a row's time and its entry's, of a span of so many seconds, can be of one transaction."""
-    if stored is None or told is None:
-        return stored is None and told is None
-    return told - SLACK_SECONDS <= stored <= told + max(1, bucket_seconds) + SLACK_SECONDS
+    if stored is None or recorded is None:
+        return stored is None and recorded is None
+    return recorded - SLACK_SECONDS <= stored <= recorded + max(1, bucket_seconds) + SLACK_SECONDS

@@ -117,7 +117,7 @@ def end_of_run(fed: Federation) -> str:
 
 
 def check_promise(fed: Federation) -> None:
-    """Whether the hub can keep what it promises, asked before it serves.
+    """Whether the hub can keep what it promises; checked before it serves.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a budget that is not enough for the first round, for noise that cannot be
@@ -191,8 +191,8 @@ def clipping_norm(fed: Federation) -> float:
     with fed.database.reading() as tx:
         entries = select(ledger.c.body).where(ledger.c.kind == "version").order_by(ledger.c.sequence.desc())
         last = tx.scalar(entries.limit(1))
-    told = json.loads(last).get("privacy") if last else None
-    return float(told["next_clipping_norm"]) if told else privacy.clipping_norm
+    recorded = json.loads(last).get("privacy") if last else None
+    return float(recorded["next_clipping_norm"]) if recorded else privacy.clipping_norm
 
 
 def promise(fed: Federation) -> dict[str, Any]:
@@ -224,10 +224,10 @@ def _promise(tx: Connection, privacy: PrivacyConfig, clip: float) -> dict[str, A
 
 def status_json(fed: Federation) -> str:
     """``StatusReply.privacy_json``; empty where nothing is promised."""
-    told: dict[str, Any] = {"central": promise(fed)} if fed.config.privacy is not None else {}
+    promised: dict[str, Any] = {"central": promise(fed)} if fed.config.privacy is not None else {}
     if fed.config.secure_aggregation is not None:
-        told["secure_aggregation"] = {"threshold": fed.config.secure_aggregation.threshold}
-    return json.dumps(told) if told else ""
+        promised["secure_aggregation"] = {"threshold": fed.config.secure_aggregation.threshold}
+    return json.dumps(promised) if promised else ""
 
 
 def account_of(fed: Federation, contributor: str) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _event(privacy: ReleasePrivacy) -> NoiseEvent:
 
 
 def _events(tx: Connection, contributor: str | None = None) -> list[NoiseEvent]:
-    """What was released of a contributor's updates; of those of whoever was in every round, without one."""
+    """What was released of a contributor's updates; without one, of a contributor who was in every round."""
     columns = (
         privacy_spending.c.server_round,
         privacy_spending.c.mechanism,

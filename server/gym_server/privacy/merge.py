@@ -26,7 +26,7 @@ from gym_server.federation import Federation
 from gym_server.privacy.budget import clipping_norm
 from gym_server.store.tables import privacy_seeds
 
-_TOLD = ("mechanism", "noise_multiplier", "clipping_norm", "clipping", "adaptive_clipping")
+_RECORDED = ("mechanism", "noise_multiplier", "clipping_norm", "clipping", "adaptive_clipping")
 
 
 def begin_merge(fed: Federation, spec: TaskSpec | None, merging: Sequence[str]) -> PrivateMerge | None:
@@ -38,17 +38,22 @@ def begin_merge(fed: Federation, spec: TaskSpec | None, merging: Sequence[str]) 
     if privacy is None or spec is None:
         return None
     clip = clipping_norm(fed)
-    told = {**privacy.model_dump(mode="json"), "clipping_norm": clip}
-    rules = {"privacy": {key: told[key] for key in _TOLD}, "soup": fed.config.soup.model_dump(mode="json")}
+    settings = {**privacy.model_dump(mode="json"), "clipping_norm": clip}
+    rules = {
+        "privacy": {key: settings[key] for key in _RECORDED},
+        "soup": fed.config.soup.model_dump(mode="json"),
+    }
     seed = draw_seed(fed, spec.server_round, canonical_digest({"merging": sorted(merging), **rules}))
     return private_round(rules["privacy"], spec, fed.base, seed)
 
 
-def private_round(told: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateMerge:
-    """A private merge from what the ledger's version entry says of it (``told_of``), the round's task, and its seed."""
-    adaptive = told["adaptive_clipping"]
+def private_round(recorded: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateMerge:
+    """A private merge from the fields of the version's entry (``entry_fields``), the round's task, and its seed."""
+    adaptive = recorded["adaptive_clipping"]
     return PrivateMerge(
-        ReleasePrivacy.model_validate({key: told[key] for key in _TOLD if key != "adaptive_clipping"}),
+        ReleasePrivacy.model_validate(
+            {key: recorded[key] for key in _RECORDED if key != "adaptive_clipping"}
+        ),
         seed,
         trained_tensors(spec.recipe, base),
         _frozen_a(spec),
@@ -56,12 +61,12 @@ def private_round(told: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: by
     )
 
 
-def told_of(private: PrivateMerge | None, report: PrivateReport | None) -> dict[str, Any] | None:
+def entry_fields(private: PrivateMerge | None, report: PrivateReport | None) -> dict[str, Any] | None:
     """For the ledger's version entry: with the seed, which only the operator has, it makes the noise again."""
     if private is None or report is None:
         return None
     return {
-        **private.privacy.model_dump(mode="json", include={*_TOLD}),
+        **private.privacy.model_dump(mode="json", include={*_RECORDED}),
         "adaptive_clipping": private.adaptive.model_dump(mode="json") if private.adaptive else None,
         "coordinates": report.coordinates,
         "next_clipping_norm": report.next_clipping_norm,

@@ -2,7 +2,7 @@
 
 The round's states stay what they are: the first three stages are ``collecting``; the freeze to ``merging`` fixes who
 survives, and the last two come after it. A stage ends when everybody it still can hear from has spoken and enough
-have, or at its deadline; who comes back in time is asked again, who comes later sits the round out.
+have, or at its deadline; a node that comes back in time gets the request again, a later one sits the round out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from sqlalchemy import select
 
-from gym_fed.config.hub.secure import beginners, stayers
+from gym_fed.config.hub.secure import needed_survivors, wanted_participants
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
@@ -62,7 +62,7 @@ class SecureAggregationRound:
         current: The round, with its task.
         content: The task's records; the stages' own messages are added.
         take: Judges a reply to the training.
-        should_stop: Asked between polls.
+        should_stop: Called between polls.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SecureAggregationRound:
         self._pace = Pace(fed)
 
     def run(self) -> bool:
-        """Go on from whatever stage the round is in; False when told to stop before its end."""
+        """Continue from the stage the round is in; False when stopped before its end."""
         while not self._should_stop():
             stage = self._stages.current(self._number)
             self._push(stage)
@@ -118,9 +118,9 @@ class SecureAggregationRound:
         content = self._content()
         if stage.name != TRAIN:
             del content["soups"]
-        told = self._told(stage, node)
-        if told is not None:
-            content[RECORD] = ConfigRecord({"json": told.model_dump_json()})
+        record = self._record_for(stage, node)
+        if record is not None:
+            content[RECORD] = ConfigRecord({"json": record.model_dump_json()})
         kind = MessageType.TRAIN if stage.name == TRAIN else f"{MessageType.QUERY}.{ACTIONS[stage.name]}"
         return Message(
             content=content,
@@ -130,7 +130,7 @@ class SecureAggregationRound:
             ttl=max(60.0, self._deadline(stage) - time.time()),
         )
 
-    def _told(self, stage: Stage, node: int) -> StrictModel | None:
+    def _record_for(self, stage: Stage, node: int) -> StrictModel | None:
         if stage.name == SHARE:
             return self._stages.participants(self._number)
         if stage.name == TRAIN:
@@ -266,15 +266,17 @@ class SecureAggregationRound:
             most = 2 * self._threshold - 1
             if len(replied) > most:
                 log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
-            replied, wanted = replied[:most], beginners(self._fed.config)
-            if time.time() >= self._spec.deadline_seconds and len(replied) < stayers(self._fed.config):
+            replied, wanted = replied[:most], wanted_participants(self._fed.config)
+            if time.time() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
+                self._fed.config
+            ):
                 return self._abort(f"{len(replied)} contributors began at the deadline")
             if tasks and all(outcome == "failed" for _, outcome in tasks.values()):
                 return self._abort(f"all {len(tasks)} contributors failed to begin")
-            if len(replied) < stayers(self._fed.config):
-                return False  # whoever comes in time begins it
+            if len(replied) < needed_survivors(self._fed.config):
+                return False  # those who come in time begin it
         else:
-            wanted = stayers(self._fed.config)
+            wanted = needed_survivors(self._fed.config)
         outstanding = any(outcome == "" for _, outcome in tasks.values())
         over = stage.name != ADVERTISE and self._is_over(stage)
         over = over or time.time() >= self._stage_ends(stage, wanted)
@@ -284,7 +286,7 @@ class SecureAggregationRound:
             )
         if not over and (outstanding or len(replied) < wanted):
             return False
-        if len(replied) < stayers(self._fed.config):
+        if len(replied) < needed_survivors(self._fed.config):
             return self._abort(f"{len(replied)} contributors shared their keys")
         following = {ADVERTISE: SHARE, SHARE: TRAIN}[stage.name]
         self._stages.begin(self._number, following, replied)
@@ -293,10 +295,10 @@ class SecureAggregationRound:
 
     def _trained(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
         admitted = len(self._fed.round_store.admitted(self._number))
-        enough, over = admitted >= stayers(self._fed.config), self._is_over(stage)
+        enough, over = admitted >= needed_survivors(self._fed.config), self._is_over(stage)
         if enough and not over:
             ends = self._pace.round_ends(
-                self._fed.round_store.require(self._number), stayers(self._fed.config)
+                self._fed.round_store.require(self._number), needed_survivors(self._fed.config)
             )
             over = ends is not None and time.time() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
@@ -316,7 +318,7 @@ class SecureAggregationRound:
         if stage.members is None:
             return False
         failed = sum(outcome == "failed" for _, outcome in tasks.values())
-        return len(stage.members) - failed < stayers(self._fed.config)
+        return len(stage.members) - failed < needed_survivors(self._fed.config)
 
     def _stage_ends(self, stage: Stage, wanted: int) -> float:
         """The stage's deadline; sooner where as many have answered as are wanted, by what stages take here."""
@@ -332,7 +334,7 @@ class SecureAggregationRound:
         messages = {row.message_id for row in rows if row.update_id not in revoked}
         tasks = self._fed.round_store.tasks(self._number)
         survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
-        if len(survivors) < stayers(self._fed.config):
+        if len(survivors) < needed_survivors(self._fed.config):
             return self._abort(f"{len(survivors)} masked updates of keys that stand")
         self._stages.begin(self._number, CONFIRM, survivors)
         failpoint(f"secure-{CONFIRM}")
@@ -378,7 +380,7 @@ class SecureAggregationRound:
         return True
 
     def _abort(self, why: str) -> bool:
-        needed = stayers(self._fed.config)
+        needed = needed_survivors(self._fed.config)
         if self._objectors:
             why = f"{len(self._objectors)} participants report that they were given different tasks; {why}"
         self._fed.round_store.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")

@@ -36,7 +36,7 @@ class Stage:
 
     Attributes:
         name: One of ``STAGES``.
-        members: Nodes that it is for; None for whoever is there.
+        members: Nodes that it is for; None for all that are connected.
         started_at: Unix time.
     """
 
@@ -73,7 +73,7 @@ class Stages:
         return list(stage.members or []) if stage else []
 
     def current(self, server_round: int) -> Stage:
-        """The latest stage; the first one is begun for whoever is there."""
+        """The latest stage; the first one is begun for all that are connected."""
         self.begin(server_round, ADVERTISE, None)
         begun = [stage for name in STAGES if (stage := self.get(server_round, name)) is not None]
         return begun[-1]
@@ -86,7 +86,7 @@ class Stages:
         return {int(row.node_id): (row.message_id, row.outcome) for row in rows}
 
     def record_task(self, server_round: int, name: str, node_id: int, message_id: str) -> None:
-        """Note that a node was asked (again, when its lease was lost)."""
+        """Note that a node was sent the stage's task (again, when its lease was lost)."""
         key = _key(server_round, name, node_id)
         with self._database.transaction() as tx:
             tx.execute(secure_messages.delete().where(key))
@@ -122,7 +122,7 @@ class Stages:
         return {node: found[node] for node in self.members(server_round, name)}
 
     def participants(self, server_round: int) -> Participants:
-        """Who has begun, as everybody is told."""
+        """Who has begun, as sent to all of them."""
         adverts = self.adverts(server_round, SHARE).values()
         return Participants(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
 

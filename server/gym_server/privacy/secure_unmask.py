@@ -49,7 +49,7 @@ class SecureSum:
         """Name and ``[size]`` sums of votes; see ``sum_masked``."""
         return sum_masked(self.paths, spec, self.masks, self.bits)
 
-    def told(self) -> dict[str, Any]:
+    def entry_fields(self) -> dict[str, Any]:
         """For the ledger's version entry: with the objects and the shares it makes the sum again."""
         return {
             "voters": self.voters,

@@ -103,7 +103,9 @@ def appraise(
 
     def write(tx: Connection, height: int) -> None:
         groups = [[update_of[one] for one in group] for group in found.together]
-        account = RoundContributions(height, contributions, measured.told, clusters, groups, found.unpaid)
+        account = RoundContributions(
+            height, contributions, measured.measurement, clusters, groups, found.unpaid
+        )
         record(tx, fed.ledger, server_round, account, config.reputation)
 
     judgements = [
@@ -113,7 +115,7 @@ def appraise(
 
 
 def reputation_weights(fed: Federation, contributors: Sequence[str]) -> list[float] | None:
-    """Weights of updates by their contributors' reputations; None where the recipe does not ask for them."""
+    """Weights of updates by their contributors' reputations; None where the recipe does not use them."""
     floor = fed.config.soup.reputation_floor
     if floor is None:
         return None
@@ -137,13 +139,13 @@ def _measured(
 ) -> RoundScores:
     config = fed.config.rewards
     if not config.measures:
-        return RoundScores({}, told={"method": config.score})
+        return RoundScores({}, measurement={"method": config.score})
     if CONTRIBUTIONS.type_of(config.score).from_screens:
         scores = {row.update_id: round(-(j.heldout_change or 0.0), DIGITS) for row, j in merged}
         share = fed.config.soup.server_learning_rate / max(1, len(merged))
         luck = luck_of_improvement(fed, model, [row for row, _ in merged], share)
         return RoundScores(
-            scores, luck, told={"method": config.score, "evaluations": len(merged) + 1 + GRADIENT_COST}
+            scores, luck, measurement={"method": config.score, "evaluations": len(merged) + 1 + GRADIENT_COST}
         )
     return score_updates(
         fed,

@@ -1,7 +1,7 @@
-"""Credits that change hands: asked for now, settled when the hold period is over, cancelled when the key is revoked.
+"""Credits that change hands: requested now, settled when the hold period is over, cancelled when the key is revoked.
 
-A transfer settles when ``hold_seconds`` have passed since it was asked for and since the sender's key last changed, so
-that whoever was robbed of a key has that long to revoke it; a shorter period that comes later is not for it. Credits
+A transfer settles when ``hold_seconds`` have passed since the request and since the sender's key last changed, so
+that the owner of a stolen key has that long to revoke it; a shorter period that comes later is not for it. Credits
 that came in less than that ago stay where they are.
 Whatever is due settles in the same transaction as the next round's commit, or when somebody looks; never twice.
 """
@@ -31,11 +31,11 @@ class Payouts:
 
     Args:
         database: Where they are.
-        ledger: Told of every step.
+        ledger: Gets an entry for every step.
         server: Id of the hub.
         tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
         hold_seconds: The hold period.
-        per_hour: Transfers that one account may ask for.
+        per_hour: Transfers that one account may request.
         clock: Unix seconds; tests bring their own.
     """
 
@@ -58,7 +58,7 @@ class Payouts:
         self._clock = clock
 
     @rerun
-    def ask(self, caller: str, statement_json: str, signature: bytes) -> dict[str, Any]:
+    def request(self, caller: str, statement_json: str, signature: bytes) -> dict[str, Any]:
         """Enter a transfer as pending; its amount is reserved from now on. The same order again gets the same answer.
 
         Raises:
@@ -81,7 +81,7 @@ class Payouts:
                 self._check(tx, order)
                 self._enter(tx, order, signature, now)
                 known = tx.execute(select(transfers).where(transfers.c.transfer == order.digest)).one()
-            return self._told(tx, known)
+            return self._transfer_of(tx, known)
 
     def settle(self, tx: Connection) -> int:
         """Settle what is due, in the caller's transaction; returns how many."""
@@ -118,7 +118,10 @@ class Payouts:
                 .order_by(transfers.c.asked_at.desc())
                 .limit(_SHOWN)
             ).all()
-            return {**self.balance_of(tx, contributor), "transfers": [self._told(tx, row) for row in rows]}
+            return {
+                **self.balance_of(tx, contributor),
+                "transfers": [self._transfer_of(tx, row) for row in rows],
+            }
 
     def balance_of(self, tx: Connection, contributor: str) -> dict[str, int]:
         """What a contributor has: earned and received, less what was given away and what is reserved for that."""
@@ -153,7 +156,7 @@ class Payouts:
         if earliest is not None and earliest + HOUR_SECONDS > now:
             raise GymError(
                 ErrorCode.BUSY,
-                f"{sender} asked for {self._per_hour} transfers within an hour",
+                f"{sender} requested {self._per_hour} transfers within an hour",
                 f"try again in {(earliest + HOUR_SECONDS - now) / 60:.0f} minutes",
             )
 
@@ -175,7 +178,7 @@ class Payouts:
         balance = self.balance_of(tx, order.sender)
         if order.amount > balance["available"]:
             raise _refused(
-                f"{order.amount} credits asked for, {balance['available']} of {balance['balance']} can be moved",
+                f"{order.amount} credits requested, {balance['available']} of {balance['balance']} can be moved",
                 f"{balance['held']} are younger than the hold period of {self._hold:g} s, "
                 f"{balance['reserved']} are reserved for other transfers",
             )
@@ -204,7 +207,7 @@ class Payouts:
         }
         self._ledger.append(tx, "transfer", body)
 
-    def _close(self, tx: Connection, row: Any, status: str, told: dict[str, Any]) -> None:
+    def _close(self, tx: Connection, row: Any, status: str, details: dict[str, Any]) -> None:
         tx.execute(
             update(transfers)
             .where(transfers.c.transfer == row.transfer, transfers.c.status == PENDING)
@@ -215,7 +218,7 @@ class Payouts:
             "from": row.sender,
             "to": row.recipient,
             "amount": row.amount,
-            **told,
+            **details,
         }
         self._ledger.append(tx, f"transfer-{status}", body)
 
@@ -236,8 +239,8 @@ class Payouts:
             .order_by(transfers.c.asked_at, transfers.c.transfer)
         )
 
-    def _told(self, tx: Connection, row: Any) -> dict[str, Any]:
-        told = {
+    def _transfer_of(self, tx: Connection, row: Any) -> dict[str, Any]:
+        transfer = {
             "transfer": row.transfer,
             "from": row.sender,
             "to": row.recipient,
@@ -248,8 +251,8 @@ class Payouts:
         if row.status == PENDING:
             where = (account_keys.c.contributor == row.sender) & (account_keys.c.status == "active")
             changed = float(tx.scalar(select(account_keys.c.valid_from).where(where)) or 0.0)
-            told["settles_at"] = int(max(row.asked_at, changed) + max(row.hold_seconds, self._hold))
-        return told
+            transfer["settles_at"] = int(max(row.asked_at, changed) + max(row.hold_seconds, self._hold))
+        return transfer
 
 
 def _number(tx: Connection, query: Select[Any]) -> int:

@@ -1,4 +1,4 @@
-"""Scores and reputations as they are kept: written in the round's transaction, told to contributors and coordinator.
+"""Scores and reputations as they are kept: written in the round's transaction, shown to contributors and coordinator.
 
 ``rewards_of`` is what ``AccountReply.rewards_json`` holds of this, newest first::
 
@@ -22,7 +22,7 @@ from gym_fed.soup.credit.reputation import NEW, Outcome, Reputation, after, befo
 from gym_server.ledger.chain import Ledger
 from gym_server.store.tables import contributions, credits, reputations, updates, versions
 
-_ROUNDS_TOLD = 100
+_MAX_ROUNDS = 100
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def reputations_before(
 def record(
     tx: Connection, ledger: Ledger, server_round: int, account: RoundContributions, config: ReputationConfig
 ) -> None:
-    """Write a round's scores and reputations, and one entry of kind ``contribution`` that tells of them."""
+    """Write a round's scores and reputations, and one entry of kind ``contribution`` that records them."""
     moved = {
         c.contributor: after(
             c.reputation_before, c.outcome, c.share * config.up, config.rejected, config.cheating
@@ -139,7 +139,7 @@ def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> di
             )
             .where(updates.c.contributor == contributor)
             .order_by(updates.c.received_at.desc())
-            .limit(_ROUNDS_TOLD)
+            .limit(_MAX_ROUNDS)
         )
         .mappings()
         .all()

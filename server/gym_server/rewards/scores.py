@@ -43,12 +43,12 @@ class RoundScores:
     Attributes:
         scores: Nats by update; a score that is not finite is not there, and the update earns nothing.
         luck: What blind chance may give each, where the method knows.
-        told: How it was measured, for the ledger.
+        measurement: How it was measured, for the ledger.
     """
 
     scores: dict[str, float]
     luck: dict[str, float] = field(default_factory=dict)
-    told: dict[str, Any] = field(default_factory=dict)
+    measurement: dict[str, Any] = field(default_factory=dict)
 
 
 def score_updates(
@@ -72,7 +72,7 @@ def score_updates(
         coefficients: What each counts for in the aggregate, where the rule weighs whole updates; with 0 it had no part
             in the soup, and scores 0. None: as in the weighted mean.
         weights: Of the updates, where reputations make them; None where the recipe says them.
-        should_stop: Asked before every evaluation.
+        should_stop: Called before every evaluation.
         recipe: By which the soup was made.
         method: Its name.
         options: Keys of its ``Config``.
@@ -84,19 +84,19 @@ def score_updates(
     """
     rule = build_contribution_method(method, options)
     scores = {row.update_id: 0.0 for row in rows}
-    told: dict[str, Any] = {"method": method, "options": rule.config.model_dump(mode="json")}
+    measurement: dict[str, Any] = {"method": method, "options": rule.config.model_dump(mode="json")}
     with ExitStack() as stack:
         files = _opened(stack, fed, model, rows)
         counts = _coefficients(recipe, rows, files, coefficients, weights)
         players = [i for i, count in enumerate(counts) if count != 0.0]
         if not players:
-            return RoundScores(scores, {}, {**told, "evaluations": 0})
+            return RoundScores(scores, {}, {**measurement, "evaluations": 0})
         game = model.game([files[i] for i in players], [counts[i] for i in players])
         found = rule.score(_watched(game, should_stop))
     names = [rows[i].update_id for i in players]
     scores |= {name: round(float(value), DIGITS) for name, value in zip(names, found.values, strict=True)}
-    told |= {"evaluations": found.evaluations, "stopped": found.stopped}
-    return RoundScores(scores, _luck(names, found), told)
+    measurement |= {"evaluations": found.evaluations, "stopped": found.stopped}
+    return RoundScores(scores, _luck(names, found), measurement)
 
 
 def luck_of_improvement(
@@ -153,7 +153,7 @@ def _luck(names: Sequence[str], found: Scores) -> dict[str, float]:
 
 
 def _watched(game: SoupGame, should_stop: Callable[[], bool]) -> Game:
-    """The game, which can be stopped and tells how far it is."""
+    """The game, which can be stopped and reports its progress."""
     began = last = time.monotonic()
 
     def on_evaluation(count: int) -> None:

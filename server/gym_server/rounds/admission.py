@@ -1,7 +1,7 @@
 """Admission: the door that every update passes, with a verdict and a reason either way.
 
 Checks run from cheap to dear: form, whose signature, nonce, freshness, round and base, copies, bytes, norm. A verdict
-is written to the ledger before the contributor hears it. The same manifest asked again gets the same answer.
+is written to the ledger before the contributor gets it. The same manifest sent again gets the same answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_CLOCK_AHEAD_SECONDS = 300
 
 @dataclass(frozen=True)
 class UpdateSubmission:
-    """An update at the door: who is asking, for which task, and what was signed."""
+    """An update at the door: its sender, its task, and what was signed."""
 
     contributor: str
     public_key: bytes
@@ -61,10 +61,10 @@ class Receipt:
     """In a private round, where the entry is sealed: with the fields above it opens the seal."""
 
     def to_json(self) -> str:
-        told = dict(self.__dict__)
+        fields = dict(self.__dict__)
         if not self.manifest:
-            del told["manifest"]
-        return json.dumps(told, sort_keys=True)
+            del fields["manifest"]
+        return json.dumps(fields, sort_keys=True)
 
 
 class Admission:
@@ -316,15 +316,15 @@ class Admission:
             "reason": "" if refusal is None else refusal.message,
             "received_at": time.time(),
         }
-        entry = self._tell(tx, candidate, manifest, refusal, record_of(row))
+        entry = self._append_entry(tx, candidate, manifest, refusal, record_of(row))
         tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))
 
     def _count_refused(self, tx: Connection, candidate: UpdateSubmission, error: GymError) -> None:
         """The first refusal of a contributor in a round has an entry; the others are counted, for the round's end."""
         if count_refusal(tx, candidate.contributor, candidate.server_round, error.code) == 1:
-            self._tell(tx, candidate, None, error)
+            self._append_entry(tx, candidate, None, error)
 
-    def _tell(
+    def _append_entry(
         self,
         tx: Connection,
         candidate: UpdateSubmission,
@@ -336,8 +336,8 @@ class Admission:
         code, reason = ("", "") if refusal is None else (refusal.code.value, refusal.message)
         if self._ledger.private and manifest is not None:
             sealed = seal(candidate.manifest_json, verdict, code, reason)
-            told = {"server_round": candidate.server_round, "seal": sealed, "record": record}
-            return self._ledger.append(tx, SEALED, told)
+            hidden = {"server_round": candidate.server_round, "seal": sealed, "record": record}
+            return self._ledger.append(tx, SEALED, hidden)
         body: dict[str, Any] = {
             "contributor": candidate.contributor,
             "server_round": candidate.server_round,

@@ -79,7 +79,7 @@ class Downloads:
         self._soups: tuple[int, int, int] = (0, 0, 0)
         self._estimates: dict[
             int, int
-        ] = {}  # by contributors: a status is asked often, and shapes never change
+        ] = {}  # by contributors: the status is read often, and shapes never change
 
     @property
     def form(self) -> SoupForm:

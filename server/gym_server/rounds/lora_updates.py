@@ -1,7 +1,7 @@
 """LoRA rounds: what is sent must be factors of the round's rank, and of the round's A where it is frozen.
 
 The soup stacks what the contributors send and travels to all of them. One update of another codec, or of a far larger
-rank, would make everybody's download larger, and is not what the task asks for.
+rank, would make everybody's download larger, and is not what the task requires.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _soup_record(current: Round, made: _Made, losses: _Losses, appraisal: Apprai
         judgements=appraisal.judgements,
         weights=ingredients.weight_of(),
         also=[appraisal.record],
-        privacy=private_merge.told_of(ingredients.private, report.private),
-        secure=ingredients.secure.told() if ingredients.secure else None,
+        privacy=private_merge.entry_fields(ingredients.private, report.private),
+        secure=ingredients.secure.entry_fields() if ingredients.secure else None,
         plugins=as_json(made.soup.plugins),
     )

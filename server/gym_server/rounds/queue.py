@@ -189,7 +189,7 @@ class MessageQueue:
         return self._close(messages.c.message_id.in_(list(message_ids)))
 
     def set_aside(self, tx: Connection, message_id: str, reason: str) -> None:
-        """Never read a reply again; its bytes stay. Its sender gets the verdict with the receipt, if it asks again."""
+        """Never read a reply again; its bytes stay. Its sender gets the verdict with the receipt, if it sends again."""
         receipt = json.dumps({"verdict": SET_ASIDE, "reason": reason})
         tx.execute(
             update(messages)

@@ -53,22 +53,22 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
             round was merged with, and that is missing here or is another.
     """
     ingredients = ingredients_of(fed, server_round)
-    told = _version_entry(fed, "server_round", server_round)
+    recorded = _version_entry(fed, "server_round", server_round)
     with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="replay-") as folder:
         soup = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta")
     found = soup.report.sha256
-    if found != told["soup"]:
+    if found != recorded["soup"]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"round {server_round}: the ledger says soup {told['soup']}, its updates give {found}",
+            f"round {server_round}: the ledger says soup {recorded['soup']}, its updates give {found}",
             "the soup or the server's own state was changed after the fact, or the release of gym-fed differs",
         )
     return {
         "server_round": server_round,
-        "version": told["height"],
+        "version": recorded["height"],
         "aggregator": ingredients.recipe.aggregator,
         "updates": len(ingredients.manifests),
-        "soup": told["soup"],
+        "soup": recorded["soup"],
         "replayed": found,
     }
 
@@ -82,7 +82,7 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
     Raises:
         GymError: ``NOT_FOUND`` for a round whose ledger has no scores; ``STATE_CORRUPT`` as ``replay``.
     """
-    told = next(
+    recorded = next(
         (
             e.body
             for e in fed.ledger.entries()
@@ -90,7 +90,7 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
         ),
         None,
     )
-    if told is None or "options" not in told:
+    if recorded is None or "options" not in recorded:
         raise GymError(
             ErrorCode.NOT_FOUND,
             f"the ledger has no scores of round {server_round} that could be measured again",
@@ -113,14 +113,14 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
         report.coefficients,
         ingredients.weights,
         recipe=ingredients.recipe,
-        method=told["method"],
-        options=told["options"],
+        method=recorded["method"],
+        options=recorded["options"],
     )
-    pairs = {update_id: [told["scores"][update_id], found.scores[update_id]] for update_id in wanted}
+    pairs = {update_id: [recorded["scores"][update_id], found.scores[update_id]] for update_id in wanted}
     return {
         "server_round": server_round,
-        "method": told["method"],
-        "evaluations": found.told["evaluations"],
+        "method": recorded["method"],
+        "evaluations": found.measurement["evaluations"],
         "same": all(then == now for then, now in pairs.values()),
         "scores": pairs,
     }
@@ -146,9 +146,9 @@ def require_round_plugins(folder: Path, server_round: int) -> None:
     storage = validate(values, _Stored, str(path), marks).storage
     with closing(Database.open(storage.database, path.parent)) as database, database.reading() as tx:
         rows = tx.execute(select(ledger).where(ledger.c.kind == "version")).all()
-    for told in (entry_of(row).body for row in rows):
-        if told["server_round"] == server_round:
-            require_plugins(read_records(told.get("plugins", []), "the ledger"), f"round {server_round}")
+    for recorded in (entry_of(row).body for row in rows):
+        if recorded["server_round"] == server_round:
+            require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
 
 
 class _Stored(BaseModel):
@@ -159,25 +159,25 @@ class _Stored(BaseModel):
     storage: StorageConfig = StorageConfig()
 
 
-def _private(fed: Federation, told: dict[str, Any]) -> PrivateMerge | None:
+def _private(fed: Federation, recorded: dict[str, Any]) -> PrivateMerge | None:
     """The noise and clip of a round that was merged with differential privacy."""
-    if "privacy" not in told:
+    if "privacy" not in recorded:
         return None
     with fed.database.reading() as tx:
-        spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == told["server_round"]))
-    seed = private_merge.seed_of(fed, told["privacy"]["seed_sha256"])
+        spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == recorded["server_round"]))
+    seed = private_merge.seed_of(fed, recorded["privacy"]["seed_sha256"])
     return private_merge.private_round(
-        told["privacy"], TaskSpec.model_validate_json(str(spec)), fed.base, seed
+        recorded["privacy"], TaskSpec.model_validate_json(str(spec)), fed.base, seed
     )
 
 
-def _secure(fed: Federation, told: dict[str, Any], merged: list[str]) -> SecureSum | None:
+def _secure(fed: Federation, recorded: dict[str, Any], merged: list[str]) -> SecureSum | None:
     """The sum of a secure round again, from the stored masked votes and the shares that were revealed."""
-    if "secure_aggregation" not in told:
+    if "secure_aggregation" not in recorded:
         return None
-    own = told["secure_aggregation"]
+    own = recorded["secure_aggregation"]
     manifests = [_manifest(fed, update_id) for update_id in merged]
-    return secure_sum(fed, told["server_round"], manifests, own["threshold"], own["step_norm"])
+    return secure_sum(fed, recorded["server_round"], manifests, own["threshold"], own["step_norm"])
 
 
 def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
@@ -187,19 +187,19 @@ def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
         GymError: As ``replay``.
     """
     fed.ledger.verify()
-    told = _version_entry(fed, "server_round", server_round)
-    merged = told["merged"] if "merged" in told else _merged_by_verdicts(fed, server_round)
-    require_plugins(read_records(told.get("plugins", []), "the ledger"), f"round {server_round}")
-    root = told.get("root")  # entries of before there was a root name none
-    weights = told.get("weights")  # as reputations were then
+    recorded = _version_entry(fed, "server_round", server_round)
+    merged = recorded["merged"] if "merged" in recorded else _merged_by_verdicts(fed, server_round)
+    require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
+    root = recorded.get("root")  # entries of before there was a root name none
+    weights = recorded.get("weights")  # as reputations were then
     ingredients = Ingredients(
         server_round=server_round,
-        parent=fed.round_store.version(told["height"] - 1),
-        recipe=SoupRecipe.recorded(told["recipe"]),
+        parent=fed.round_store.version(recorded["height"] - 1),
+        recipe=SoupRecipe.recorded(recorded["recipe"]),
         manifests=[_manifest(fed, update_id) for update_id in merged],
         root=root,
-        private=_private(fed, told),
-        secure=_secure(fed, told, merged),
+        private=_private(fed, recorded),
+        secure=_secure(fed, recorded, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
     )
     for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
@@ -231,17 +231,17 @@ def _merged_by_verdicts(fed: Federation, server_round: int) -> list[str]:
 def _require_state(fed: Federation, ingredients: Ingredients) -> None:
     """The server's state as the parent version left it is what the ledger says."""
     parent = ingredients.parent
-    told = _version_entry(fed, "height", parent.height).get("state") if parent.height else {}
-    if told is None:
+    recorded = _version_entry(fed, "height", parent.height).get("state") if parent.height else {}
+    if recorded is None:
         log.warning("the ledger has no digest of the state that round %d left", parent.server_round)
         return
     for kind, path in state_files(fed, ingredients.recipe, parent).items():
         found = file_sha256(path) if path.exists() else None
-        if found != told.get(kind):
+        if found != recorded.get(kind):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"the server's {kind} after round {parent.server_round}, {path}, has sha256 {found or 'none'}; "
-                f"the ledger says {told.get(kind) or 'that there is none'}",
+                f"the ledger says {recorded.get(kind) or 'that there is none'}",
                 "restore the hub's folder from a backup",
             )
 

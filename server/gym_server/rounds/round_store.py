@@ -42,7 +42,7 @@ class Round:
 
     @functools.cached_property
     def spec(self) -> TaskSpec | None:
-        """``task``, read when it is asked for: plug-ins of a round that has ended may be others by now."""
+        """``task``, parsed on first use: plug-ins of a round that has ended may be others by now."""
         return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
 
 
@@ -262,7 +262,7 @@ class RoundStore:
                 "heldout_before": soup.heldout_before,
                 "heldout_after": soup.heldout_after,
             }
-            told = {
+            made = {
                 "parent": parent,
                 "soup": soup.sha256,
                 "soup_bytes": soup.size_bytes,
@@ -272,16 +272,16 @@ class RoundStore:
                 "state": dict(soup.state),
             }
             if soup.privacy is not None:
-                told["privacy"] = dict(soup.privacy)
+                made["privacy"] = dict(soup.privacy)
             if soup.secure is not None:
-                told["secure_aggregation"] = dict(soup.secure)
+                made["secure_aggregation"] = dict(soup.secure)
             if soup.plugins:
-                told["plugins"] = [dict(record) for record in soup.plugins]
+                made["plugins"] = [dict(record) for record in soup.plugins]
             if soup.weights is not None:
-                told["weights"] = dict(soup.weights)
+                made["weights"] = dict(soup.weights)
             summarise_refusals(tx, self._ledger, merged.server_round)
-            told["round"] = _digest_of(tx, merged.server_round)
-            self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
+            made["round"] = _digest_of(tx, merged.server_round)
+            self._ledger.append(tx, "version", {**version, **made, "updates": merged.merging})
             tx.execute(
                 versions.insert().values(
                     **version,
@@ -322,8 +322,8 @@ class RoundStore:
                 judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
                 self.judge(tx, server_round, judgement)
             summarise_refusals(tx, self._ledger, server_round)
-            told = {"server_round": server_round, "reason": reason, "round": _digest_of(tx, server_round)}
-            self._ledger.append(tx, "aborted", told)
+            ended = {"server_round": server_round, "reason": reason, "round": _digest_of(tx, server_round)}
+            self._ledger.append(tx, "aborted", ended)
             also(tx)
             self._ledger.sign_head(tx)
 

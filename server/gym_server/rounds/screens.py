@@ -79,7 +79,7 @@ class Screen(ABC):
 
 
 def screens_of(fed: Federation, model: HubModel, current: Round) -> list[Screen]:
-    """The screens that the hub's config and the round's task ask for, cheap ones first.
+    """The screens that the hub's config and the round's task require, cheap ones first.
 
     With secure aggregation the hub sees only the sum: no screen looks into a single update's values.
     """

@@ -1,8 +1,8 @@
-"""The door of every call: who asks, whether it is within its share, and what becomes of failures.
+"""The door of every call: who calls, whether it is within its share, and what becomes of failures.
 
 A call is looked at before its body is read. Who is logged in is counted as its account, everybody else as the address
 the connection comes from, so that a flood slows down the one who makes it. A refusal beyond a share is given late:
-whoever calls in a loop waits, and the door has little to do. gRPC's own message cap holds before anything is buffered.
+a caller in a loop waits, and the door has little to do. gRPC's own message cap holds before anything is buffered.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         elif (failed := system_error(error, with_place=False)) is not None:
             self._refusals.note("the hub", method, system_error(error) or failed, logging.ERROR)
             error = GymError(
-                failed.code, f"the hub cannot do this now: {failed.message}", "tell the coordinator"
+                failed.code, f"the hub cannot do this now: {failed.message}", "report this to the coordinator"
             )
         else:
             self._refusals.failed(method, error)
@@ -294,8 +294,8 @@ class Refusals:
 
     def _summarise(self) -> None:
         self._timer = None
-        told, self._more = self._more, Counter()
-        for (who, method, code), count in told.items():
+        refused, self._more = self._more, Counter()
+        for (who, method, code), count in refused.items():
             if count and method:
                 log.info(
                     "%s: %d more times %s to %s in the last minute", method, count, code, who or "callers"

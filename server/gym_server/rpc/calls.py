@@ -144,8 +144,8 @@ class CallsBesideRounds:
         found, following = await asyncio.to_thread(
             self._fed.variants.page, caller, request.page, request.page_size
         )
-        told = [variant_message(variant, caller, with_names=False) for variant in found]
-        return pb.ListVariantsReply(variants=told, next_page=following)
+        messages = [variant_message(variant, caller, with_names=False) for variant in found]
+        return pb.ListVariantsReply(variants=messages, next_page=following)
 
     async def DeleteVariant(self, request: pb.DeleteVariantRequest, context: Any) -> pb.DeleteVariantReply:
         caller = current_session().contributor
@@ -154,7 +154,7 @@ class CallsBesideRounds:
 
 
 def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.VariantInfo:
-    """A variant as the caller is told of it: who else may read it is the owner's to know."""
+    """A variant as the caller sees it: only its owner sees who else may read it."""
     is_owner = found.signed.manifest.owner == caller
     named = [name for name in found.readers if name != EVERYONE]
     return pb.VariantInfo(
@@ -170,7 +170,7 @@ def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.Var
 
 
 def _position(number: int) -> int:
-    """A number of the wire that databases can be asked for; no ledger is so long."""
+    """A number of the wire that databases can look up; no ledger is so long."""
     return min(number, _LAST)
 
 

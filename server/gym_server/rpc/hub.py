@@ -239,7 +239,7 @@ class Hub(CallsBesideRounds):
             worth = rewards_of(tx, contributor, self._fed.config.rewards.reputation)
         if self._fed.config.privacy is not None:
             worth["privacy"] = privacy.account_of(self._fed, contributor)
-        told = self._fed.ledger.rounds_of(contributor)
+        entries = self._fed.ledger.rounds_of(contributor)
         return pb.AccountReply(
             contributor=contributor,
             name=account.name,
@@ -251,7 +251,7 @@ class Hub(CallsBesideRounds):
                     {
                         **_verdict(row, earned),
                         **self._fed.admission.opening(row),
-                        "entries": told.get(row.server_round, []),
+                        "entries": entries.get(row.server_round, []),
                     }
                 )
                 for row in rows
@@ -284,7 +284,10 @@ class Hub(CallsBesideRounds):
 
     async def Transfer(self, request: pb.TransferRequest, context: Any) -> pb.TransferReply:
         receipt = await asyncio.to_thread(
-            self._fed.payouts.ask, current_session().contributor, request.statement_json, request.signature
+            self._fed.payouts.request,
+            current_session().contributor,
+            request.statement_json,
+            request.signature,
         )
         return pb.TransferReply(receipt_json=json.dumps(receipt))
 

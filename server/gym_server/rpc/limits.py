@@ -111,7 +111,7 @@ def address_of(peer: str) -> str:
 class EnrolmentLimits:
     """How often one address may try to become a new contributor: guesses of invites, and accounts at an open hub.
 
-    Only keys that the hub does not know are counted, so that whoever has an account is never kept out. A valid invite,
+    Only keys that the hub does not know are counted, so that the owner of an account is never kept out. A valid invite,
     or a place on the allow-list, costs nothing; what is refused costs an attempt, and an address without attempts is
     refused before its guess is looked up. At an open hub all addresses together have a share as well, against one that
     has many; only who has signed and done the work takes of it, so that nobody uses it up for nothing. Nobody with an

@@ -46,7 +46,7 @@ class Transfers:
         private: bool = False,
         limits: LimitsConfig | None = None,
     ) -> None:
-        """``private``: whether the hub holds an object is told only to those who sent it or may read it; to others it
+        """``private``: whether the hub holds an object is reported only to its senders and readers; to others it
         would confirm a guess at what somebody sent."""
         self._limits = limits or LimitsConfig()
         self._private = private
@@ -72,7 +72,7 @@ class Transfers:
                 "use a smaller codec or fewer trained weights",
             )
         if shutil.disk_usage(self._store.staging).free < size_bytes + _MIN_FREE_BYTES:
-            raise GymError(ErrorCode.DISK_FULL, "the hub's disk is full", "tell the coordinator")
+            raise GymError(ErrorCode.DISK_FULL, "the hub's disk is full", "report this to the coordinator")
         with self._database.transaction() as tx:
             declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
             if declared is None:
@@ -163,7 +163,7 @@ class Transfers:
             self._busy.discard(key)
 
     def _may_know(self, contributor: str, sha256: str) -> bool:
-        """Whether the object is there, for those whom the hub tells."""
+        """Whether the object is there, for those to whom the hub reports it."""
         return self._store.has(sha256) and (not self._private or self._may_read(contributor, sha256))
 
     def readable(self, contributor: str, sha256: str) -> Path:

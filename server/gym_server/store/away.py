@@ -6,7 +6,7 @@ from gym_fed.errors import ErrorCode, GymError
 
 
 class StoreAway(Exception):
-    """Nothing of what was asked is known to be stored; asking again is safe.
+    """Nothing of the call is known to be stored; calling again is safe.
 
     No ``GymError``, so that no code that turns a contributor's ``GymError`` into a verdict can refuse work because a
     disk was away. The strategy waits, and goes on from the stored round.
@@ -23,7 +23,9 @@ class StoreAway(Exception):
     def outside(self) -> GymError:
         """For contributors: they learn nothing of the place."""
         what = "the hub cannot do this now: its database or its object store is away, or full"
-        return GymError(self.refusal.code, what, "try again later; if it stays so, tell the coordinator")
+        return GymError(
+            self.refusal.code, what, "try again later; if it stays so, report it to the coordinator"
+        )
 
 
 class WriteConflict(StoreAway):
@@ -34,6 +36,6 @@ class WriteConflict(StoreAway):
             GymError(
                 ErrorCode.BUSY,
                 f"{shown} undid a transaction because of another one",
-                "ask again; if it goes on, something besides gym-server writes to the database",
+                "try again; if it continues, something besides gym-server writes to the database",
             )
         )

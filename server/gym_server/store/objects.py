@@ -113,7 +113,7 @@ class ObjectStore:
         """Verify a finished file and move it into the store; returns its size in bytes.
 
         Raises:
-            GymError: ``HASH_MISMATCH``; the file is removed, since no continuation can mend it.
+            GymError: ``HASH_MISMATCH``; the file is removed, since no continuation can fix it.
             StoreAway: A remote store does not take it; the file is still there.
         """
         found = file_sha256(part)

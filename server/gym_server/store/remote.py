@@ -31,7 +31,7 @@ _RETRIES, _RETRY_SECONDS, _CALL_SECONDS = 5, 20, 300
 _LOOKS, _FIRST_LOOK_SECONDS = 4, 0.1
 """How often an object that is known to be there is looked for: some stores show what was put only after a while."""
 GRACE_SECONDS = 300.0
-"""A copy that was asked for this lately is not removed: whoever asked opens it in a moment."""
+"""A copy that was requested this lately is not removed: it is opened in a moment."""
 _LEFT_SECONDS = 3600.0
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN")
 

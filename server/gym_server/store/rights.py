@@ -1,6 +1,6 @@
 """Who may read an object, and what one account has on the hub's disk that nothing names: no update, version or reply.
 
-Readers are whoever sent it, those whom a task or version names it to, and a variant's readers.
+Readers are its senders, those whom a task or version names it to, and a variant's readers.
 The right to read that an upload gives (``readers``) is the record of who brought an object. ``FORMERLY`` marks who gave
 the right up again, as for the file of a variant that was replaced, and is charged for it until the file is deleted.
 """

@@ -197,7 +197,7 @@ secure_stages = _table(
     "secure_stages",
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),  # advertise | share | train | confirm | unmask
-    Column("members", Text),  # JSON list of node ids; null for whoever is there
+    Column("members", Text),  # JSON list of node ids; null for all that are connected
     Column("started_at", Float, nullable=False),
 )
 
@@ -262,7 +262,7 @@ account_keys = _table(
     Column("valid_until", Float),  # when it was replaced or revoked
 )
 
-# One row for each refusal of a revoked key that the ledger tells of, so that refusals cannot flood it.
+# One row for each refusal of a revoked key that the ledger records, so that refusals cannot flood it.
 key_refusals = _table(
     "key_refusals",
     Column("contributor", String, primary_key=True),
@@ -277,7 +277,7 @@ transfers = _table(
     Column("amount", Int64, nullable=False),
     Column("nonce", String, nullable=False),
     Column("status", String, nullable=False, index=True),  # pending | settled | cancelled
-    Column("hold_seconds", Float, nullable=False),  # as it was when it was asked for
+    Column("hold_seconds", Float, nullable=False),  # as it was at the request
     Column("asked_at", Float, nullable=False),
     Column("closed_at", Float),
     UniqueConstraint("sender", "nonce"),
@@ -309,7 +309,7 @@ variants = _table(
     Column("name", String, primary_key=True),
     Column(
         "slot", String, nullable=False, unique=True
-    ),  # names it in the ledger, which does not tell its name
+    ),  # names it in the ledger, which does not hold its name
     Column("revision", BigInteger, nullable=False),
     Column("document", Text),  # what the owner signed; null when it was removed
     Column("document_sha256", String, nullable=False),

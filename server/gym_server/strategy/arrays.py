@@ -66,7 +66,7 @@ class DeltaSoupStrategy(FedAvg):
         aggregator_options: Further keys of its ``Config``.
         pre_aggregators: Files of ``gym_fed/soup/pre_aggregators``, in their order.
         pre_aggregator_options: Further keys of theirs, by name.
-        num_malicious_nodes: Liars to withstand, f.
+        num_malicious_nodes: Malicious (Byzantine) clients to withstand, f.
         max_norm: L2 norm to which larger updates are scaled down; None for none.
         norm_ratio: An update with a norm above this multiple of the median's stays out; None keeps all.
         num_examples_cap: Weigh updates by the number of examples that each claims, up to this; None: one vote each.
@@ -125,13 +125,13 @@ class DeltaSoupStrategy(FedAvg):
     def summary(self) -> None:
         """Log the rules, then FedAvg's settings."""
         steps = " > ".join([*self.recipe.pre_aggregators, self.recipe.aggregator])
-        log.info("DeltaSoup: %s against %d liars", steps, self.recipe.num_malicious_nodes)
+        log.info("DeltaSoup: %s against %d malicious clients", steps, self.recipe.num_malicious_nodes)
         super().summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As FedAvg; remembers the arrays, since updates are told from them."""
+        """As FedAvg; remembers the arrays, since updates are computed from them."""
         self._current = {key: array.numpy() for key, array in arrays.items()}
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -205,7 +205,7 @@ class DeltaSoupStrategy(FedAvg):
         if self.recipe.num_examples_cap is None:
             return 1
         if claimed < 1:
-            raise GymError(ErrorCode.UPDATE_REFUSED, f"it tells no {self.weighted_by_key!r} of at least 1")
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"it reports no {self.weighted_by_key!r} of at least 1")
         return int(min(claimed, self.recipe.num_examples_cap))
 
     def _screened(self, usable: list[_Reply]) -> list[_Reply]:

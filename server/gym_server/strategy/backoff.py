@@ -1,8 +1,8 @@
 """What happens after a round that came to nothing: the hub waits, longer each time, and serves on.
 
 A hub never leaves because rounds are aborted: a night below quorum, or one contributor that answers every task with an
-error, is no reason to be gone in the morning. Whoever comes anew ends the wait; who spoilt a round of the row does not,
-so that nobody makes the hub spin by going and coming.
+error, is no reason to be gone in the morning. A contributor that newly connects ends the wait. One that spoilt a round
+does not, so that nobody makes the hub spin by going and coming.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RoundBackoff:
     Args:
         fed: State and config; the wait is written there for `gym-server status`.
         grid: Says who is connected.
-        should_stop: Asked between polls.
+        should_stop: Called between polls.
     """
 
     def __init__(self, fed: Federation, grid: Grid, should_stop: Callable[[], bool]) -> None:

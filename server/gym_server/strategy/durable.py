@@ -62,8 +62,8 @@ class DurableDeltaSoup(Strategy):
     Args:
         federation: State and config.
         payloads: How deltas travel on the grid in use.
-        should_stop: Asked between polls; True ends ``start`` at the next safe point.
-        on_round: Called after each round that ended, for whoever shows it.
+        should_stop: Called between polls; True ends ``start`` at the next safe point.
+        on_round: Called after each round that ended, to show it.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class DurableDeltaSoup(Strategy):
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """None: nothing was asked."""
+        """None: nothing was requested."""
         return None
 
     def summary(self) -> None:
@@ -210,7 +210,7 @@ class DurableDeltaSoup(Strategy):
         return self._fed.round_store.require(server_round)
 
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
-        """From whatever state the round is in to its end; None when told to stop."""
+        """From the state the round is in to its end; None when stopped."""
         server_round = current.server_round
         failpoint(f"state-{current.state}")
         while current.state in (OPEN, COLLECTING):

@@ -150,13 +150,13 @@ class HubGrid(Grid):
     def _reply(self, message: QueuedMessage) -> Message | None:
         try:
             return self._message(message, **self._outcome(message))
-        except StoreAway:  # nor is it the reply's fault; whoever pulls waits for the store
+        except StoreAway:  # nor is it the reply's fault; the puller waits for the store
             raise
-        except OSError as error:  # this machine's failure, not the reply's: it is asked for again
+        except OSError as error:  # this machine's failure, not the reply's: it is requested again
             log.error("the reply to task %s cannot be read now: %s", message.message_id, error)
             return None
         except Exception as error:  # noqa: BLE001 (a stranger's bytes: their parsers name no closed set)
-            reason = _told(error)
+            reason = _printable(error)
             self._set_aside(message, reason)
             return self._message(message, error=Error(MALFORMED, f"the reply is malformed: {reason}"))
 
@@ -222,7 +222,7 @@ def _line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:MAX_REASON])
 
 
-def _told(error: Exception) -> str:
+def _printable(error: Exception) -> str:
     said = error.message if isinstance(error, GymError) else f"{type(error).__name__}: {error}"
     return _line(" ".join(said[:300].split()))
 

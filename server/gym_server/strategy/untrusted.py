@@ -23,7 +23,7 @@ _HEADER_LIMIT = 1024
 def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
     """The values of an array that stands for ``sent``, as a view of the received bytes.
 
-    ``numpy.load`` is not used: it takes zip archives for arrays too, and allocates what a header asks for before it
+    ``numpy.load`` is not used: it takes zip archives for arrays too, and allocates what a header claims before it
     has seen as many bytes.
 
     Args:
@@ -78,7 +78,7 @@ def read_metrics(content: RecordDict, weighted_by: str) -> float:
                 float(number)  # OverflowError for a whole number that no mean could hold
         claimed = records[0].get(weighted_by)
         if not isinstance(claimed, int | float) or not (math.isfinite(claimed) and claimed > 0):
-            raise _refusal(f"it tells no {weighted_by!r} that is one finite positive number")
+            raise _refusal(f"it reports no {weighted_by!r} that is one finite positive number")
         return float(claimed)
 
 
@@ -116,7 +116,7 @@ def _form(value: object) -> int:
 
 
 def _fits(dtype: np.dtype[np.generic], sent: np.dtype[np.generic]) -> bool:
-    """Whether a change can be told from the two; timedelta64 is an integer to numpy, but not here."""
+    """Whether a change can be computed from the two; timedelta64 is an integer to numpy, but not here."""
     return dtype == sent if sent.kind == "b" else dtype.kind in "fiu"
 
 
@@ -136,5 +136,5 @@ def _refusing(what: str) -> Iterator[None]:
     except GymError:
         raise
     except Exception as error:
-        told = " ".join(str(error).split())[:200]
-        raise _refusal(f"{what} cannot be read: {type(error).__name__}: {told}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise _refusal(f"{what} cannot be read: {type(error).__name__}: {reason}") from error

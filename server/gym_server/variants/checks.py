@@ -52,7 +52,7 @@ class VariantChecks:
         self._clock = clock
 
     def check(self, tx: Connection, signed: SignedVariant, names: Sequence[str] | None) -> bool:
-        """All that can be told without the bytes; returns whether there is something to write."""
+        """All that can be checked without the bytes; returns whether there is something to write."""
         manifest = signed.manifest
         self._check_readers(tx, manifest.owner, names or ())
         row = row_of(tx, manifest.owner, manifest.variant)
@@ -111,9 +111,9 @@ class VariantChecks:
         wanted = {name for name in names if name != EVERYONE}
         known = set(tx.scalars(select(accounts.c.contributor).where(accounts.c.contributor.in_(wanted))))
         for name in sorted(wanted - known):
-            told = name if _CONTRIBUTOR.fullmatch(name) else repr(name[:80])
+            shown = name if _CONTRIBUTOR.fullmatch(name) else repr(name[:80])
             raise GymError(
-                ErrorCode.NOT_FOUND, f"no contributor {told} at this hub", "readers are ids: `gym-client id`"
+                ErrorCode.NOT_FOUND, f"no contributor {shown} at this hub", "readers are ids: `gym-client id`"
             )
 
     def has_file(self, manifest: VariantManifest) -> bool:

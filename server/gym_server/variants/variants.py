@@ -1,8 +1,8 @@
 """Personal variants that contributors keep on the hub: put by their owner, read by whom the owner names.
 
 A put is checked twice: all but the bytes before anything is uploaded, and everything again in the transaction that
-writes it. The ledger tells that an owner put or removed something, by the digest of what was signed (nobody can guess
-it, since a signature is in it); names and readers are told to nobody who may not read the variant.
+writes it. The ledger records that an owner put or removed something, by the digest of what was signed (nobody can guess
+it, since a signature is in it); names and readers are shown to nobody who may not read the variant.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAGE = 100
 
 @dataclass(frozen=True)
 class HeldVariant:
-    """A variant of the hub, as its readers are told of it; ``readers`` is for its owner and the coordinator."""
+    """A variant of the hub, as its readers see it; ``readers`` is for its owner and the coordinator."""
 
     signed: SignedVariant
     document: str
@@ -56,7 +56,7 @@ class HubVariants:
 
     Args:
         database: Where they are noted.
-        ledger: Told of every put and removal.
+        ledger: Gets an entry for every put and removal.
         store: Has the deltas.
         base: Of the hub.
         config: Its limits.
@@ -198,7 +198,7 @@ class HubVariants:
 
         Args:
             caller: Whose and to whom readable; None: all, for the coordinator.
-            after: What the page before told.
+            after: ``next_page`` of the page before.
             size: Most of them; 0 or more than ``PAGE`` is ``PAGE``.
         """
         most = size if 0 < size < PAGE else PAGE
@@ -218,8 +218,8 @@ class HubVariants:
         manifest, document = signed.manifest, signed.to_json()
         row = row_of(tx, manifest.owner, manifest.variant)
         slot = row.slot if row is not None else secrets.token_hex(8)
-        told = {"contributor": manifest.owner, "variant": slot, "revision": manifest.revision}
-        entry = self._ledger.append(tx, "variant", {**told, "document": signed.digest})
+        subject = {"contributor": manifest.owner, "variant": slot, "revision": manifest.revision}
+        entry = self._ledger.append(tx, "variant", {**subject, "document": signed.digest})
         values = {
             "revision": manifest.revision,
             "document": document,
@@ -246,8 +246,8 @@ class HubVariants:
             tx.execute(variant_readers.insert(), [{**of, "reader": name} for name in wanted])
 
     def _drop(self, tx: Connection, row: Any, by: str, reason: str) -> None:
-        told = {"contributor": row.owner, "variant": row.slot, "revision": row.revision}
-        body = {**told, "document": row.document_sha256, "by": by, "reason": reason}
+        subject = {"contributor": row.owner, "variant": row.slot, "revision": row.revision}
+        body = {**subject, "document": row.document_sha256, "by": by, "reason": reason}
         entry = self._ledger.append(tx, "variant-removed", body)
         gone = {"document": None, "ledger_sequence": entry.sequence, "put_at": self._clock()}
         tx.execute(update(variants).where(variants.c.slot == row.slot).values(**gone))

@@ -243,7 +243,9 @@ def test_what_is_claimed_of_examples_buys_neither_weight_nor_credit(
         hub(measured=True, rewards={"score": "estimate"}),
     )
     outcomes = [modest.round(people), boastful.round(people, examples={"ann": 10**9})]
-    assert {w: o["credit"] for w, o in outcomes[0].items()} == {w: o["credit"] for w, o in outcomes[1].items()}
+    assert {w: o["credit"] for w, o in outcomes[0].items()} == {
+        w: o["credit"] for w, o in outcomes[1].items()
+    }
     assert modest.fed.round_store.soups()[0].sha256 == boastful.fed.round_store.soups()[0].sha256
 
 

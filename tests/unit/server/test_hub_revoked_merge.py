@@ -63,7 +63,7 @@ def test_a_transfer_that_is_due_settles_in_the_commit_of_the_next_round(
         issued_at=now(),
     )
     signature = order.sign(hub.signers[sender])
-    assert hub.fed.payouts.ask(sender, order.to_json(), signature)["status"] == "pending"
+    assert hub.fed.payouts.request(sender, order.to_json(), signature)["status"] == "pending"
     hub.round(deltas(hub, 2))
     kinds = [entry.kind for entry in hub.fed.ledger.entries()]
     with hub.fed.database.reading() as tx:

@@ -153,7 +153,7 @@ class Filled:
                 tls=self.fed.fingerprint,
                 issued_at=int(time.time()),
             )
-            self.fed.payouts.ask(self.ids[0], order.to_json(), order.sign(KEYS[0]))
+            self.fed.payouts.request(self.ids[0], order.to_json(), order.sign(KEYS[0]))
         self.fed.payouts.settle_due()
         client = self.hub.client(self.folder / "owner")
         path = some_delta(self.folder, seed=5)

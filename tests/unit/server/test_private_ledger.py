@@ -226,7 +226,9 @@ def test_a_receipt_opens_its_seal_for_its_holder_and_no_other_words_do(run: Call
             assert refused.value.code is ErrorCode.SIGNATURE_INVALID
 
 
-def test_a_verdict_at_the_door_that_the_hub_reports_is_held_against_its_seal(run: Callable[[str], Run]) -> None:
+def test_a_verdict_at_the_door_that_the_hub_reports_is_held_against_its_seal(
+    run: Callable[[str], Run],
+) -> None:
     one = run("copy")
     one.whole([400, 500, 600], alter=spoil)
     tally = Tally(KEYS["cat"].contributor)

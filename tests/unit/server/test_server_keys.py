@@ -209,10 +209,10 @@ def test_two_transfers_cannot_give_the_same_credits_and_one_order_counts_once(
         sender=account, to=friend, amount=60, server=hub.server, tls="", issued_at=int(hub.now)
     )
     signature = order.sign(owner)
-    first = hub.payouts.ask(account, order.to_json(), signature)
-    assert hub.payouts.ask(account, order.to_json(), signature) == first
+    first = hub.payouts.request(account, order.to_json(), signature)
+    assert hub.payouts.request(account, order.to_json(), signature) == first
     assert hub.code(hub.transfer, account, owner, friend, 60) is ErrorCode.TRANSFER_REFUSED
-    assert hub.code(hub.payouts.ask, friend, order.to_json(), signature) is ErrorCode.SIGNATURE_INVALID
+    assert hub.code(hub.payouts.request, friend, order.to_json(), signature) is ErrorCode.SIGNATURE_INVALID
 
 
 def test_only_updates_signed_by_the_revoked_key_are_kept_from_the_merge(hub: Hub, owner: SigningKey) -> None:
@@ -449,7 +449,7 @@ def test_a_nonce_of_an_earlier_transfer_is_refused_for_another_one(
         order = TransferOrder(
             sender=account, server=hub.server, tls="", issued_at=int(hub.now), **{**said, **values}
         )
-        return hub.payouts.ask(account, order.to_json(), order.sign(owner))
+        return hub.payouts.request(account, order.to_json(), order.sign(owner))
 
     ask()
     if "to" in changes:

@@ -1,4 +1,4 @@
-"""What a hub requires of an installed package: the task names the package, and a client without it refuses by that name."""
+"""What a hub requires of an installed package: the task names it, and a client without it refuses by that name."""
 
 from __future__ import annotations
 

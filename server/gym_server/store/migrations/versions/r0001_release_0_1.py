@@ -1,7 +1,7 @@
 """The schema of release 0.1, which called it "2"; a database of its schema "1" becomes one here.
 
-The tables are written out: a migration says what was, whatever ``tables.py`` says today. Release 0.1 made tables that
-were only new without counting its schema up, so any of them may be missing.
+The tables are written out: a migration records what was, independent of today's ``tables.py``. Release 0.1 made
+tables that were only new without counting its schema up, so any of them may be missing.
 """
 
 from __future__ import annotations
