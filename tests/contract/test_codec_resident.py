@@ -1,4 +1,4 @@
-"""What every codec keeps in memory for serving: packed to 8 bits a weight, and the same numbers as it decodes to.
+"""What every codec keeps in memory for serving: packed to 8 bits per weight, and the same numbers as it decodes to.
 
 A codec that is dropped into gym_quant/codecs is tested here by itself.
 """
@@ -113,7 +113,7 @@ def test_a_codec_of_at_most_8_bits_a_weight_takes_the_bytes_of_its_codes_and_sca
 ) -> None:
     codec = get_codec(name)
     if codec.payload_bytes(MLP, codec.normalise(settings_of(name)[0], MLP)) > 1.01 * MLP[0] * MLP[1]:
-        pytest.skip("more than 8 bits a weight")
+        pytest.skip("more than 8 bits per weight")
     kept = codec.normalise(params, MLP)
     payload = {
         field: torch.ones(shape, dtype=d) for field, (d, shape) in codec.payload_spec(MLP, kept).items()

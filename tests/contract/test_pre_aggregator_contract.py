@@ -128,7 +128,7 @@ def test_malicious_updates_at_1e30_cost_the_honest_no_digits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_geometry_of_what_goes_on_is_that_of_the_vectors(name: str) -> None:
+def test_the_gram_matrix_of_what_goes_on_is_that_of_the_vectors(name: str) -> None:
     updates, root = updates_of(9), updates_of(1, seed=3)[0]
     gram = GramMatrix.of(updates, torch.ones(9), root)
     combination = step(name, 2).mix(gram)

@@ -286,7 +286,7 @@ class Ledger:
         yield from map(entry_of, rows)
 
     def rounds_of(self, contributor: str, most: int = 500) -> dict[int, list[int]]:
-        """Sequence numbers of the newest entries that name a contributor and a round, by that round."""
+        """Sequence numbers of the newest entries that name a contributor together with a round, by that round."""
         named = select(ledger_subjects.c.sequence).where(ledger_subjects.c.contributor == contributor)
         newest = named.order_by(ledger_subjects.c.sequence.desc()).limit(most)
         with self._database.reading() as tx:

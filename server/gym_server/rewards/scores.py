@@ -29,7 +29,7 @@ DIGITS = 6
 _LUCK = 2.0
 """Standard deviations of blind chance that a score must be above to be a sign of work."""
 
-_TELL_SECONDS = 10.0
+_LOG_SECONDS = 10.0
 
 
 class ScoringStopped(Exception):
@@ -161,7 +161,7 @@ def _watched(game: SoupGame, should_stop: Callable[[], bool]) -> Game:
         if should_stop():
             raise ScoringStopped
         now = time.monotonic()
-        if now - last >= _TELL_SECONDS:
+        if now - last >= _LOG_SECONDS:
             last = now
             log.info("scoring: %d evaluations in %.0f s", count, now - began)
 

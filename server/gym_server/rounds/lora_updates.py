@@ -20,7 +20,7 @@ def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
         record = delta.record(name)
         rank = get_codec(record.codec).rank(record.params)
         if rank is None:
-            return f"tensor {name!r} is of codec {record.codec}, and the round asks for LoRA factors"
+            return f"tensor {name!r} is of codec {record.codec}, and the round takes LoRA factors"
         if rank > most:
             return f"tensor {name!r} has rank {rank}, and the round's is {most}"
     return None

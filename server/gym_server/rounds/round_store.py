@@ -346,7 +346,7 @@ class RoundStore:
             "reason": judgement.reason,
         }
         if self._ledger.private and judgement.verdict == "rejected":
-            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may say what is in the update
+            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may name content of the update
             row = tx.execute(select(updates).where(updates.c.update_id == judgement.update_id)).one()
             body["seal"] = seal(row.manifest, judgement.verdict, row.code, judgement.reason)
         if judgement.heldout_change is not None:

@@ -87,7 +87,7 @@ def screens_of(fed: Federation, model: HubModel, current: Round) -> list[Screen]
     hidden = fed.config.secure_aggregation is not None
     screens: list[Screen] = [RevokedKeys(fed)]
     if spec is not None and spec.recipe.sends_factors:
-        screens.append(LowRank(spec))
+        screens.append(FactorRank(spec))
         if spec.recipe.lora.freeze_a:
             screens.append(FrozenA(spec, model.spec))
     if spec is not None and fed.config.privacy is not None and not hidden:
@@ -158,7 +158,7 @@ class FileScreen(Screen):
         return update if reason is None else update.rejected(reason, self.cheating)
 
 
-class LowRank(FileScreen):
+class FactorRank(FileScreen):
     """Reject what is not LoRA factors of at most the round's rank."""
 
     def __init__(self, spec: TaskSpec) -> None:

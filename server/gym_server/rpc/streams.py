@@ -27,7 +27,7 @@ from gym_server.store.tables import accounts, messages, nodes
 log = logging.getLogger("gym_server")
 T = TypeVar("T")
 
-_FAREWELL_POLL_SECONDS = 0.1
+_DRAIN_POLL_SECONDS = 0.1
 _TOUCH_SECONDS = KEEPALIVE_SECONDS / 4
 _LEAST_PAUSE_SECONDS = 0.05
 """Between two sweeps, however often there is news."""
@@ -60,10 +60,10 @@ class Wakeups:
 
     async def drain(self, seconds: float) -> None:
         """Wait until every work stream has ended, and then ``seconds`` more; three times as long at most."""
-        for _ in range(int(2 * seconds / _FAREWELL_POLL_SECONDS)):
+        for _ in range(int(2 * seconds / _DRAIN_POLL_SECONDS)):
             if not self._events:
                 break
-            await asyncio.sleep(_FAREWELL_POLL_SECONDS)
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
         await asyncio.sleep(seconds)
 
     def _set_all(self) -> None:
