@@ -78,7 +78,7 @@ class History:
             "transfer": self._transfer,
             "transfer-settled": self._closed,
             "transfer-cancelled": self._closed,
-            **dict.fromkeys(_ONCE, self._told_once),
+            **dict.fromkeys(_ONCE, self._recorded_once),
         }
 
     def add(self, kind: str, body: Mapping[str, Any]) -> None:
@@ -233,7 +233,7 @@ class History:
         ):
             raise _corrupt(move.sender, f"transfer {name[:12]} settled within its hold period")
 
-    def _told_once(self, kind: str, body: Mapping[str, Any]) -> None:
+    def _recorded_once(self, kind: str, body: Mapping[str, Any]) -> None:
         who, what = body["contributor"] if kind == "credit" else "", body[_ONCE[kind]]
         if (kind, who, what) in self._once:
             raise _corrupt(who or kind, f"{kind} {str(what)[:24]} is recorded twice")
