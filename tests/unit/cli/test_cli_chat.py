@@ -1,4 +1,4 @@
-"""`gym chat` without a terminal: messages, commands, what is remembered and what is told; the model is a rule."""
+"""`gym chat` without a terminal: messages, commands, what is remembered and what is printed; the model is a rule."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_variants_and_help_are_listed(
         assert name in shown
 
 
-def test_forgetting_and_cutting_off_are_told(
+def test_forgetting_and_cutting_off_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk("aaaa\nbbbb\ncccc\neeee\n/retry\n/set max_tokens=1\ndd\n", monkeypatch, RuleWriter(context=20))

@@ -69,7 +69,7 @@ def test_a_prompt_that_the_engine_alone_finds_too_long_makes_turns_go_too(
     assert caught.value.code is ErrorCode.TOO_LARGE
 
 
-def test_an_adapter_of_virtual_tokens_is_told_apart_before_it_is_loaded(tmp_path: Path) -> None:
+def test_an_adapter_of_virtual_tokens_is_recognised_before_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}')
     with pytest.raises(GymError, match="PROMPT_TUNING changes no weights") as caught:
         open_engine(str(tmp_path))
@@ -132,7 +132,7 @@ def test_a_model_without_template_continues_the_text(shared_folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["chat"], "which MODEL"),
         (["chat", "--api", "http://127.0.0.1:1", "--device", "cpu"], "--device does not go with --api"),
@@ -143,10 +143,10 @@ def test_a_model_without_template_continues_the_text(shared_folder: Path) -> Non
         (["chat", "gym-nano", "--top-p", "2"], "top_p"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
+def test_options_that_do_not_go_together_are_refused(words: list[str], message: str) -> None:
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, GymError)
-    assert told in done.exception.message
+    assert message in done.exception.message
 
 
 # ---- a server ----
@@ -228,7 +228,7 @@ def test_a_servers_context_makes_the_oldest_turns_go(stub: Stub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "data", "code", "told"),
+    ("status", "headers", "data", "code", "message"),
     [
         (
             429,
@@ -247,16 +247,16 @@ def test_a_servers_context_makes_the_oldest_turns_go(stub: Stub) -> None:
     ],
 )
 def test_a_servers_refusals_keep_their_meaning(
-    status: int, headers: dict[str, str], data: bytes, code: ErrorCode, told: str, stub: Stub
+    status: int, headers: dict[str, str], data: bytes, code: ErrorCode, message: str, stub: Stub
 ) -> None:
     stub.answer = lambda body: (status, headers, data)
     with pytest.raises(GymError) as caught:
         list(ChatSession(remote(stub)).say("hello"))
     assert caught.value.code is code
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_keys_and_names_that_a_server_does_not_know_are_told(stub: Stub) -> None:
+def test_keys_and_names_that_a_server_does_not_know_are_reported(stub: Stub) -> None:
     with pytest.raises(GymError, match="who are you") as caught:
         remote(stub, key="wrong")
     assert caught.value.code is ErrorCode.UNAUTHENTICATED

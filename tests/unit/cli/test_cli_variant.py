@@ -36,7 +36,7 @@ def gym(*words: object) -> str:
     return done.stdout
 
 
-def told(*words: object) -> Any:
+def answer(*words: object) -> Any:
     return json.loads(gym(*words, "--json"))
 
 
@@ -50,7 +50,7 @@ def refusal(code: ErrorCode, *words: object) -> str:
 def test_a_variant_is_added_signed_listed_shown_replaced_and_removed(home: Path) -> None:
     assert gym("add", "x.gymdelta", "--name", "alice", "--note", "first").startswith("added alice")
     owner = SigningKey.load(home / "key.pem").contributor
-    shown = told("show", "alice")
+    shown = answer("show", "alice")
     assert (shown["owner"], shown["signed_by"], shown["revision"], shown["note"]) == (
         owner,
         owner,
@@ -60,13 +60,13 @@ def test_a_variant_is_added_signed_listed_shown_replaced_and_removed(home: Path)
     assert Path(shown["file"]).is_relative_to(home / "variants")
     assert Path(shown["file"]).is_file()
     assert "exists" in refusal(ErrorCode.FILE_EXISTS, "add", "x.gymdelta", "--name", "alice")
-    assert told("add", "x.gymdelta", "--name", "alice", "--replace")["revision"] == 2
+    assert answer("add", "x.gymdelta", "--name", "alice", "--replace")["revision"] == 2
     table = gym("list")
     assert "alice" in table
     assert owner in table
     assert gym("verify", "alice") == "alice: ok\n"
     assert "removed alice" in gym("remove", "alice")
-    assert told("list") == []
+    assert answer("list") == []
     refusal(ErrorCode.NOT_FOUND, "show", "alice")
     refusal(ErrorCode.NOT_FOUND, "remove", "alice")
 
@@ -75,9 +75,9 @@ def test_list_shows_one_users_variants_and_a_store_can_be_anywhere(home: Path, t
     store = ("--store", tmp_path / "elsewhere")
     gym("add", "x.gymdelta", "--name", "a", "--user", "ann", *store)
     gym("add", "x.gymdelta", "--name", "b", "--user", "bob", "--unsigned", *store)
-    assert [row["name"] for row in told("list", *store)] == ["a", "b"]
-    assert [row["name"] for row in told("list", "--user", "bob", *store)] == ["b"]
-    assert told("show", "b", *store)["signed_by"] is None
+    assert [row["name"] for row in answer("list", *store)] == ["a", "b"]
+    assert [row["name"] for row in answer("list", "--user", "bob", *store)] == ["b"]
+    assert answer("show", "b", *store)["signed_by"] is None
     assert "no variant store" in refusal(ErrorCode.FILE_NOT_FOUND, "list")
 
 
@@ -86,11 +86,11 @@ def test_a_key_of_ones_own_choice_signs_and_is_then_its_users(home: Path, tmp_pa
     first.save(tmp_path / "first.pem")
     second.save(tmp_path / "second.pem")
     add = ("add", "x.gymdelta", "--user", "ann", "--name")
-    assert told(*add, "a", "--key", "first.pem")["signed_by"] == first.contributor
+    assert answer(*add, "a", "--key", "first.pem")["signed_by"] == first.contributor
     command = f"trust ann {second.public_key.hex()}"
     assert command in refusal(ErrorCode.SIGNATURE_INVALID, *add, "b", "--key", "second.pem")
     gym(*command.split())
-    assert told(*add, "b", "--key", "second.pem")["signed_by"] == second.contributor
+    assert answer(*add, "b", "--key", "second.pem")["signed_by"] == second.contributor
     gym(*command.split(), "--revoke")
     refusal(ErrorCode.KEY_REVOKED, "verify", "b")
     refusal(ErrorCode.KEY_REVOKED, *command.split())
@@ -103,14 +103,14 @@ def test_a_rotated_key_signs_for_its_account_once_it_is_trusted(home: Path, tmp_
     add = ("add", "x.gymdelta", "--name", "a", "--user", account, "--key", "newer.pem")
     refusal(ErrorCode.SIGNATURE_INVALID, *add)
     gym("trust", account, newer.public_key.hex())
-    assert told(*add)["owner"] == account
+    assert answer(*add)["owner"] == account
 
 
-def test_verify_tells_of_every_fault_and_fails_with_the_first(home: Path) -> None:
+def test_verify_reports_every_fault_and_fails_with_the_first(home: Path) -> None:
     for number, name in enumerate(("a", "b", "c")):
         small_delta(Path("x.gymdelta"), seed=number)
         gym("add", "x.gymdelta", "--name", name, *(("--user", "u", "--unsigned") if name == "c" else ()))
-    damaged = Path(told("show", "b")["file"])
+    damaged = Path(answer("show", "b")["file"])
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
     done = CliRunner().invoke(app, ["variant", "verify", "--all", "--json"])
     assert done.exit_code == ErrorCode.HASH_MISMATCH.exit_code
@@ -125,12 +125,12 @@ def test_verify_tells_of_every_fault_and_fails_with_the_first(home: Path) -> Non
     refusal(ErrorCode.USAGE, "verify", "a", "--all")
 
 
-def test_gc_tells_what_it_removed(home: Path) -> None:
+def test_gc_reports_what_it_removed(home: Path) -> None:
     gym("add", "x.gymdelta", "--name", "a")
     orphan = home / "variants" / "objects" / "00" / f"{'0' * 64}.gymdelta"
     orphan.parent.mkdir()
     orphan.write_bytes(b"123")
-    assert told("gc") == {"files": 1, "bytes": 3}
+    assert answer("gc") == {"files": 1, "bytes": 3}
     assert "removed 0 files" in gym("gc")
     gym("verify", "--all")
 
@@ -153,17 +153,17 @@ def test_what_cannot_be_is_refused_and_no_store_is_left_half_made(
 ) -> None:
     refusal(code, *words.split())
     if (home / "variants").exists():
-        assert told("list") == []
+        assert answer("list") == []
 
 
-def test_damaged_rows_are_told_by_verify_and_can_be_removed(home: Path) -> None:
+def test_damaged_rows_are_reported_by_verify_and_can_be_removed(home: Path) -> None:
     for name in ("a", "b", "c"):
         gym("add", "x.gymdelta", "--name", name)
     with sqlite3.connect(home / "variants" / "variants.db") as database:
         database.execute("UPDATE variants SET created_at = 'hello' WHERE name = 'a'")
         database.execute("UPDATE variants SET manifest = '{' WHERE name = 'b'")
     database.close()
-    first = told("list")[0]
+    first = answer("list")[0]
     assert (first["name"], first["signed_by"]) == ("b", "unreadable")
     done = CliRunner().invoke(app, ["variant", "verify", "--all", "--json"])
     assert [(row["name"], row["ok"]) for row in json.loads(done.stdout)] == [
@@ -172,6 +172,6 @@ def test_damaged_rows_are_told_by_verify_and_can_be_removed(home: Path) -> None:
         ("c", True),
     ]
     assert "created_at is 'hello'" in refusal(ErrorCode.STATE_CORRUPT, "show", "a")
-    assert told("remove", "a") == {"name": "a", "damaged": True}
+    assert answer("remove", "a") == {"name": "a", "damaged": True}
     assert "b" in gym("remove", "b")
     refusal(ErrorCode.NOT_FOUND, "show", "a")

@@ -48,11 +48,11 @@ def test_create_then_rebase_with_the_homes_own_key(tiny_base: Path, tmp_path: Pa
     version = tmp_path / "version-2"
     loaded.model.save_pretrained(version)
     loaded.tokenizer.save_pretrained(version)
-    told = run("rebase", "mine", "--onto", version, "--data", data, "--base", tiny_base, "--force")
-    assert "variant mine (revision 2, ada's, signed)" in told
+    printed = run("rebase", "mine", "--onto", version, "--data", data, "--base", tiny_base, "--force")
+    assert "variant mine (revision 2, ada's, signed)" in printed
     for figure in ("old base and variant", "new base alone", "new base and variant"):
-        assert figure in told
-    assert "2 held-out rows (conversations)" in told
+        assert figure in printed
+    assert "2 held-out rows (conversations)" in printed
     run("verify", "mine")
 
 
@@ -77,11 +77,11 @@ def test_it_says_what_was_learnt_and_how_to_try_it(tiny_base: Path, tmp_path: Pa
     rows = [{"prompt": f"say {n}", "chosen": "aye", "rejected": "nay"} for n in range(10)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     create = ("create", "--data", data, "--base", tiny_base, *FAST, "--store", tmp_path / "own")
-    told = run(*create, "--user", "bo")
-    assert "learnt from turns of a chat" in told
-    assert "preference loss on 2 held-out rows" in told
-    assert "loss of the preferred answers themselves" in told
-    assert f"try it with: gym chat {tiny_base} --variants {tmp_path / 'own'} --variant bo" in told.replace(
+    printed = run(*create, "--user", "bo")
+    assert "learnt from turns of a chat" in printed
+    assert "preference loss on 2 held-out rows" in printed
+    assert "loss of the preferred answers themselves" in printed
+    assert f"try it with: gym chat {tiny_base} --variants {tmp_path / 'own'} --variant bo" in printed.replace(
         "\n", ""
     )
     plain = run(*create, "--user", "cy", "--plain")

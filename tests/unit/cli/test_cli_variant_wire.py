@@ -78,10 +78,10 @@ def delta(tmp_path: Path) -> Path:
 
 def test_a_variant_goes_from_one_store_by_the_hub_to_another(ann: Person, bob: Person, delta: Path) -> None:
     ann.has(delta, "poet")
-    told = ann.ask("push", "poet", "--readers", bob.account)
-    assert told["revision"] == 1
+    pushed = ann.ask("push", "poet", "--readers", bob.account)
+    assert pushed["revision"] == 1
     signed = ann.record("poet").signed()
-    assert signed.manifest.owner == ann.account, "an unsigned one is signed on its way, here too"
+    assert signed.manifest.owner == ann.account, "an unsigned one is signed before it is sent, here too"
     assert signed.manifest.note == "by hand"
     pulled = bob.ask("pull", "poet", "--owner", ann.account)
     assert (pulled["owner"], pulled["revision"]) == (ann.account, 1)
@@ -124,14 +124,14 @@ def test_after_a_rotation_what_was_signed_before_is_signed_anew_and_pulled(
         store.verify("poet")
 
 
-def test_the_list_tells_each_what_is_theirs_to_know(ann: Person, bob: Person, delta: Path) -> None:
+def test_the_list_shows_each_what_is_theirs_to_know(ann: Person, bob: Person, delta: Path) -> None:
     ann.has(delta, "poet")
     ann.ask("push", "poet", "--readers", bob.account)
     ann.has(delta, "own")
     ann.ask("push", "own")
-    listed = {told["variant"]: told for told in ann.ask("hub", "list") if told["owner"] == ann.account}
-    assert {name: told["num_readers"] for name, told in listed.items()} == {"poet": 1, "own": 0}
-    shown = [told["variant"] for told in bob.ask("hub", "list") if told["owner"] == ann.account]
+    listed = {row["variant"]: row for row in ann.ask("hub", "list") if row["owner"] == ann.account}
+    assert {name: row["num_readers"] for name, row in listed.items()} == {"poet": 1, "own": 0}
+    shown = [row["variant"] for row in bob.ask("hub", "list") if row["owner"] == ann.account]
     assert shown == ["poet"]
     text = ann.run("hub", "list").stdout
     assert "1 others" in text
@@ -198,7 +198,7 @@ def test_the_coordinator_sees_all_of_them_and_can_take_one_down(
     ann.ask("push", "poet")
     where = ["--dir", str(hub.fed.folder)]
     listed = json.loads(CliRunner().invoke(server_app, ["variants", "list", *where, "--json"]).stdout)
-    mine = next(told for told in listed if told["owner"] == ann.account)
+    mine = next(row for row in listed if row["owner"] == ann.account)
     assert (mine["variant"], mine["base"], mine["readers"]) == ("poet", "base", [])
     assert "its owner" in CliRunner().invoke(server_app, ["variants", "list", *where]).stdout
     words = ["variants", "remove", ann.account, "poet", "--reason", "asked to", *where]

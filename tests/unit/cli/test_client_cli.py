@@ -55,8 +55,8 @@ def test_help_imports_neither_torch_nor_grpc_nor_flower() -> None:
 def test_the_id_is_made_once(tmp_path: Path) -> None:
     first = gym_client("id", "--home", tmp_path / "h")
     assert first.stdout.startswith("c")
-    told = json.loads(gym_client("id", "--home", tmp_path / "h", "--json").stdout)
-    assert told["contributor"] == first.stdout.strip()
+    reply = json.loads(gym_client("id", "--home", tmp_path / "h", "--json").stdout)
+    assert reply["contributor"] == first.stdout.strip()
 
 
 def test_without_a_terminal_an_unknown_key_needs_yes_or_its_fingerprint(tmp_path: Path, hub: TinyHub) -> None:
@@ -101,12 +101,12 @@ def test_status_and_leave(tmp_path: Path, hub: TinyHub) -> None:
     hub.verdicts = [
         {"update": "a" * 64, "server_round": 1, "verdict": "merged", "reason": "", "bytes": 10, "credit": 3}
     ]
-    told = json.loads(gym_client("status", *place, "--json").stdout)
-    assert (told["balance"], told["verdicts"]) == (3, hub.verdicts)
+    reply = json.loads(gym_client("status", *place, "--json").stdout)
+    assert (reply["balance"], reply["verdicts"]) == (3, hub.verdicts)
     assert "merged" in gym_client("status", *place).stdout
     assert gym_client("leave", *place).returncode == 0
-    told = json.loads(gym_client("status", "--home", tmp_path / "h", "--json").stdout)
-    assert told["balance"] == 3  # what was earned stays, and the home knows where
+    reply = json.loads(gym_client("status", "--home", tmp_path / "h", "--json").stdout)
+    assert reply["balance"] == 3  # what was earned stays, and the home knows where
     assert error_of("leave", *place)["code"] == "unauthenticated"
 
 

@@ -1,4 +1,4 @@
-"""`gym configs`: recipes are found, copied and checked, and editors get a schema that says what the loader says."""
+"""`gym configs`: recipes are found, copied and checked, and editors get a schema that agrees with the loader."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_recipes_with_the_same_rows_go_into_one_folder(tmp_path: Path) -> None:
     assert rows.read_text() == "mine"
 
 
-def test_a_valid_file_is_said_to_be_so_and_a_wrong_one_told_in_full(tmp_path: Path) -> None:
+def test_a_valid_file_is_reported_as_valid_and_a_wrong_one_in_full(tmp_path: Path) -> None:
     assert "can run here (sft, full)" in gym("validate", CONFIGS / "nano-sft.yaml").stdout
     assert json.loads(gym("validate", CONFIGS / "nano-lora.yaml", "--json").stdout)["valid"]
     file = tmp_path / "wrong.yaml"
@@ -125,7 +125,7 @@ def test_what_training_would_not_find_is_part_of_the_check(tmp_path: Path, words
     assert "a valid config (" in gym("validate", file, "--schema-only").stdout
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what a machine without CUDA says")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_what_this_machine_lacks_is_part_of_the_check(tmp_path: Path) -> None:
     with pytest.raises(GymError, match="liger: true needs a CUDA GPU"):
         gym("validate", CONFIGS / "nano-sft.yaml", "--set", "liger=true")
@@ -164,8 +164,8 @@ def test_a_llamafactory_file_is_written_in_our_words(tmp_path: Path) -> None:
     assert yaml.safe_load(gym("import", file).stdout) == yaml.safe_load(ours.read_text())
     with pytest.raises(GymError, match="exists"):
         gym("import", file, "-o", ours)
-    told = json.loads(gym("import", file, "-o", tmp_path / "b.yaml", "--json").stdout)
-    assert "# plot_loss: gym runs plot draws it" in told["notes"]
+    reply = json.loads(gym("import", file, "-o", tmp_path / "b.yaml", "--json").stdout)
+    assert "# plot_loss: gym runs plot draws it" in reply["notes"]
     assert "note:" in gym("validate", file, "--schema-only").stderr
     file.write_text(yaml.safe_dump({**COMMON, "use_dft_loss": True}))
     with pytest.raises(GymError, match="use_dft_loss"):

@@ -68,7 +68,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
     tiny_base: Path, tuned: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "d.gymdelta"
-    for words, code, told in (
+    for words, code, message in (
         (("--set", "grup_size=3"), ErrorCode.CONFIG_INVALID, "did you mean 'group_size'"),
         (("--set", "a.b=3"), ErrorCode.USAGE, "a.b"),
         (("--set", "distill_steps=5"), ErrorCode.CONFIG_INVALID, "distill_steps"),
@@ -77,7 +77,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
         error = gym("encode", tiny_base, tuned, "-o", out, *words).exception
         assert isinstance(error, GymError), words
         assert error.code is code
-        assert told in str(error)
+        assert message in str(error)
         assert not out.exists()
     out.write_bytes(b"mine")
     error = gym("encode", tiny_base, tuned, "-o", out).exception

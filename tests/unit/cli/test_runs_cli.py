@@ -39,7 +39,7 @@ def gym(*words: object) -> str:
     return done.output
 
 
-def test_list_tells_finished_running_and_unfinished_apart(tmp_path: Path) -> None:
+def test_list_distinguishes_finished_running_and_unfinished(tmp_path: Path) -> None:
     a_run(tmp_path / "a", [3.0, 2.0])
     a_run(tmp_path / "deep/b", [3.0], finished=False)
     old = a_run(tmp_path / "c", [5.0], finished=False)
@@ -63,10 +63,10 @@ def test_a_run_is_running_while_a_process_holds_its_folder(tmp_path: Path) -> No
     (run / "metrics.jsonl").unlink()
     (run / "checkpoints/checkpoint-7").mkdir(parents=True)
     lock = FolderLock(run)
-    told = [json.loads(gym("show", run, "--json"))]
+    states = [json.loads(gym("show", run, "--json"))]
     lock.release()
-    told.append(json.loads(gym("show", run, "--json")))
-    assert [(run["status"], run["steps"]) for run in told] == [("running", 7), ("unfinished", 7)]
+    states.append(json.loads(gym("show", run, "--json")))
+    assert [(run["status"], run["steps"]) for run in states] == [("running", 7), ("unfinished", 7)]
 
 
 def test_one_folder_that_cannot_be_read_hides_no_others(tmp_path: Path) -> None:

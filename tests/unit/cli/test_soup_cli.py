@@ -36,7 +36,7 @@ def error_of(done: Result) -> GymError:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
-    """Four updates of the tiny base, one of them a far-off liar; a text; statistics of each kind."""
+    """Four updates of the tiny base, one of them a far-off malicious one; a text; statistics of each kind."""
     path = tmp_path_factory.mktemp("soup")
     base = model_tensors(load_model(str(tiny_base)).model)
     spec = BaseSpec.of(base, tiny_base.name)
@@ -67,8 +67,8 @@ def merged(folder: Path, tiny_base: Path, tmp_path: Path, *words: object) -> dic
         "merge", *honest(folder), "-o", tmp_path / "soup.gymdelta", "--base", tiny_base, "--json", *words
     )
     assert done.exit_code == 0, done.exception
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    reply: dict[str, Any] = json.loads(done.stdout)
+    return reply
 
 
 def needs_of(rule: str, folder: Path) -> list[object]:
@@ -87,14 +87,18 @@ def needs_of(rule: str, folder: Path) -> list[object]:
 def test_every_rule_merges_and_says_what_it_wrote(
     rule: str, folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
-    told = merged(folder, tiny_base, tmp_path, "--rule", rule, *needs_of(rule, folder))
-    assert told["rule"] == rule
-    assert [Path(row["update"]).name for row in told["updates"]] == ["0.gymdelta", "1.gymdelta", "2.gymdelta"]
+    reply = merged(folder, tiny_base, tmp_path, "--rule", rule, *needs_of(rule, folder))
+    assert reply["rule"] == rule
+    assert [Path(row["update"]).name for row in reply["updates"]] == [
+        "0.gymdelta",
+        "1.gymdelta",
+        "2.gymdelta",
+    ]
     with DeltaFile.open(tmp_path / "soup.gymdelta") as soup:
-        assert soup.sha256() == told["sha256"]
-        assert soup.norm() == pytest.approx(told["norm"])
-        assert soup.size_bytes == told["size_bytes"]
-    for row, file in zip(told["updates"], honest(folder), strict=True):
+        assert soup.sha256() == reply["sha256"]
+        assert soup.norm() == pytest.approx(reply["norm"])
+        assert soup.size_bytes == reply["size_bytes"]
+    for row, file in zip(reply["updates"], honest(folder), strict=True):
         with DeltaFile.open(file) as update:
             assert row["norm"] == pytest.approx(update.norm())
 
@@ -102,10 +106,10 @@ def test_every_rule_merges_and_says_what_it_wrote(
 def test_the_table_names_updates_clipping_parts_and_the_soup(
     folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
-    told = merged(folder, tiny_base, tmp_path, "--rule", "weighted_mean", "--weight", "2,1,1")
-    assert [row["weight"] for row in told["updates"]] == [2.0, 1.0, 1.0]
-    assert [row["part"] for row in told["updates"]] == pytest.approx([0.5, 0.25, 0.25], abs=1e-4)
-    cap = told["updates"][0]["norm"] / 2
+    reply = merged(folder, tiny_base, tmp_path, "--rule", "weighted_mean", "--weight", "2,1,1")
+    assert [row["weight"] for row in reply["updates"]] == [2.0, 1.0, 1.0]
+    assert [row["part"] for row in reply["updates"]] == pytest.approx([0.5, 0.25, 0.25], abs=1e-4)
+    cap = reply["updates"][0]["norm"] / 2
     done = gym(
         "merge", *honest(folder), "-o", tmp_path / "clipped.gymdelta", "--base", tiny_base,
         "--rule", "weighted_mean", "--weight", "2,1,1", "--max-norm", cap,
@@ -121,19 +125,19 @@ def test_steps_go_before_the_rule_in_their_order_with_settings_of_their_own(
     folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
     words = ("--rule", "trimmed_mean", "--num-malicious-nodes", "1", "--pre", "norm_cap", "--pre", "nnm")
-    liar = [*honest(folder), folder / f"{COUNT - 1}.gymdelta"]
-    told = json.loads(
-        gym("merge", *liar, "-o", tmp_path / "a.gymdelta", "--base", tiny_base, *words, "--json").stdout
+    updates = [*honest(folder), folder / f"{COUNT - 1}.gymdelta"]
+    reply = json.loads(
+        gym("merge", *updates, "-o", tmp_path / "a.gymdelta", "--base", tiny_base, *words, "--json").stdout
     )
-    assert told["pre_aggregators"] == ["norm_cap", "nnm"]
-    assert told["norm"] < 2 * told["updates"][0]["norm"]
+    assert reply["pre_aggregators"] == ["norm_cap", "nnm"]
+    assert reply["norm"] < 2 * reply["updates"][0]["norm"]
     other = json.loads(
         gym(
-            "merge", *liar, "-o", tmp_path / "b.gymdelta", "--base", tiny_base, *words,
+            "merge", *updates, "-o", tmp_path / "b.gymdelta", "--base", tiny_base, *words,
             "--set", "nnm.num_neighbours=1", "--json",
         ).stdout
     )  # fmt: skip
-    assert other["sha256"] != told["sha256"]
+    assert other["sha256"] != reply["sha256"]
 
 
 def test_settings_of_a_method_arrive(folder: Path, tiny_base: Path, tmp_path: Path) -> None:
@@ -148,8 +152,8 @@ def test_settings_of_a_method_arrive(folder: Path, tiny_base: Path, tmp_path: Pa
 def test_the_soup_is_written_in_the_codec_asked_for(
     codec: str, more: tuple[str, ...], folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
-    told = merged(folder, tiny_base, tmp_path, "--rule", "mean", "--codec", codec, *more)
-    assert told["bits_per_weight"] < 32
+    reply = merged(folder, tiny_base, tmp_path, "--rule", "mean", "--codec", codec, *more)
+    assert reply["bits_per_weight"] < 32
     with DeltaFile.open(tmp_path / "soup.gymdelta") as soup:
         assert codec in {soup.record(name).codec for name in soup.names}
 
@@ -183,7 +187,7 @@ def test_model_folders_and_lora_runs_are_merged_like_deltas(tiny_base: Path, tmp
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full", "run", "s.gymdelta"]
 
 
-def test_a_greedy_soup_tells_who_joined(folder: Path, tiny_base: Path, tmp_path: Path) -> None:
+def test_a_greedy_soup_lists_who_joined(folder: Path, tiny_base: Path, tmp_path: Path) -> None:
     text = folder / "text.jsonl"
     done = gym(
         "merge", *honest(folder), folder / "3.gymdelta", "-o", tmp_path / "s.gymdelta", "--base", tiny_base,
@@ -226,10 +230,10 @@ def test_a_broken_update_is_an_error_or_named_and_left_out(
     assert "--skip-broken" in error.hint
     done = gym(*words, "--weight", "3,5,1", "--skip-broken", "--json")
     assert done.exit_code == 0, done.exception
-    told = json.loads(done.stdout)
-    assert list(told["refused"]) == [str(broken)]
-    assert [row["weight"] for row in told["updates"]] == [3.0, 1.0]
-    assert [row["part"] for row in told["updates"]] == pytest.approx([0.75, 0.25], abs=1e-4)
+    reply = json.loads(done.stdout)
+    assert list(reply["refused"]) == [str(broken)]
+    assert [row["weight"] for row in reply["updates"]] == [3.0, 1.0]
+    assert [row["part"] for row in reply["updates"]] == pytest.approx([0.75, 0.25], abs=1e-4)
     only = gym(
         "merge", broken, "-o", tmp_path / "t.gymdelta", "--base", tiny_base, "--rule", "mean", "--skip-broken"
     )
@@ -240,7 +244,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
     folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
     fisher, text = folder / "fisher.safetensors", folder / "text.jsonl"
-    for words, code, told in (
+    for words, code, message in (
         (("--rule", "meen"), ErrorCode.CONFIG_INVALID, "unknown rule 'meen'"),
         (("--rule", "mean", "--pre", "num"), ErrorCode.CONFIG_INVALID, "unknown pre-aggregator 'num'"),
         (
@@ -285,7 +289,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
         done = gym("merge", *honest(folder), "-o", tmp_path / "s.gymdelta", "--base", tiny_base, *words)
         error = error_of(done)
         assert error.code is code, (words, error)
-        assert told in str(error), words
+        assert message in str(error), words
         assert list(tmp_path.iterdir()) == [], words
     (tmp_path / "s.gymdelta").write_bytes(b"mine")
     done = gym("merge", *honest(folder), "-o", tmp_path / "s.gymdelta", "--base", tiny_base, "--rule", "mean")
@@ -304,28 +308,28 @@ def test_the_same_merge_gives_the_same_bytes(folder: Path, tiny_base: Path, tmp_
 def test_rules_lists_every_rule_with_what_it_needs() -> None:
     done = gym("rules", "--json")
     assert done.exit_code == 0, done.exception
-    told = {rule["name"]: rule for rule in json.loads(done.stdout)}
+    reply = {rule["name"]: rule for rule in json.loads(done.stdout)}
     known = {*AGGREGATORS.names(), *PRE_AGGREGATORS.names(), *METHODS.names(), *SERVER_OPTIMIZERS.names()}
-    assert set(told) == known
-    assert [told["krum"]["minimum_updates"][f] for f in "123"] == [5, 7, 9]
-    assert told["mean"]["robust"] is False
-    assert told["trimmed_mean"]["robust"] is True
-    assert told["ties"]["settings"] == {"scale": 1.0, "density": 0.2}
-    assert told["fisher"]["needs"] == "fisher diagonals"
-    assert told["model_stock"]["minimum_updates"] == {"0": 2}
-    assert all(rule["summary"].endswith(".") for rule in told.values())
+    assert set(reply) == known
+    assert [reply["krum"]["minimum_updates"][f] for f in "123"] == [5, 7, 9]
+    assert reply["mean"]["robust"] is False
+    assert reply["trimmed_mean"]["robust"] is True
+    assert reply["ties"]["settings"] == {"scale": 1.0, "density": 0.2}
+    assert reply["fisher"]["needs"] == "fisher diagonals"
+    assert reply["model_stock"]["minimum_updates"] == {"0": 2}
+    assert all(rule["summary"].endswith(".") for rule in reply.values())
     plain = gym("rules").output
-    assert all(name in plain for name in told)
+    assert all(name in plain for name in reply)
 
 
-def test_statistics_refuse_to_overwrite_and_tell_what_they_hold(
+def test_statistics_refuse_to_overwrite_and_report_what_they_hold(
     folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
     words = ("statistics", tiny_base, "--data", folder / "text.jsonl", "--kind", "fisher", "-o")
     done = gym(*words, tmp_path / "f.safetensors", "--max-examples", 1, "--json")
     assert done.exit_code == 0, done.exception
-    told = json.loads(done.stdout)
-    assert told["num_rows"] == 1
-    assert told["num_tensors"] == len(model_tensors(load_model(str(tiny_base)).model))
-    assert told["size_bytes"] == (tmp_path / "f.safetensors").stat().st_size
+    reply = json.loads(done.stdout)
+    assert reply["num_rows"] == 1
+    assert reply["num_tensors"] == len(model_tensors(load_model(str(tiny_base)).model))
+    assert reply["size_bytes"] == (tmp_path / "f.safetensors").stat().st_size
     assert error_of(gym(*words, tmp_path / "f.safetensors")).code is ErrorCode.FILE_EXISTS
