@@ -1,4 +1,4 @@
-"""Draws docs/architecture.svg, the flows between the parts, from the tables below; `--check` reports an outdated file.
+"""Draws docs/architecture.svg, the flows between the parts, from the tables below.
 
 A box is a package or module of the code. An arrow is a step of a flow. Its last field is the package that makes the
 step and so imports both ends, or the protocol between two processes. `tests/unit/repository/test_architecture.py`
@@ -7,7 +7,6 @@ holds both to the code.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -178,15 +177,5 @@ def _arrow(arrow: Arrow, start: Box, end: Box) -> str:
     )
 
 
-def main() -> int:
-    if "--check" not in sys.argv[1:]:
-        PICTURE.write_text(picture(), encoding="utf-8")
-        return 0
-    if PICTURE.read_text(encoding="utf-8") == picture():
-        return 0
-    print("docs/architecture.svg is outdated; run: python tools/architecture.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PICTURE.write_text(picture(), encoding="utf-8")
