@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.pipeline import DataPipeline
-from gym_fed.data.row_counts import RowCounts, counts_of
-from gym_fed.data.rows import unread_keys
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.modeling.rope import rope_undone_on_error
@@ -27,21 +26,21 @@ from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.loading import load_for_training, require_dtype
-from gym_fed.training.model.saving import save_final
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.rows.batch_size import find_batch_size, known_sizes, remember_sizes
-from gym_fed.training.rows.run_rows import digest_of, rows_of_run
+from gym_fed.training.rows.run_rows import RunRows, encode_run, rows_of_run
 from gym_fed.training.rows.template_date import templates_say
 from gym_fed.training.run.checks import check_config, check_graders
 from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
+from gym_fed.training.run.ending import make_result, save_result, settle_model
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.hooks import OnReport, OnRows, OnStep, RunHooks, ShouldStop
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.loop import run_to_end
 from gym_fed.training.run.reproducibility import RunWarning, deterministic, record_environment
 from gym_fed.training.run.result import TrainResult
-from gym_fed.training.run.spikes import Rollbacks, SpikeWatch, require_finite
+from gym_fed.training.run.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.vision.conversations import is_processor, require_image_model
 from gym_fed.training.vision.parts import freeze_parts, frozen_parts
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Grader
     from gym_fed.soup.delta_soup import SoupResult
     from gym_fed.training.run.afterwards import Contributions, ExportFormat
+    from gym_fed.training.tuning.base import Tuning
 
 
 class Trainer:
@@ -67,7 +67,7 @@ class Trainer:
         on_rows: Called before the work with what became of the rows: ``("data", counts)``, and of ``eval_data`` where
             there is some. Without it many lost rows are warned of.
         on_report: Called with more, a ``hooks.StepReport``, after every step and evaluation; may raise to end the run.
-        should_stop: Asked after every step; True saves a checkpoint and raises ``INTERRUPTED``.
+        should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Trainer:
 
         Args:
             others: Contributions by user, or a list of them: ``.gymdelta`` files, model folders, or models in memory.
-            settings: Rules and codecs; by default ``DeltaSoupConfig()``, whose rule withstands liars.
+            settings: Rules and codecs; by default ``DeltaSoupConfig()``, whose rule withstands malicious clients.
 
         Returns:
             The soup, and what became of every contribution; this trainer's own is called ``self``.
@@ -159,7 +159,7 @@ class Trainer:
             path: Where; nothing is overwritten.
             format: ``huggingface`` is a model folder with any adapter merged in; ``adapter`` a PEFT folder; ``delta`` a
                 ``.gymdelta`` of the base, for a federation, a soup or a variant.
-            codec: Of ``delta``; by default one bit a weight, or LoRA factors where that is what was trained.
+            codec: Of ``delta``; by default one bit per weight, or LoRA factors where that is what was trained.
 
         Raises:
             GymError: ``USAGE`` before training or for a format that does not fit; ``FILE_EXISTS``.
@@ -180,72 +180,71 @@ class Trainer:
         eval_dataset: Sequence[dict[str, Any]] | None,
         resume: bool,
     ) -> TrainResult:
-        import torch
-
+        """The steps of a run, in order."""
         config = known_sizes(self.config) or self.config
         algorithm = ALGORITHMS.new(config.algorithm)
+        tuning = TUNING.new(config.finetuning)
+        device, folder, begun = self._start_processes(config)
+        with templates_say(begun):
+            given = rows_of_run(config, dataset, eval_dataset, algorithm)
+            check_early_stopping(config, has_eval_data=bool(given[1]))
+            splitting = deepspeed_loading(config)
+            model, tokenizer = self._load_model(config)
+            rows = encode_run(config, algorithm, tokenizer, *given)
+            processes.on_main(lambda: folder.check(config, *rows.digests, resume=resume))
+            self._report_rows(dataset, rows)
+            model = _prepare_model(config, algorithm, tuning, model, tokenizer, device)
+            checkpoint = processes.on_main(lambda: _open_folder(folder, config, rows, begun, resume))
+            config = self.config = _choose_batch_size(config, algorithm, model, tokenizer, rows)
+            hooks = self._hooks = self._make_hooks(config, folder)
+            trainer, best_step = self._fit(
+                config, algorithm, tuning, model, tokenizer, rows, folder, checkpoint, hooks
+            )
+            del splitting
+            settle_model(model, trainer, hooks, folder)
+            result = make_result(config, trainer, hooks, rows, model, tokenizer, folder, best_step)
+            if config.save_final:
+                save_result(config, trainer, algorithm, hooks, folder, result)
+            return result
+
+    def _start_processes(self, config: TrainingConfig) -> tuple[Any, RunFolder, str]:
+        """The device, the run folder, and the moment at which the run first began."""
+        import torch
+
         device = pick_device(config.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         folder = self._folder = RunFolder(config.output_dir)
         processes.start(settings_of(config), device)
         processes.on_main(folder.require_unfinished)
-        begun = processes.on_main(folder.begun)
-        with templates_say(begun):
-            return self._run_as_of(begun, config, algorithm, device, folder, dataset, eval_dataset, resume)
+        return device, folder, processes.on_main(folder.begun)
 
-    def _run_as_of(
-        self,
-        begun: str,
-        config: TrainingConfig,
-        algorithm: Algorithm,
-        device: Any,
-        folder: RunFolder,
-        dataset: Sequence[dict[str, Any]] | None,
-        eval_dataset: Sequence[dict[str, Any]] | None,
-        resume: bool,
-    ) -> TrainResult:
-        """``_run`` with templates that print the date of its beginning."""
-        from transformers import PrinterCallback, set_seed
-
-        rows = rows_of_run(config, dataset, eval_dataset, algorithm)
-        check_early_stopping(config, has_eval_data=bool(rows[1]))
-        splitting = deepspeed_loading(config)
+    def _load_model(self, config: TrainingConfig) -> tuple[Any, Any]:
+        """Model and tokenizer, with the features of the config and its chat template."""
         if self._given is not None:
             require_dtype(self._given[0], config)
         model, tokenizer = self._given or load_for_training(config)
         require_image_model(config, reads_images=is_processor(tokenizer))
         tokenizer = use_chat_template(tokenizer, config.chat_template)
-        model = apply_features(model, config)
-        assert rows[0] is not None  # there are rows
-        encoded = algorithm.encode(config, tokenizer, rows[0])
-        judging = config.model_copy(update={"privacy": None})  # rows that only judge are not protected
-        eval_encoded = rows[1] and algorithm.encode(judging, tokenizer, rows[1])
-        digests = digest_of(rows[0], tokenizer), None if rows[1] is None else digest_of(rows[1], tokenizer)
-        processes.on_main(lambda: folder.check(config, *digests, resume=resume))
-        if isinstance(dataset, DataPipeline) and dataset.counts.rows:
-            self._say("pipeline", dataset.counts)
-        counts = self._counted("data", encoded, rows[0])
-        eval_counts = None if rows[1] is None else self._counted("eval_data", eval_encoded, rows[1])
+        return apply_features(model, config), tokenizer
 
-        set_seed(config.seed)
-        tuning = TUNING.new(config.finetuning)
-        model = algorithm.adapt(model, tokenizer, config)
-        frozen = frozen_parts(model, config)
-        model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
-        freeze_parts(model, config, frozen)
-        checkpoint = processes.on_main(
-            lambda: _opened(folder, config, digests, (counts, eval_counts), begun, resume)
-        )
-        optimizer = OPTIMIZERS.new(config.optimizer)
-        if config.auto_batch_size is not None and known_sizes(config) is None:
-            build = _builder(algorithm, model, tokenizer)
-            with quiet_loading():
-                config = find_batch_size(config, model, build, encoded)
-            remember_sizes(config)
-        self.config = config
+    def _report_rows(self, dataset: Sequence[dict[str, Any]] | None, rows: RunRows) -> None:
+        """Report the counts of rows to ``on_rows``, before the work."""
+        if isinstance(dataset, DataPipeline) and dataset.counts.rows:
+            self._report_counts("pipeline", dataset.counts)
+        self._report_counts("data", rows.counts)
+        if rows.eval_counts is not None:
+            self._report_counts("eval_data", rows.eval_counts)
+
+    def _report_counts(self, name: str, counts: RowCounts) -> None:
+        if self._on_rows is not None:
+            self._on_rows(name, counts)
+        elif (problem := counts.warning(self.config.max_length)) is not None:
+            warnings.warn(f"{name}: {problem}", RunWarning, stacklevel=2)
+
+    def _make_hooks(self, config: TrainingConfig, folder: RunFolder) -> RunHooks:
         spikes = config.loss_spikes
-        hooks = self._hooks = RunHooks(
+        return RunHooks(
             self._track,
             config.logging_steps,
             on_step=self._on_step,
@@ -253,7 +252,24 @@ class Trainer:
             should_stop=processes.agreed(self._should_stop),
             watch=None if spikes is None else SpikeWatch(spikes, folder.path),
         )
-        stopping = config.early_stopping
+
+    def _fit(
+        self,
+        config: TrainingConfig,
+        algorithm: Algorithm,
+        tuning: Tuning,
+        model: Any,
+        tokenizer: Any,
+        rows: RunRows,
+        folder: RunFolder,
+        checkpoint: str | None,
+        hooks: RunHooks,
+    ) -> tuple[Any, int | None]:
+        """Build the algorithm's trainer and run its loop; the trainer, and the step whose weights were restored."""
+        from transformers import PrinterCallback
+
+        optimizer = OPTIMIZERS.new(config.optimizer)
+        stopping, spikes = config.early_stopping, config.loss_spikes
         early_stop = None if stopping is None else EarlyStop(stopping, model, folder.path)
         with (
             deterministic(config.reproducibility),
@@ -270,8 +286,8 @@ class Trainer:
                 config=config,
                 model=model,
                 tokenizer=tokenizer,
-                encoded=encoded,
-                eval_encoded=eval_encoded,
+                encoded=rows.encoded,
+                eval_encoded=rows.eval_encoded,
                 checkpoints=folder.checkpoints,
                 callbacks=[
                     hooks,
@@ -290,67 +306,19 @@ class Trainer:
             start = None if checkpoint is None else Path(checkpoint)
             run_to_end(trainer, start, hooks, folder, rollbacks, early_stop)
             best_step = early_stop.restore(trainer.state) if early_stop and not hooks.stopped else None
-        del splitting
-        model.zero_grad(set_to_none=True)
-        model.eval()
-        steps = int(trainer.state.global_step)
-        require_finite(model, steps)
-        plan = getattr(trainer, "plan", None)  # of a private run
-        if hooks.stopped:
-            raise GymError(
-                ErrorCode.INTERRUPTED,
-                f"stopped at step {steps} of {trainer.state.max_steps}; a checkpoint is in {folder.checkpoints}",
-                f"resume with: gym train {folder.path / 'config.yaml'}",
-            )
-        last = hooks.losses[-config.logging_steps :]
-        result = TrainResult(
-            steps=steps,
-            final_loss=sum(last) / len(last),
-            losses=hooks.losses,
-            history=trainer.state.log_history,
-            output_dir=folder.path,
-            num_examples=counts.learned,
-            rows=counts,
-            num_tokens=hooks.num_tokens,
-            num_processes=processes.count(),
-            model=model,
-            tokenizer=tokenizer,
-            best_step=best_step,
-            epsilon=plan.epsilon(steps) if plan is not None else None,
-            privacy=plan,
-        )
-        if config.save_final:
-            with quiet_loading():
-                save_final(trainer, model, tokenizer, algorithm, config, folder.path)
-            processes.on_main(lambda: folder.finish(result.summary()))
-            assert hooks.experiment is not None  # it has trained
-            hooks.experiment.log_artifacts(folder.artifacts())
-        return result
-
-    def _counted(self, name: str, encoded: Any, given: Sequence[Any]) -> RowCounts:
-        """What became of the rows, which whoever listens hears before the work."""
-        counts = counts_of(encoded, len(given))
-        counts.unread = dict(unread_keys(given))
-        self._say(name, counts)
-        return counts
-
-    def _say(self, name: str, counts: RowCounts) -> None:
-        if self._on_rows is not None:
-            self._on_rows(name, counts)
-        elif (problem := counts.warning(self.config.max_length)) is not None:
-            warnings.warn(f"{name}: {problem}", RunWarning, stacklevel=2)
+        return trainer, best_step
 
     def _track(self, from_step: int) -> Experiment:
         """The tracked run, going on after a step."""
-        config, told = self.config, self.config.tracker
+        config, tracker = self.config, self.config.tracker
         experiment = Experiment(
             config.output_dir,
             config.tracking,
-            project=told.project,
-            name=told.name,
-            tags=told.tags,
-            mode=told.mode,
-            uri=told.uri,
+            project=tracker.project,
+            name=tracker.name,
+            tags=tracker.tags,
+            mode=tracker.mode,
+            uri=tracker.uri,
             from_step=from_step,
             active=processes.is_main(),
         )
@@ -367,6 +335,42 @@ class Trainer:
             yield
 
 
+def _prepare_model(
+    config: TrainingConfig, algorithm: Algorithm, tuning: Tuning, model: Any, tokenizer: Any, device: Any
+) -> Any:
+    """The model with the algorithm's head and the tuning method's weights, on its device; fixed parts frozen."""
+    from transformers import set_seed
+
+    set_seed(config.seed)
+    model = algorithm.adapt(model, tokenizer, config)
+    frozen = frozen_parts(model, config)
+    model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
+    freeze_parts(model, config, frozen)
+    return model
+
+
+def _open_folder(
+    folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool
+) -> str | None:
+    """Open the run folder; the checkpoint to go on from, if there is one."""
+    counts = rows.counts, rows.eval_counts
+    checkpoint = folder.open(config, *rows.digests, begun=begun, resume=resume, counts=counts)
+    record_environment(folder.path, config, rows.digests[0])
+    return None if checkpoint is None else str(checkpoint)
+
+
+def _choose_batch_size(
+    config: TrainingConfig, algorithm: Algorithm, model: Any, tokenizer: Any, rows: RunRows
+) -> TrainingConfig:
+    """The config with the batch size that fits, where ``auto_batch_size`` is set and no size is known yet."""
+    if config.auto_batch_size is None or known_sizes(config) is not None:
+        return config
+    with quiet_loading():
+        config = find_batch_size(config, model, _builder(algorithm, model, tokenizer), rows.encoded)
+    remember_sizes(config)
+    return config
+
+
 def _builder(
     algorithm: Algorithm, model: Any, tokenizer: Any
 ) -> Callable[[TrainingConfig, list[dict[str, Any]]], Any]:
@@ -378,16 +382,3 @@ def _builder(
             return algorithm.build(job)
 
     return build
-
-
-def _opened(
-    folder: RunFolder,
-    config: TrainingConfig,
-    digests: tuple[str, str | None],
-    counts: tuple[RowCounts, RowCounts | None],
-    begun: str,
-    resume: bool,
-) -> str | None:
-    checkpoint = folder.open(config, *digests, begun=begun, resume=resume, counts=counts)
-    record_environment(folder.path, config, digests[0])
-    return None if checkpoint is None else str(checkpoint)

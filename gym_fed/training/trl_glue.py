@@ -1,4 +1,4 @@
-"""Where TRL's trainers are bent to our promises: no telemetry, no model cards, no patches left on the model."""
+"""TRL's trainers without side effects: no telemetry, no model cards, no patches left on the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Trainer: Any = object  # what the mix-in is placed before
 class LocalOnly(_Trainer):  # type: ignore[misc]
     """Mix-in, placed before a TRL trainer: it sends nothing anywhere and writes no README into checkpoints.
 
-    TRL reports each construction of a trainer to the hub unless told otherwise. A method is overridden rather
+    TRL reports each construction of a trainer to the hub by default. A method is overridden rather
     than an environment variable set, because the variable is read only when huggingface_hub is first imported.
     """
 
@@ -32,10 +32,10 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
     """Set on an instance, ``Callable[[DataLoader], DataLoader]``: what the training dataloader is passed through."""
 
     def _send_telemetry(self) -> None:
-        """Nothing leaves this machine."""
+        """Nothing is sent."""
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: our own run folder says what was trained."""
+        """Nothing: the run folder records what was trained."""
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The optimiser of the config, when it is not one that transformers makes."""

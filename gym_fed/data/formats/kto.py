@@ -10,7 +10,7 @@ from gym_fed.data.formats.base import BadRow, Format, Raw, string, system_of, wi
 from gym_fed.data.labels import label_of
 
 
-class Kto(Format):
+class KtoFormat(Format):
     """``{"prompt", "completion", "label"}``."""
 
     order = 20

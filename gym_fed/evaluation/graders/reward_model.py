@@ -29,7 +29,7 @@ class RewardModelConfig(GraderConfig):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
-class RewardModel(Grader):
+class RewardModelGrader(Grader):
     """Reads prompt and answer through the model's chat template and gives the head's raw score."""
 
     Settings = RewardModelConfig

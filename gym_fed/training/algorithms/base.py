@@ -1,7 +1,6 @@
 """What an algorithm is: which rows it learns from, how it encodes them, and which TRL trainer it builds.
 
-What is true of an algorithm stands on its class, and nowhere else: configs and checks ask for the fact, never for a
-name.
+The facts about an algorithm are attributes of its class. Configs and checks read the attribute, never compare the name.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gym_fed.training.run.job import Job
 
 
 class Algorithm(ABC):
-    """One way to train. Stateless: everything it needs is handed in."""
+    """One way to train. It has no state: its methods receive everything they need."""
 
     row_kind: ClassVar[RowKind] = "supervised"
     """What the rows handed to ``encode`` are; see ``gym_fed.data.rows``. Other rows are converted or refused before."""
@@ -30,7 +29,7 @@ class Algorithm(ABC):
 
     Settings: ClassVar[type[BaseModel] | None] = None
     """What the section of its name holds; None has no section. One of ours is a key of the config
-    (``gym_fed/config/algorithms``), which says its type, and needs none here."""
+    (``gym_fed/config/algorithms``), which names its type, and needs none here."""
 
     needs_graders: ClassVar[bool] = False
     """Whether answers are rewarded by graders; without any the run is refused, and for others ``graders`` is."""
@@ -39,10 +38,10 @@ class Algorithm(ABC):
     """Whether every batch is made of whole groups of answers that the trained model writes."""
 
     uses_reference: ClassVar[bool] = False
-    """Whether the loss holds the model against the one at the start, whatever the settings."""
+    """Whether the loss compares the model with the one at the start, whatever the settings."""
 
     scores_reference_once: ClassVar[bool] = False
-    """Of those with a reference: whether it is always asked before the first step, and never again."""
+    """Of those with a reference: whether it always scores the rows before the first step, and never again."""
 
     forgets: ClassVar[bool] = False
     """Whether rows of ``role: forget`` are unlearned; for the others that role is refused."""
@@ -51,38 +50,38 @@ class Algorithm(ABC):
     """Whether whole rows may share a row of ``max_length`` (``packing: bfd``)."""
 
     assistant_only_default: ClassVar[bool] = True
-    """What ``assistant_only_loss`` is where it is not given: whether prompts are left out of what is learned."""
+    """The default of ``assistant_only_loss``: whether prompts are left out of what is learned."""
 
     packing_default: ClassVar[bool] = False
-    """What ``packing`` is where it is not given."""
+    """The default of ``packing``."""
 
     per_example: ClassVar[bool] = False
-    """Whether the loss is a mean over examples, none of which looks at another, as DP-SGD needs."""
+    """Whether the loss is a mean over independent examples, as DP-SGD needs."""
 
     shards: ClassVar[bool] = False
     """Whether the model's weights may be split over processes; not where it generates, scores or is copied."""
 
     uses_model_loss: ClassVar[bool] = False
-    """Whether what is learned from is the loss that the model itself gives."""
+    """Whether the loss is the one that the model itself computes."""
 
     reads_images: ClassVar[bool] = False
-    """Whether models that read images are trained with their pictures."""
+    """Whether models that read images are trained with images."""
 
     federates: ClassVar[bool] = False
-    """Whether a hub may ask for it: it needs nothing but the contributor's own rows."""
+    """Whether a hub may request it: it needs nothing but the contributor's own rows."""
 
     of_few_rows: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Settings of its section that suit a few dozen rows of one person, where they are not given."""
+    """Defaults of its section for a few dozen rows of one person."""
 
     tried: ClassVar[str] = ""
-    """What the tests run it with, on a CPU and tiny models; docs/support.md is made of it."""
+    """What the tests run it with, on a CPU and tiny models; docs/support.md is generated from it."""
 
     untried: ClassVar[str] = ""
-    """What goes with it and was never run."""
+    """What it supports and no test has run."""
 
     @classmethod
     def writes_answers(cls, config: TrainingConfig) -> bool:
-        """Whether the model that is trained writes answers that it learns from."""
+        """Whether the trained model generates answers that it learns from."""
         return cls.generates
 
     @classmethod
@@ -92,17 +91,17 @@ class Algorithm(ABC):
 
     @classmethod
     def advice(cls, folder: str) -> str:
-        """What the trained model in ``folder`` is good for, for whoever trained it."""
+        """How to use the trained model in ``folder``: a line for the user who trained it."""
         return f"try it with: gym chat {folder}"
 
     def settings(self, config: TrainingConfig) -> Any:
-        """The section of this algorithm, of the type that the config says or ``Settings`` names."""
+        """The section of this algorithm, of the type in the config or in ``Settings``."""
         return config.chosen_sections()[config.algorithm]
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
-        """Whether the loss of a step says how well its rows are known, so that a jump of it is those rows' doing.
+        """Whether the loss of a step measures how well its rows are known, so that a spike is caused by those rows.
 
-        Not where the model's own answers are learnt from, nor where a loss shall rise.
+        Not where the model learns from its own answers, nor where a loss is meant to rise.
         """
         return True
 
@@ -117,16 +116,16 @@ class Algorithm(ABC):
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         """Rows to the columns that the trainer takes; their digest decides whether a run may resume.
 
-        Where a row may be dropped or cut, the list is an ``EncodedRows``, whose ``counts`` say what became of each.
+        Where a row may be dropped or cut, the list is an ``EncodedRows``, whose ``counts`` hold what became of each.
 
         Raises:
             GymError: ``DATA_INVALID`` for rows this algorithm cannot learn from.
         """
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-        """The model that is tuned, made of the causal LM that was loaded: itself, or one with another head on it.
+        """The model that is tuned, made from the loaded causal LM: itself, or one with another head on it.
 
-        Called before the tuning method prepares the model; what is returned is the result's model, too.
+        Called before the tuning method prepares the model. The model returned is the result's model, too.
         """
         return model
 

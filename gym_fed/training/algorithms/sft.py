@@ -117,7 +117,7 @@ def _report_dropped_reasoning(config: TrainingConfig, rows: list[Row]) -> None:
 
 
 def _warn_of_learned_prompts(rows: list[Row]) -> None:
-    """``packing: true`` alone turns the default round: nobody asked for prompts to be learned."""
+    """``packing: true`` alone reverses the default of ``assistant_only_loss``, so prompts are learned unasked."""
     count = sum("text" not in row for row in rows)
     if count:
         console.err.print(

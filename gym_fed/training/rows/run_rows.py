@@ -1,15 +1,37 @@
-"""The rows of a run: what it learns from and is judged by, and the digest that tells them from others."""
+"""The rows of a run: those it learns from and those that judge it, encoded, with the digest that identifies them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.row_counts import RowCounts, counts_of
+from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
+
+
+@dataclass(frozen=True)
+class RunRows:
+    """The rows of a run, encoded.
+
+    Attributes:
+        encoded: What the algorithm's ``encode`` gave for the training rows.
+        eval_encoded: The same for ``eval_data``; None when there is none.
+        digests: Of both, as the run folder keeps them.
+        counts: What became of the training rows.
+        eval_counts: The same for ``eval_data``.
+    """
+
+    encoded: Any
+    eval_encoded: Any
+    digests: tuple[str, str | None]
+    counts: RowCounts
+    eval_counts: RowCounts | None
 
 
 def rows_of_run(
@@ -32,6 +54,28 @@ def rows_of_run(
             raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
     held_out = None if eval_dataset is None else as_kind(eval_dataset, algorithm.row_kind)
     return as_kind(rows, algorithm.row_kind), held_out
+
+
+def encode_run(
+    config: TrainingConfig,
+    algorithm: Algorithm,
+    tokenizer: Any,
+    data: list[dict[str, Any]],
+    eval_data: list[dict[str, Any]] | None,
+) -> RunRows:
+    """Rows of ``rows_of_run`` as the algorithm's trainer takes them."""
+    encoded = algorithm.encode(config, tokenizer, data)
+    judging = config.model_copy(update={"privacy": None})  # rows that only judge are not protected
+    eval_encoded = eval_data and algorithm.encode(judging, tokenizer, eval_data)
+    digests = digest_of(data, tokenizer), None if eval_data is None else digest_of(eval_data, tokenizer)
+    eval_counts = None if eval_data is None else _counted(eval_encoded, eval_data)
+    return RunRows(encoded, eval_encoded, digests, _counted(encoded, data), eval_counts)
+
+
+def _counted(encoded: Any, given: Sequence[Any]) -> RowCounts:
+    counts = counts_of(encoded, len(given))
+    counts.unread = dict(unread_keys(given))
+    return counts
 
 
 def digest_of(rows: Sequence[dict[str, Any]], tokenizer: Any) -> str:

@@ -18,7 +18,7 @@ from gym_fed.evaluation import exact_match, grade, grade_answers
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.evaluation.graders.exact import Exact, ExactConfig
 from gym_fed.evaluation.graders.length import Length, LengthConfig
-from gym_fed.evaluation.graders.reward_model import RewardModel, RewardModelConfig
+from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
 from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 
@@ -63,8 +63,10 @@ def trained(request: pytest.FixtureRequest, tiny_base: Path, tmp_path_factory: p
     return Trainer(TrainingConfig(**{**CONFIG, **settings})).train(pairs(104))
 
 
-def reward_model(folder: Path, **keys: Any) -> RewardModel:
-    return RewardModel(RewardModelConfig(grader="reward_model", model=str(folder), device="cpu", **keys))
+def reward_model(folder: Path, **keys: Any) -> RewardModelGrader:
+    return RewardModelGrader(
+        RewardModelConfig(grader="reward_model", model=str(folder), device="cpu", **keys)
+    )
 
 
 def scores(grader: Grader, *samples: Sample) -> list[float]:

@@ -256,7 +256,7 @@ def test_the_teachers_answers_are_kept_and_not_written_twice(
         ).train(ROWS[:40])
     monkeypatch.setattr(
         "gym_fed.training.algorithms.distillation._teacher_answers.TeacherAnswers._generate",
-        lambda *a: pytest.fail("the teacher was asked again"),
+        lambda *a: pytest.fail("the teacher generated again"),
     )
     assert Trainer(sequence(tmp_path / "part", **changes)).train(ROWS[:40]).losses == whole.losses
 
@@ -273,11 +273,11 @@ def test_a_teacher_that_was_stopped_goes_on_where_it_was(
     )
     whole = TeacherAnswers(settings).of(rows)
     (tmp_path / ".run.teacher.jsonl").unlink()
-    answer, asked = TeacherAnswers._answer, []
+    answer, calls = TeacherAnswers._answer, []
 
     def stops(self: TeacherAnswers, *args: Any) -> Any:
-        asked.append(args)
-        if len(asked) == 3:
+        calls.append(args)
+        if len(calls) == 3:
             raise KeyboardInterrupt
         return answer(self, *args)
 

@@ -10,8 +10,7 @@ import torch
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Sample
-from gym_fed.evaluation.graders.reward_model import RewardModel as RewardGrader
-from gym_fed.evaluation.graders.reward_model import RewardModelConfig
+from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
 from gym_fed.training.algorithms.ppo._critic import load_critic
@@ -50,7 +49,7 @@ def test_preferred_answers_score_higher_on_pairs_never_seen_and_in_the_grader(
     held_out = [entry for entry in result.history if "eval_loss" in entry]
     assert held_out[-1]["eval_accuracy"] > 0.9
     assert held_out[-1]["eval_loss"] < 0.5
-    grader = RewardGrader(RewardModelConfig(grader="reward_model", model=str(folder), device="cpu"))
+    grader = RewardModelGrader(RewardModelConfig(grader="reward_model", model=str(folder), device="cpu"))
     grader.setup()
     samples = [
         Sample(row["prompt"], row[key][0]["content"]) for row in HELD_OUT for key in ("chosen", "rejected")

@@ -117,7 +117,7 @@ def divergence(student: Tensor, teacher: Tensor, *, beta: float, temperature: fl
         student: ``[n, vocabulary]`` logits.
         teacher: The same of the teacher.
         beta: Weight of the teacher in the mixture ``m``.
-        temperature: Divides both sides' logits.
+        temperature: Divides the logits of student and teacher.
 
     Returns:
         A scalar float32, in nats.

@@ -59,7 +59,7 @@ class SequenceDistillation(Algorithm):
 
 def _taught(row: Row, answer: str) -> Row:
     """What the student learns: the prompt with the teacher's answer in place of the row's own."""
-    rest = {key: value for key, value in row.items() if key not in ("prompt", "answer")}
+    others = {key: value for key, value in row.items() if key not in ("prompt", "answer")}
     if isinstance(row["prompt"], str):
-        return {**rest, "text": row["prompt"] + answer}
-    return {**rest, "messages": [*row["prompt"], {"role": "assistant", "content": answer}]}
+        return {**others, "text": row["prompt"] + answer}
+    return {**others, "messages": [*row["prompt"], {"role": "assistant", "content": answer}]}

@@ -20,7 +20,7 @@ _CHUNK_ROWS = 1000
 
 
 class Rewarded(Algorithm):
-    """An algorithm whose rows are prompts and whose teacher is a grader. ``name`` is its section of the config."""
+    """An algorithm that learns from graded answers to prompts. ``name`` is its section of the config."""
 
     name: ClassVar[str]
     row_kind: ClassVar[RowKind] = "prompt"
@@ -41,7 +41,7 @@ class Rewarded(Algorithm):
         prompts_per_generation(self.name, self.settings(config), config)
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """The rows as they are: TRL tokenises prompts when it answers them."""
+        """The rows as they are: TRL tokenises prompts when it generates answers."""
         needed = prompts_per_generation(self.name, self.settings(config), config)
         if len(rows) < needed:
             raise GymError(
@@ -57,7 +57,7 @@ class Rewarded(Algorithm):
     def arguments(self, job: Job, *names: str) -> dict[str, Any]:
         """Keyword arguments that the configs of GRPO and RLOO share, and those settings that ``names`` lists."""
         settings: RolloutSettings = self.settings(job.config)
-        self._say_rest(job)
+        self._warn_of_left_out(job)
         shared = (
             "num_generations",
             "max_completion_length",
@@ -80,12 +80,12 @@ class Rewarded(Algorithm):
             "beta": 0.0,
         }
 
-    def _say_rest(self, job: Job) -> None:
+    def _warn_of_left_out(self, job: Job) -> None:
         """Prompts that do not fill a generation are left out of an epoch, by TRL's sampler; other ones in the next."""
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
-        if rest := len(job.encoded) % needed:
+        if left_out := len(job.encoded) % needed:
             warnings.warn(
-                f"data: an epoch leaves out {rest} of {len(job.encoded)} prompts, drawn anew each time: "
+                f"data: an epoch leaves out {left_out} of {len(job.encoded)} prompts, drawn anew each time: "
                 f"a generation answers {needed}",
                 RunWarning,
                 stacklevel=2,

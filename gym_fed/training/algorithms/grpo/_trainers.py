@@ -45,7 +45,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         return EpochSampler(super()._get_train_sampler(dataset))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Called before the trainer's state is written, whose presence says that a checkpoint is whole."""
+        """Called before the trainer's state is written, whose presence marks a checkpoint as complete."""
         super()._save_rng_state(output_dir)
         every = self.args.steps_per_generation * self.num_iterations
         batches = self._buffered_inputs if self._step % every else []

@@ -63,7 +63,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
     _step_kl: float | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._said: list[float] = []  # reference log-probabilities may be asked for in the constructor
+        self._given_kl: list[float] = []  # the constructor may compute reference log-probabilities
         arguments = kwargs["args"]
         size = arguments.per_device_train_batch_size
         # TRL refuses batches of one row, whose own KL would be estimated by nothing; here a step has several.
@@ -95,19 +95,19 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if self.model.training and self._step_kl is not None:
-            # TRL takes the mean of policy less reference: the policy's answer is the step's mean, the reference's 0.
-            self._said = [self._step_kl, 0.0]
+            # TRL takes the mean of policy less reference: the policy is given the step's mean, the reference 0.
+            self._given_kl = [self._step_kl, 0.0]
             if "ref_KL_logps" in inputs:
                 inputs = {**inputs, "ref_KL_logps": torch.zeros_like(inputs["ref_KL_logps"])}
         try:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
-            self._said = []
+            self._given_kl = []
 
     def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
-        if not self._said:
+        if not self._given_kl:
             return super()._compute_kl_logps(model, batch)
-        return torch.full((len(batch["label"]),), self._said.pop(0), device=self.args.device)
+        return torch.full((len(batch["label"]),), self._given_kl.pop(0), device=self.args.device)
 
     @torch.no_grad()
     def _reference_kl(self, batch: dict[str, Any]) -> Any:

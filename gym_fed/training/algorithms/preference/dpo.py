@@ -25,7 +25,7 @@ class Dpo(Pairs):
 
     uses_reference = True
     federates = True
-    # Alone, DPO on a few dozen pairs makes both answers unlikely: of 30 pairs gym-nano learnt to say neither.
+    # Alone, DPO on a few dozen pairs makes both answers unlikely: of 30 pairs gym-nano learnt to write neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
     tried = "full, LoRA; federated rounds with both; two processes"
     untried = "pictures"

@@ -94,7 +94,7 @@ class Kto(Algorithm):
 
 
 def _labels(rows: list[Row]) -> list[bool]:
-    """What the rows say of their answers; said aloud where it is the same of all."""
+    """Whether each row's answer was liked; warns where all labels are the same."""
     labels = []
     for number, row in enumerate(rows, 1):
         liked = label_of(row["label"])

@@ -1,0 +1,83 @@
+"""The end of a run: the model left ready for use, the result, and what is written into the run folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import quiet_loading
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.model.saving import save_final
+from gym_fed.training.processes import group as processes
+from gym_fed.training.rows.run_rows import RunRows
+from gym_fed.training.run.folder import RunFolder
+from gym_fed.training.run.hooks import RunHooks
+from gym_fed.training.run.result import TrainResult
+from gym_fed.training.run.spikes import require_finite
+
+
+def settle_model(model: Any, trainer: Any, hooks: RunHooks, folder: RunFolder) -> None:
+    """Leave the model ready for use.
+
+    Raises:
+        GymError: ``INTERRUPTED`` when the run was stopped; for weights that are not finite.
+    """
+    model.zero_grad(set_to_none=True)
+    model.eval()
+    steps = int(trainer.state.global_step)
+    require_finite(model, steps)
+    if hooks.stopped:
+        raise GymError(
+            ErrorCode.INTERRUPTED,
+            f"stopped at step {steps} of {trainer.state.max_steps}; a checkpoint is in {folder.checkpoints}",
+            f"resume with: gym train {folder.path / 'config.yaml'}",
+        )
+
+
+def make_result(
+    config: TrainingConfig,
+    trainer: Any,
+    hooks: RunHooks,
+    rows: RunRows,
+    model: Any,
+    tokenizer: Any,
+    folder: RunFolder,
+    best_step: int | None,
+) -> TrainResult:
+    """What ``Trainer.train`` returns."""
+    steps = int(trainer.state.global_step)
+    plan = getattr(trainer, "plan", None)  # of a private run
+    last = hooks.losses[-config.logging_steps :]
+    return TrainResult(
+        steps=steps,
+        final_loss=sum(last) / len(last),
+        losses=hooks.losses,
+        history=trainer.state.log_history,
+        output_dir=folder.path,
+        num_examples=rows.counts.learned,
+        rows=rows.counts,
+        num_tokens=hooks.num_tokens,
+        num_processes=processes.count(),
+        model=model,
+        tokenizer=tokenizer,
+        best_step=best_step,
+        epsilon=plan.epsilon(steps) if plan is not None else None,
+        privacy=plan,
+    )
+
+
+def save_result(
+    config: TrainingConfig,
+    trainer: Any,
+    algorithm: Algorithm,
+    hooks: RunHooks,
+    folder: RunFolder,
+    result: TrainResult,
+) -> None:
+    """Write the model into the run folder, and close its record of the run."""
+    with quiet_loading():
+        save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)
+    processes.on_main(lambda: folder.finish(result.summary()))
+    assert hooks.experiment is not None  # it has trained
+    hooks.experiment.log_artifacts(folder.artifacts())
