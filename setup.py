@@ -1,7 +1,7 @@
 """Builds the native kernels of gym_quant, where there is a compiler; everything else stands in pyproject.toml.
 
 The extension is optional: where it cannot be built the package installs all the same and computes with torch
-(`gym doctor` tells which). One build serves every processor: the instruction set is picked at run time.
+(`gym doctor` reports which). One build serves every processor: the instruction set is picked at run time.
 """
 
 import os
