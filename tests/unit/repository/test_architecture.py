@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gym_fed.kinds import ALL
 from tools import architecture
 from tools.architecture import ARROWS, BOXES, GROUND, PICTURE, ROOT, Arrow, path_of, picture
 
@@ -69,6 +70,17 @@ def test_file_names_on_a_page_exist(page: Path) -> None:
 
 def test_a_file_name_that_is_gone_is_found() -> None:
     assert missing("`gym_fed/soup/gone.py` and `gym_fed/soup/rule.py`") == ["gym_fed/soup/gone.py"]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/architecture.md", "docs/decisions/0005-rules-on-gram-matrices.md"]
+)
+def test_a_page_counts_the_members_of_a_kind_as_the_registry_does(page: str) -> None:
+    members = {kind.kind.replace("optimizer", "optimiser"): len(kind.own()) for kind in ALL}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    counted = re.findall(rf"\b(\d+) ({'|'.join(members)})s\b", text)
+    assert counted
+    assert {kind: int(count) for count, kind in counted} == {kind: members[kind] for _, kind in counted}
 
 
 def test_there_are_three_walks_with_file_names_and_ten_decisions_with_what_was_measured() -> None:
