@@ -141,8 +141,8 @@ def fit(
             f"max_bits_per_weight allows {budget} bytes, in which not one tensor of {spec.model_name!r} fits",
             "raise max_bits_per_weight",
         )
-    told = (_in_numbers(options[name], index) for name, index in (picks or {}).items())
-    return [choice for choice in told if choice is not None]
+    picked = (_in_numbers(options[name], index) for name, index in (picks or {}).items())
+    return [choice for choice in picked if choice is not None]
 
 
 def _fit_by_payload(
@@ -158,8 +158,8 @@ def _fit_by_payload(
         picks = allocate(sizes, room) if room > 0 else None
         if picks is None:
             return []
-        told = (_in_numbers(found, picks[name]) for name, found in options.items())
-        kept = [choice for choice in told if choice is not None]
+        picked = (_in_numbers(found, picks[name]) for name, found in options.items())
+        kept = [choice for choice in picked if choice is not None]
         over = file_bytes(kept, spec, extra) - budget
         if over <= 0:
             return kept
@@ -217,7 +217,7 @@ def _in_numbers(found: Sequence[BudgetOption], index: int) -> CodecChoice | None
         return choice
     bits = 8 * choice.payload_bytes / math.prod(choice.record.shape)
     if found[0].choice is not None:
-        return replace(choice, why=f"auto: {bits:.2f} bits a weight; cost {found[index].error:.3g}")
+        return replace(choice, why=f"auto: {bits:.2f} bits per weight; cost {found[index].error:.3g}")
     lost = found[index].error / max(found[0].error, 1e-300)
-    why = f"auto: {bits:.2f} bits a weight leave {lost:.1%} of its energy; more is worth more elsewhere"
+    why = f"auto: {bits:.2f} bits per weight leave {lost:.1%} of its energy; more is worth more elsewhere"
     return replace(choice, why=why)

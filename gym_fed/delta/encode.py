@@ -130,7 +130,7 @@ def encode_source(
 ) -> EncodeReport:
     """``encode_delta`` for deltas that come from anywhere; holds one tensor at a time.
 
-    ``parts`` says what each tensor is (``parts_of``; absent, their names do), ``sensitivity`` measures what an encoding
+    ``parts`` gives each tensor's part (``parts_of``; by default from its name). ``sensitivity`` measures what encoding
     costs, and ``menu`` names the codecs that ``auto`` weighs under a budget (``gym_fed.delta.budget``); ``version`` is
     that of merging, by which a soup's budget is split.
     """
@@ -298,7 +298,7 @@ def _entry(
     write: Write,
     refined: Mapping[str, Encoded],
 ) -> DeltaEntry:
-    """Encodes when the writer asks for it, unless that is done, and notes norm and loss on the way."""
+    """Encodes when the writer needs it, unless that is done, and notes norm and loss."""
     record, codec = choice.record, get_codec(choice.record.codec)
 
     def payload() -> Payload:

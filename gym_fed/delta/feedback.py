@@ -97,7 +97,7 @@ class ErrorFeedback:
         return math.sqrt(math.fsum(sum_of_squares(t) for t in self._current.values()))
 
     def staged_path(self) -> Path:
-        """Where ``stage`` writes unless told otherwise."""
+        """Where ``stage`` writes by default."""
         return self.path.with_name(f"{self.path.name}.staged")
 
     def stage(self, path: str | Path | None = None) -> Path:

@@ -72,7 +72,7 @@ class DeltaFile:
 
         Args:
             path: The file; it must not change while it is open.
-            spec: The base it must belong to; without one, base and shapes are taken at their word.
+            spec: The base it must belong to; without one, base and shapes are not checked.
             limits: Caps on header, tensors and file; the defaults of ``DeltaLimits`` when absent.
 
         Raises:
@@ -80,7 +80,7 @@ class DeltaFile:
                 the tensor's name, for everything else.
         """
         file = Path(path)
-        with _told_of(file):
+        with _named_in_errors(file):
             return cls._open(file, spec, limits or DeltaLimits())
 
     @classmethod
@@ -349,7 +349,7 @@ def _about(tensor: str) -> Iterator[None]:
 
 
 @contextmanager
-def _told_of(path: Path) -> Iterator[None]:
+def _named_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except GymError as error:

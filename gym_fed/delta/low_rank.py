@@ -1,4 +1,4 @@
-"""LoRA factors on their way into a file: as they were trained, or quantised, with error feedback on the product."""
+"""Encodes LoRA factors for a file: as they were trained, or quantised, with error feedback on the product."""
 
 from __future__ import annotations
 

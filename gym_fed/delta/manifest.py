@@ -65,13 +65,13 @@ class Manifest:
     def to_json(self) -> str:
         """The one canonical JSON text of this manifest."""
         texts: dict[str, bytes] = {}  # a file has few codecs, and thousands of tensors
-        told = [f"{r.codec!r} {r.params!r}" for r in self.tensors]
-        for record, key in zip(self.tensors, told, strict=True):
+        keys = [f"{r.codec!r} {r.params!r}" for r in self.tensors]
+        for record, key in zip(self.tensors, keys, strict=True):
             if key not in texts:
                 texts[key] = canonical_json([record.codec, record.params])
         codecs = sorted(set(texts.values()))
         places = {text: index for index, text in enumerate(codecs)}
-        rows = _collapse(self.tensors, [places[texts[key]] for key in told])
+        rows = _collapse(self.tensors, [places[texts[key]] for key in keys])
         document: dict[str, Any] = {
             "format": FORMAT_VERSION,
             "base_model": self.base_model,

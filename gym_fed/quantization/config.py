@@ -127,7 +127,7 @@ class BitDeltaConfig(_Method):
     """BitDelta (Liu et al. 2024): signs and scales for matrices, distilled; a policy's codecs for the rest."""
 
     bits: Literal[1] = 1
-    """Bits a weight of a matrix."""
+    """Bits per weight of a matrix."""
 
     distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 100
     """Steps of scale distillation against the tuned model's logits; 0 for none. The paper takes 200."""

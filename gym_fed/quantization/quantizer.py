@@ -230,7 +230,7 @@ class Quantizer:
             )
 
     def _own_factors(self, tuned: Given) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
-        """A LoRA run's factors, where the policy asks for factors and names no rank."""
+        """A LoRA run's factors, where the policy sets factors and no rank."""
         policy = self.policy
         if policy.lora_rank is not None or policy.codec == "auto" or not get_codec(policy.codec).low_rank:
             return None
@@ -323,11 +323,11 @@ def _tensors(
     path: Path, report: EncodeReport, deltas: Mapping[str, Tensor], moments: Mapping[str, Tensor]
 ) -> tuple[QuantizedTensor, ...]:
     """Every tensor of the base, with the errors of what the file decodes to."""
-    told = {tensor.name: tensor for tensor in report.tensors}
+    encoded = {tensor.name: tensor for tensor in report.tensors}
     found: list[QuantizedTensor] = []
     with DeltaFile.open(path) as file:
         for name, delta in sorted(deltas.items()):
-            tensor = told.get(name, TensorReport(name, None, "unchanged", 0, 0.0))
+            tensor = encoded.get(name, TensorReport(name, None, "unchanged", 0, 0.0))
             if name not in file:
                 found.append(QuantizedTensor(name, None, {}, tensor.why, 0, tensor.energy, 0.0, 0.0, None))
                 continue

@@ -21,7 +21,7 @@ R = TypeVar("R", bound=Rule)
 
 
 def build_aggregator(recipe: SoupRecipe) -> Aggregator:
-    """The aggregator a recipe asks for, with its settings.
+    """The aggregator a recipe names, with its settings.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for settings the rule does not have; so with the next.
@@ -32,7 +32,7 @@ def build_aggregator(recipe: SoupRecipe) -> Aggregator:
 
 
 def build_pre_aggregators(recipe: SoupRecipe) -> tuple[PreAggregator, ...]:
-    """The pre-aggregators a recipe asks for, in their order."""
+    """The pre-aggregators a recipe names, in their order."""
 
     def one(name: str) -> PreAggregator:
         rule: type[PreAggregator] = PRE_AGGREGATORS.type_of(name)
@@ -46,7 +46,7 @@ def build_pre_aggregators(recipe: SoupRecipe) -> tuple[PreAggregator, ...]:
 
 
 def build_optimizer(recipe: SoupRecipe) -> ServerOptimizer | None:
-    """The server optimiser a recipe asks for, if any."""
+    """The server optimiser a recipe names, if any."""
     if recipe.server_optimizer == "none":
         return None
     rule: type[ServerOptimizer] = SERVER_OPTIMIZERS.type_of(recipe.server_optimizer)

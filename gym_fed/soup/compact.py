@@ -49,7 +49,7 @@ _SMALL, _SAMPLE, _USUAL = 256, 1 << 18, (4096, 4096)
 def menu() -> Menu:
     """What a matrix may be written with, beside what ``EXACT`` has: ``Codec.compact`` of our codecs, smallest first.
 
-    Codecs of other packages do not choose themselves: whoever reads the soup would need the package.
+    Codecs of other packages are never chosen: every reader of the soup would need the package.
     """
     found = [(name, way) for name in CODECS.own() for way in get_codec(name).compact]
     return tuple(sorted(found, key=lambda way: _bytes(way[0], way[1], _USUAL)))

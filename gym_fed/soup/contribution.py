@@ -8,7 +8,7 @@ held-out loss, where every member keeps the coefficient that it has in the round
 and nobody's place is filled by the others: with the coalition's own mean (the weights w renormalised over S) an update
 of zeros would dilute the others, and be paid for it wherever the server's step overshoots. As it is, zeros add exactly
 nothing to any coalition, the scores of all add up to what the round gained, and an update's score does not grow when it
-is sent in two halves. The price: v says what an update gave to *this* soup, not what it would have given alone.
+is sent in two halves. The price: v measures what an update gave to *this* soup, not what it would have given alone.
 
 Linear, and not the rule that made the soup: robust rules need 2f + 1 updates and are undefined on small coalitions. So
 only updates that the rule kept are to be scored; one that it cut out had no part in the soup, and must be paid neither
@@ -81,7 +81,7 @@ class Scores:
 
 
 class CountedGame:
-    """A game that asks another one for every coalition only once, and counts.
+    """A game that evaluates another one once per coalition, and counts.
 
     Args:
         game: The game.

@@ -53,7 +53,7 @@ class SoupReport:
             decide coordinate by coordinate.
         encoding: Codec and reason for each tensor of the soup.
         lost: LoRA factors cut to a rank: for every tensor the part of its norm that the rank leaves out.
-        private: What a merge with differential privacy tells; ``update_norms`` and ``clip_factors`` are empty then.
+        private: What a merge with differential privacy reports; ``update_norms`` and ``clip_factors`` are empty then.
     """
 
     sha256: str
@@ -117,13 +117,13 @@ def merge(
             f"the soup's codec has error_feedback: {recipe.codec.error_feedback}, but "
             f"{'no' if residual is None else 'a'} residual was given",
         )
-    told: PrivateReport | None = None
+    private_report: PrivateReport | None = None
     norms: tuple[float, ...] = ()
     clips: tuple[float, ...] = ()
     coefficients: tuple[float, ...] | None = None
     if private is not None:
         _refuse_unaccounted(private, recipe)
-        stacks, told = private_stacks(updates, spec, pipeline.aggregator, private)
+        stacks, private_report = private_stacks(updates, spec, pipeline.aggregator, private)
         plan = CombinationWeights.identity(weight)
     else:
         norms = tuple(update.norm() for update in updates)
@@ -145,7 +145,15 @@ def merge(
         on_tensor,
     )
     return SoupReport(
-        report.sha256, report.size_bytes, report.norm, norms, clips, coefficients, report, lost, told
+        report.sha256,
+        report.size_bytes,
+        report.norm,
+        norms,
+        clips,
+        coefficients,
+        report,
+        lost,
+        private_report,
     )
 
 

@@ -49,7 +49,7 @@ class TensorTask:
         name: Its name in the model; also what random methods draw from, beside their seed.
         deltas: ``[n, rows, cols]`` float32: each fine-tune's change, its last dimension against all others.
         weights: ``[n]`` float64, positive.
-        base: ``[rows, cols]`` float32, the base's tensor; None unless the method asks for it.
+        base: ``[rows, cols]`` float32, the base's tensor; None unless the method needs it.
         statistics: What the method's ``statistics`` names, a tensor for each fine-tune.
     """
 
@@ -91,7 +91,7 @@ class MergeMethod(Rule):
     """Whether a tensor of which no fine-tune has statistics is merged all the same, in a way the method says."""
 
     uses_score: ClassVar[bool] = False
-    """Whether the method asks how good a candidate is on held-out data."""
+    """Whether the method scores candidates on held-out data."""
 
     def merge_tensor(self, task: TensorTask) -> Tensor:
         """The merged delta of one tensor.
@@ -126,18 +126,18 @@ class MergeMethod(Rule):
                 f"tensor {task.name!r}: merge method {self.name!r} needs {self.statistics} of "
                 f"{len(task.deltas)} fine-tunes, not of {len(task.statistics)}",
             )
-        with np.errstate(over="ignore"):  # told below, with the tensor's name
+        with np.errstate(over="ignore"):  # reported below, with the tensor's name
             merged = self._merge(task).to(torch.float32).mul_(self.config.scale)
         if not bool(torch.isfinite(merged).all()):
             raise GymError(ErrorCode.UPDATE_REFUSED, f"tensor {task.name!r}: the merge overflows float32")
         return merged
 
     def check(self, weights: Tensor) -> None:
-        """Refuse models that the method cannot merge, told by their ``[n]`` weights.
+        """Refuse models that the method cannot merge, judged by their ``[n]`` weights.
 
         Raises:
             GymError: ``USAGE`` for weights that are not positive, ``CONFIG_INVALID`` for too few models and for
-                weights the method would not look at.
+                weights that the method would ignore.
         """
         if not bool((torch.isfinite(weights) & (weights > 0)).all()):
             raise GymError(ErrorCode.USAGE, f"weights {weights.tolist()} are not all positive and finite")
@@ -171,5 +171,5 @@ class MergeMethod(Rule):
         """The method itself, on checked input, before ``scale``; may not change its input."""
 
     def report(self) -> Mapping[str, Any]:
-        """What was found so far that is worth telling (which models were chosen, for one); plain values."""
+        """What the method found so far (which models were chosen, for example); plain values."""
         return {}

@@ -31,7 +31,7 @@ class ModelMergeReport:
         size_bytes: Its size.
         norm: L2 norm of what it decodes to.
         update_norms: L2 norm of every model's delta, in the order given.
-        found: What the method tells (``MergeMethod.report``).
+        found: What the method reports (``MergeMethod.report``).
         encoding: Codec and reason for each tensor.
     """
 

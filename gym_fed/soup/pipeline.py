@@ -29,7 +29,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, recipe: SoupRecipe) -> Pipeline:
-        """The rules a recipe asks for.
+        """The rules that a recipe names.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for settings a rule does not have, and for weights it would not look at.

@@ -71,7 +71,7 @@ class PrivateMerge:
 
 @dataclass(frozen=True)
 class PrivateReport:
-    """What a private merge tells beside the soup; nothing in it depends on an update other than through the noise.
+    """What a private merge reports beside the soup; nothing in it depends on an update other than through the noise.
 
     Attributes:
         coordinates: How many numbers were noised, d.

@@ -1,4 +1,4 @@
-"""What aggregators, pre-aggregators and merge methods have in common: a name, settings, and what they look at."""
+"""The common base of aggregators, pre-aggregators and merge methods: a name, settings, and what they read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.soup.linalg.gram import Needs
 
 
 class RuleConfig(StrictModel):
-    """What every robust rule knows; a rule with settings of its own derives from this."""
+    """The settings of every robust rule; a rule with settings of its own derives from this."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
     """Malicious clients to withstand, f."""
@@ -26,7 +26,7 @@ class Rule(ABC):
     Config: ClassVar[type[RuleConfig]] = RuleConfig
 
     draws_lots: ClassVar[bool] = False
-    """Whether ``Config`` has a ``seed`` that decides by lot; whoever runs rounds adds the round's number to it."""
+    """Whether ``Config`` has a ``seed`` for random draws; a server adds the round's number to it."""
 
     @classmethod
     def needs_root(cls) -> bool:

@@ -92,5 +92,9 @@ def soup_from_votes(
         report = encode_source(
             lambda name: merged[name], recipe.codec, out_path, spec, residual, version=version
         )
-    told = PrivateReport(coordinates, private.privacy.clipping_norm) if private is not None else None
-    return SoupReport(report.sha256, report.size_bytes, report.norm, (), (), None, report, private=told)
+    private_report = (
+        PrivateReport(coordinates, private.privacy.clipping_norm) if private is not None else None
+    )
+    return SoupReport(
+        report.sha256, report.size_bytes, report.norm, (), (), None, report, private=private_report
+    )

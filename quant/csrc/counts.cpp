@@ -397,7 +397,7 @@ void distances(int path, int threads, int features, const uint8_t* const* rows, 
 
 using namespace gq;
 
-// packed [n, bytes] to distances [n, n] int64. features: what gq_features told.
+// packed [n, bytes] to distances [n, n] int64. features: the result of gq_features.
 GQ_API int gq_hamming(int path, int threads, int features, const uint8_t* packed, int64_t n, int64_t bytes,
                       int64_t* found) {
     return guarded([&] {

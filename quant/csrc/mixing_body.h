@@ -1,5 +1,5 @@
 // What mixing.cpp does with one block of packed rows. It is included once for every instruction set, in a namespace
-// of its own in which GQ_ISA tells the compiler the set, and Bits (64 bytes), Lane16 and Lane32 are its registers.
+// of its own in which GQ_ISA names the instruction set to the compiler, and Bits (64 bytes), Lane16 and Lane32 are its registers.
 
 // Lines of 64 bytes of all rows from byte `at`, line after line: out[z * n + j] is line z of row j, zeros beyond the
 // end. The lines that come next are fetched meanwhile: no processor follows a thousand rows by itself.

@@ -77,7 +77,7 @@ class Codec(ABC):
     name: ClassVar[str]
 
     coarse: ClassVar[bool] = False
-    """Whether it loses a third or more of a fine-tune's norm, as one and two bits a weight do."""
+    """Whether it loses a third or more of a fine-tune's norm, as one and two bits per weight do."""
 
     trains_bits: ClassVar[bool] = False
     """Whether distillation may train the bits beside the scales: for a codec whose ``signs`` are its field ``bits``."""
@@ -219,7 +219,7 @@ class Codec(ABC):
         """The delta as serving keeps it, in memory of its own on ``device``: signs and factors as what they are.
 
         Quantised factors stay packed. None: serving decodes the delta once to the base's number format, as fits codecs
-        of more than 8 bits a weight. A codec of fewer gives a form of ``gym_quant.resident`` or its own.
+        of more than 8 bits per weight. A codec of fewer gives a form of ``gym_quant.resident`` or its own.
         """
         from gym_quant.kernels.resident import ResidentSigns
         from gym_quant.resident import ResidentFactors

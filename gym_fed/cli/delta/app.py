@@ -178,7 +178,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
     typer.echo(
         f"total   {len(summary['tensors'])} tensors, {summary['num_weights']:,} weights, "
         f"{summary['size_bytes']:,} bytes ({summary['header_bytes']:,} of header), "
-        f"{summary['bits_per_weight']:.3f} bits a weight, norm {summary['norm']:.4g}"
+        f"{summary['bits_per_weight']:.3f} bits per weight, norm {summary['norm']:.4g}"
     )
     typer.echo(f"sha256  {summary['sha256']}")
 

@@ -148,13 +148,13 @@ def _show(report: QuantReport) -> None:
 
 
 def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) -> None:
-    """A row a tensor: codec, bits a weight, relative errors."""
+    """One row per tensor: codec, bits per weight, relative errors."""
     from rich import box
 
     from gym_fed.tables import TextTable
 
     table = TextTable(
-        title=f"{name}: {bits_per_weight:.3f} bits a weight, header included; relative errors of weights and outputs",
+        title=f"{name}: {bits_per_weight:.3f} bits per weight, header included; relative errors of weights and outputs",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )

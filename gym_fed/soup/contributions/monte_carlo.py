@@ -32,7 +32,7 @@ class MonteCarlo(ContributionMethod):
 
     Orders come in pairs, each followed by its reverse (Mitchell et al. 2022, "Sampling Permutations for Shapley Value
     Estimation", sec. 4.1): of any two updates each comes first once, so one pair gives a quadratic game's scores
-    exactly. Standard errors are those of the pairs' means; of a single pair there is none, and infinity is told.
+    exactly. Standard errors are those of the pairs' means; of a single pair there is none, and infinity is reported.
     """
 
     name: ClassVar[str] = "monte_carlo"

@@ -1,4 +1,4 @@
-"""A contributor's standing in [0, 1]: rises with rounds that gained by it, falls with absence, is lost by cheating."""
+"""A contributor's reputation in [0, 1]: it rises with rounds that gained by it, falls with absence and cheating."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Reputation:
-    """A standing as it was when version ``height`` was made; absence counts from there."""
+    """A reputation as it was when version ``height`` was made; absence counts from there."""
 
     value: float
     height: int
@@ -30,7 +30,7 @@ NEW = Reputation(0.0, 0)
 
 
 def before(known: Reputation, height: int, absence: float) -> float:
-    """The standing with which a contributor enters the round that makes version ``height``.
+    """The reputation with which a contributor enters the round that makes version ``height``.
 
     Args:
         known: As it was after the last round with an update of theirs.
@@ -42,7 +42,7 @@ def before(known: Reputation, height: int, absence: float) -> float:
 
 
 def after(value: float, outcome: Outcome, up: float, rejected: float, cheating: float) -> float:
-    """The standing with which they leave it: ``r + up (1 - r)`` for a positive round, a factor for the others."""
+    """The reputation with which they leave it: ``r + up (1 - r)`` for a positive round, a factor for the others."""
     moved = {
         Outcome.POSITIVE: value + up * (1.0 - value),
         Outcome.NOTHING: value,

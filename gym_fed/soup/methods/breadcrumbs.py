@@ -34,7 +34,7 @@ class Breadcrumbs(MergeMethod):
     """``scale * sum_i w_i m_i delta_i``, where the mask ``m_i`` keeps the middle of a tensor's magnitudes.
 
     ``scale`` is the paper's alpha, 0.3 in its experiments. Weights count as they are, as in ``task_arithmetic``.
-    mergekit asks for a density instead of the lower share and drops fewer outliers where both do not fit.
+    mergekit takes a density instead of the lower share and drops fewer outliers where both do not fit.
     """
 
     name = "breadcrumbs"

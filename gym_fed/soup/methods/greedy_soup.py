@@ -22,7 +22,7 @@ class GreedySoup(MergeMethod):
 
     In order of their own scores (ties: in the order given) each model joins if the mean with it scores at least as well
     as the soup so far. Beyond the paper a gate may forbid a soup whatever its score, and scores that are NaN count as
-    worse than any other. mergekit has no such method, since it asks for no data.
+    worse than any other. mergekit has no such method, since it takes no data.
     """
 
     name = "greedy_soup"

@@ -15,7 +15,7 @@ from gym_fed.soup.methods._task_vectors import combination
 class TaskArithmetic(MergeMethod):
     """``scale * sum_i w_i delta_i``. Weights count as they are, and not only their ratios: 1 is the whole task vector.
 
-    The paper's weights are all 1; mergekit multiplies by weights as is done here, unless told to normalise them.
+    The paper's weights are all 1; mergekit multiplies by weights as here, unless set to normalise them.
     """
 
     name = "task_arithmetic"

@@ -1,13 +1,13 @@
-"""How alike two updates are, whatever was done to hide it, and who is so close to another that both are paid as one.
+"""Similarity of two updates, whatever was done to hide it, and groups of contributors that are paid as one.
 
 The cosine of two whole updates does not see that one was scaled, but scaling every tensor by another factor turns it;
 so the tensors' own cosines are looked at too, averaged by their sizes, and of sign deltas the share of equal signs,
 which no scale changes. Where updates of a round were written by different codecs, values are held against signs: of a
 dense update that is written again as signs every weight keeps its sign, while the cosine falls to 0.8.
 
-How close honest updates are depends on the model, the data and the steps; a round tells it of itself: the median of all
-pairs is its background b, and a pair is beyond it by (cosine - b) / (1 - b). Two halves of one update, cut by
-coordinates, have a cosine of nothing; they are told by what they leave out.
+How close honest updates are depends on the model, the data and the steps, so each round is its own measure: the median
+of all pairs is its background b, and a pair is beyond it by (cosine - b) / (1 - b). Two halves of one update, cut by
+coordinates, have a cosine of zero; they are found by the coordinates that they leave out.
 (This project; the inner products are those that robust rules need anyway.)
 """
 

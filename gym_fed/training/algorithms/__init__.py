@@ -11,6 +11,5 @@ A folder holds a family: each file that does not begin with ``_`` is an algorith
 
 Installed packages add theirs by the entry points ``gym_fed.algorithms``; ``gym_fed.kinds.ALGORITHMS`` finds both.
 
-Neighbours: imports critic, ppo, private, processes, rollouts, rows, run, trl_glue, vision; imported by model,
-rows, trainer.
+Neighbours: imports private, processes, rows, run, trl_glue, vision; imported by model, recipe, rows, trainer.
 """

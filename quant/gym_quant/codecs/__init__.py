@@ -1,5 +1,5 @@
 """One file is one codec; a file dropped in here is a member of the registry.
 
-Neighbours: imports bitstream, codec, exact, factors, kernels, levels, packing, sides, splits, uniform;
-imported by none.
+Neighbours: imports bitstream, codec, exact, factor_encoding, factors, kernels, levels, packing, splits,
+uniform; imported by none.
 """

@@ -260,7 +260,7 @@ class Lora(Codec):
 def cancels(a: Tensor, b: Tensor, most: float = _MOST_CANCELLED) -> bool:
     """Whether the components of ``b @ a`` (``[rows, r]``, ``[r, cols]``, any float dtype) cancel each other: whether
     ``sum_k |b_k| |a_k|`` is more than ``most`` times ``|b @ a|``, absent 4096 times, so far that their Gram matrices
-    no longer tell the norm of the product.
+    no longer determine the norm of the product.
     """
     if a.shape[0] < 2:
         return False

@@ -1,4 +1,4 @@
-"""ternary: ``{-scale, 0, scale}`` in 1.6 bits a weight, with the threshold that makes the squared error least.
+"""ternary: ``{-scale, 0, scale}`` in 1.6 bits per weight, with the threshold that makes the squared error least.
 
 Li et al. 2016, "Ternary Weight Networks" (arXiv:1605.04711), eq. 5-6: for the set ``I`` of weights that are not zero
 the best scale is the mean of ``|delta|`` over ``I``, and the error falls by ``(sum_I |delta|)^2 / |I|``. That paper

@@ -1,7 +1,7 @@
 """Numeric kernels of one-bit deltas: packing, encoding, counting, and a matmul in which every row has its own delta.
 
 Each function has a torch reference (``reference``) and native code for AVX-512, AVX2 and plain C++ (``native``)
-behind the one name here. ``path()`` tells which is in use, ``using(...)`` and the environment variable
+behind the one name here. ``path()`` returns the one in use, ``using(...)`` and the environment variable
 ``GYM_KERNELS`` choose another. Results do not depend on the path or on the number of threads: integers, bits,
 encoded scales and decoded values are the same to the last bit; so are the native paths of ``signed_matmul`` among
 themselves, while its exact torch reference adds in another order (see there).

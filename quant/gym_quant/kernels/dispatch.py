@@ -1,4 +1,4 @@
-"""Which code computes: the best instruction set of this processor, or what the user asks for."""
+"""Which code computes: the best instruction set of this processor, or the one that the user names."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def describe() -> str:
     """Which path is in use and why, in words."""
     chosen = path()
     why = "forced by " + VARIABLE if os.environ.get(VARIABLE) else _reason(chosen)
-    told = {
+    words = {
         "avx512": "native code for AVX-512",
         "avx2": "native code for AVX2",
         "scalar": "native code without vector instructions",
         "torch": "torch reference",
     }[chosen]
-    return f"{told} ({why}; available: {', '.join(available())})"
+    return f"{words} ({why}; available: {', '.join(available())})"
 
 
 def _reason(chosen: str) -> str:
@@ -79,8 +79,6 @@ def _checked(wanted: str, source: str) -> str:
     if wanted in available():
         return wanted
     if wanted not in PATHS:
-        raise CodecError(f"{source} asks for kernels {wanted!r}, not one of {', '.join(PATHS)}")
+        raise CodecError(f"{source} names kernels {wanted!r}, not one of {', '.join(PATHS)}")
     lack = native.absence() if native.features() is None else "this processor lacks the instructions"
-    raise CodecError(
-        f"{source} asks for kernels {wanted!r}, but {lack} (available: {', '.join(available())})"
-    )
+    raise CodecError(f"{source} names kernels {wanted!r}, but {lack} (available: {', '.join(available())})")

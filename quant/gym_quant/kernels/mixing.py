@@ -1,4 +1,4 @@
-"""Robust merging on packed signs, without unpacking them: inner products, weighted sums, trimmed means of mixtures.
+"""Robust merging on packed signs, without unpacking them: inner products, weighted sums, trimmed means of combinations.
 
 The rows of a kernel are whole tensors here, one a contributor, wherever they lie (mapped from as many files, say).
 Native code reads each once, through blocks of all of them that fit the L2 cache.
@@ -112,7 +112,7 @@ def signed_combination(
 def signed_trimmed(
     bits: Sequence[Tensor], mixing: Tensor, cols: int, trim: int, unit: float, out: Tensor | None = None
 ) -> Tensor:
-    """Coordinate-wise trimmed sums of mixtures of signs, times ``unit``.
+    """Coordinate-wise trimmed sums of combinations of signs, times ``unit``.
 
     At every place row k of ``mixing`` makes ``y_k = sum_j mixing[k, j] * sign_j``. The ``trim`` largest and the
     ``trim`` smallest of them are dropped; the rest are summed as whole numbers, multiplied by ``unit`` in float64 and

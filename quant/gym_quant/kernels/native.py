@@ -194,10 +194,10 @@ Address = tuple[int, int, int]
 
 
 class VariantPointers:
-    """Many variants as the library takes them; whoever has this keeps their tensors alive."""
+    """Addresses of many variants as the library takes them; the holder keeps their tensors alive."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        # One column after the other; array, since numpy takes three times as long to make and to tell its address.
+        # One column after the other; array, since numpy takes three times as long to make and to return its address.
         self._array = array("Q", chain.from_iterable(zip(*addresses, strict=True)))
         self._count = len(addresses)
         start, step = self._array.buffer_info()[0], 8 * self._count

@@ -48,8 +48,10 @@ class SignMatrix:
         groups = 1 if self.group_size is None else -(-self.cols // self.group_size)
         fitting = [[rows, groups]] if self.group_size is not None else [[1], [rows, 1]]
         if list(self.scales.shape) not in fitting or self.scales.dtype != torch.float32:
-            told = " or ".join(map(str, fitting))
-            raise CodecError(f"scales are {list(self.scales.shape)} {self.scales.dtype}, not {told} float32")
+            shapes = " or ".join(map(str, fitting))
+            raise CodecError(
+                f"scales are {list(self.scales.shape)} {self.scales.dtype}, not {shapes} float32"
+            )
 
     @property
     def rows(self) -> int:

@@ -72,7 +72,7 @@ def encode_signs(
     else:
         bits, sums = native.encode(chosen, *inputs, group, carried)
     if not bool(torch.isfinite(sums).all()):
-        _tell_first_not_finite(*inputs, carried, sums)
+        _refuse_first_not_finite(*inputs, carried, sums)
     return bits, _scales(sums.numpy(), rows, cols, group)
 
 
@@ -131,7 +131,9 @@ def _scales(sums: reference.Array, rows: int, cols: int, group: int | None) -> T
     return torch.from_numpy((sums / counts).astype(np.float32))
 
 
-def _tell_first_not_finite(tuned: Tensor, base: Tensor | None, residual: Tensor | None, sums: Tensor) -> None:
+def _refuse_first_not_finite(
+    tuned: Tensor, base: Tensor | None, residual: Tensor | None, sums: Tensor
+) -> None:
     row = int((~torch.isfinite(sums)).any(dim=1).nonzero()[0, 0])
     part = slice(row, row + 1)
     delta = reference.difference(

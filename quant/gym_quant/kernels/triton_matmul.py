@@ -23,7 +23,7 @@ _MISSING = ""
 try:
     triton = importlib.import_module("triton")
     tl = importlib.import_module("triton.language")
-except ImportError as error:  # told to the caller below, by name
+except ImportError as error:  # reported to the caller below, by name
     _MISSING = str(error)
 
 _BLOCK_OUT, _BLOCK_BYTES = 64, 32

@@ -126,7 +126,7 @@ def test_show_prints_every_tensor_and_the_totals(folder: Path, tmp_path: Path, g
     assert spec.digest in shown
     assert summary["size_bytes"] == delta.stat().st_size
     assert summary["header_bytes"] + sum(t["bytes"] for t in summary["tensors"]) == summary["size_bytes"]
-    assert f"{summary['bits_per_weight']:.3f} bits a weight" in shown
+    assert f"{summary['bits_per_weight']:.3f} bits per weight" in shown
     for tensor in summary["tensors"]:
         assert tensor["bits_per_weight"] == 8 * tensor["bytes"] / math.prod(tensor["shape"])
 

@@ -48,21 +48,21 @@ def compared(folder: Path, base: Path, *words: object) -> dict[str, Any]:
     done = gym("compare", base, folder / "tuned", *files, "--json", *words)
     assert done.exit_code == 0, done.exception
     found = json.loads(done.stdout)
-    return {Path(file).name: {t["name"]: t for t in told["tensors"]} for file, told in found.items()}
+    return {Path(file).name: {t["name"]: t for t in report["tensors"]} for file, report in found.items()}
 
 
 def test_errors_of_the_weights_are_those_of_the_formula(folder: Path, tiny_base: Path) -> None:
     found = compared(folder, tiny_base)[SIGNS]
     base, tuned = (model_tensors(load_model(str(m)).model) for m in (tiny_base, folder / "tuned"))
     with DeltaFile.open(folder / SIGNS) as delta:
-        for name, told in found.items():
+        for name, tensor in found.items():
             true = tuned[name] - base[name]
             if not bool(true.any()):
-                assert told["weight_error"] is None
+                assert tensor["weight_error"] is None
                 continue
             wanted = float((delta.decode(name) - true).norm() / true.norm())
-            assert told["weight_error"] == pytest.approx(wanted, rel=1e-4)
-            assert told["output_error"] is None
+            assert tensor["weight_error"] == pytest.approx(wanted, rel=1e-4)
+            assert tensor["output_error"] is None
 
 
 def test_errors_of_the_outputs_are_measured_on_the_text(folder: Path, tiny_base: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_table_and_the_plot_name_every_changed_tensor(
     picture = tmp_path / "errors.svg"
     done = gym("compare", tiny_base, folder / "tuned", folder / SIGNS, "--plot", picture)
     assert done.exit_code == 0, done.exception
-    assert "bits a weight" in done.output
+    assert "bits per weight" in done.output
     assert picture.read_text().lstrip().startswith("<?xml")
     assert picture.stat().st_size > 5000
 

@@ -63,7 +63,7 @@ def codecs_of(report: EncodeReport) -> dict[str, str | None]:
         ("model.layers.0.mlp.up_proj.weight", "body"),
     ],
 )
-def test_embeddings_and_head_are_told_by_their_names(name: str, part: str) -> None:
+def test_embeddings_and_head_are_found_by_their_names(name: str, part: str) -> None:
     assert part_of(name, (8, 8)) == part
     assert part_of(name, (8,)) == "body"
 
@@ -93,7 +93,7 @@ def test_every_grid_can_be_the_codec_of_a_file(codec: str, symmetric: bool, tmp_
     assert lost < 0.4 * sum(float(tuned()[name].square().sum()) for name in UP)
 
 
-def test_grids_have_a_scale_a_row_unless_told_otherwise() -> None:
+def test_grids_have_a_scale_per_row_by_default() -> None:
     delta = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     groups = {"tensor": None, "row": 64, "auto": 64, None: 64, 16: 16}
     for asked, found in groups.items():

@@ -1,7 +1,7 @@
 """BitDelta's bits, scale and reconstruction against the definition of the authors' own code, in plain torch.
 
 That code takes ``delta = tuned - base``, one scale ``delta.abs().mean()`` a matrix, the bit 1 where ``delta >= 0``,
-and packs the bits of 32 inputs into one word. It asks for widths that are a multiple of 32; here others are padded.
+and packs the bits of 32 inputs into one word. It needs widths that are a multiple of 32; here others are padded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is true of a codec stands on its class: no file but its own tests a codec's name, or asks whether one is it."""
+"""Properties of a codec stand on its class: no file but its own compares a codec's name or class."""
 
 from __future__ import annotations
 

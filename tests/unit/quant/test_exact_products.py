@@ -1,4 +1,4 @@
-"""Matrix products from slices: as exact as float64 sums, and the same bits whoever adds."""
+"""Matrix products from slices: as exact as float64 sums, and the same bits in any order of addition."""
 
 from __future__ import annotations
 

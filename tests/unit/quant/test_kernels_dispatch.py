@@ -1,4 +1,4 @@
-"""Which path is in use: told in words, forced by a variable or a block, refused where it is not there."""
+"""The path in use: described in words, forced by a variable or a block, refused where it is not available."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask(code: str, forced: str | None, **words: object) -> subprocess.CompletedP
     )
 
 
-def test_the_best_path_is_taken_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_path_is_taken_and_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GYM_KERNELS", raising=False)
     assert kernels.path() == kernels.available()[0]
     assert kernels.available()[-1] == "torch"
@@ -44,7 +44,7 @@ def test_a_path_that_does_not_exist_is_an_error_that_names_those_that_do(
 ) -> None:
     monkeypatch.setenv("GYM_KERNELS", "sse2")
     with pytest.raises(
-        CodecError, match="GYM_KERNELS asks for kernels 'sse2', not one of avx512, avx2, scalar, torch"
+        CodecError, match="GYM_KERNELS names kernels 'sse2', not one of avx512, avx2, scalar, torch"
     ):
         kernels.pack_signs(torch.ones(1, 8))
 

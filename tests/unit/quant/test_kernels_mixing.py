@@ -1,4 +1,4 @@
-"""Kernels of robust merging: products, votes and trimmed mixtures by every path, against whole numbers by numpy."""
+"""Kernels of robust merging: products, votes and trimmed combinations by every path, against whole numbers by numpy."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_processors_without_vector_popcount_find_the_same_distances(monkeypatch:
 
 
 @pytest.mark.skipif(PATHS == ("torch",), reason="there is no native extension")
-def test_an_extension_built_before_a_function_was_added_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extension_built_before_a_function_was_added_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(native._SIGNATURES, "gq_added_later", [])
     native._load.cache_clear()
     try:

@@ -1,4 +1,4 @@
-"""The same matmul on CUDA: agrees with the CPU where there is a GPU, and says what is missing where there is none."""
+"""The same matmul on CUDA: agrees with the CPU where there is a GPU, and names what is missing where there is none."""
 
 from __future__ import annotations
 

@@ -104,10 +104,10 @@ def test_the_command_line_reads_the_file(
     out = tmp_path / "variant.gymdelta"
     BitDeltaQuantizer(BitDeltaConfig(distill_steps=0)).quantize(base, tuned, out=out)
     code = "from gym_fed.cli.main import main; main()"
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", code, "delta", "show", str(out), "--json"], check=True, capture_output=True
     )
-    assert {t["codec"] for t in json.loads(told.stdout)["tensors"]} == {"bitdelta", "dense"}
+    assert {t["codec"] for t in json.loads(shown.stdout)["tensors"]} == {"bitdelta", "dense"}
 
 
 @pytest.mark.parametrize(
@@ -178,15 +178,15 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_gets_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = []
+    printed = []
     for terminal in (True, False):
         screen = io.StringIO()
         monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=terminal, width=100))
         config = BitDeltaConfig(**QUICK)
         BitDeltaQuantizer(config).quantize(base, tuned, calibration=ids, out=tmp_path / "d.gymdelta")
-        told.append(screen.getvalue())
-    assert "distilling scales" in told[0]
-    assert told[1] == ""
+        printed.append(screen.getvalue())
+    assert "distilling scales" in printed[0]
+    assert printed[1] == ""
 
 
 def test_texts_and_conversations_calibrate_the_embedded_model_by_name(tmp_path: Path) -> None:

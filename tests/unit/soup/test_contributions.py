@@ -166,7 +166,7 @@ def test_another_seed_draws_other_orders_and_a_budget_ends_them(name: str) -> No
 @pytest.mark.parametrize("name", ["gtg", "monte_carlo"])
 def test_an_order_is_cut_off_where_nothing_is_left_to_add(name: str) -> None:
     class Enough(Table):
-        """Whoever comes first gives all there is."""
+        """The contributor that comes first gives all there is."""
 
         def value(self, coalition: Coalition) -> float:
             return float(bool(coalition))
@@ -194,11 +194,11 @@ def test_monte_carlo_stops_when_it_knows_enough() -> None:
 
 
 @pytest.mark.parametrize("name", MEASURING)
-def test_what_luck_is_worth_is_told_where_the_game_knows_gradients(name: str) -> None:
+def test_what_luck_is_worth_is_reported_where_the_game_knows_gradients(name: str) -> None:
     game = Quadratic(4)
-    told = score(name, GroupedGame(CountedGame(game), [[0, 1], [2], [3]])).chance
-    assert told is not None
-    np.testing.assert_allclose(told, [game.chance()[:2].sum(), *game.chance()[2:]])
+    chance = score(name, GroupedGame(CountedGame(game), [[0, 1], [2], [3]])).chance
+    assert chance is not None
+    np.testing.assert_allclose(chance, [game.chance()[:2].sum(), *game.chance()[2:]])
     if name != "estimate":
         assert score(name, CountedGame(Gloves(3))).chance is None
 

@@ -79,7 +79,7 @@ def test_a_pool_is_paid_out_to_the_last_credit(pool: int) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [1e-90, 1e-160])
-def test_updates_too_small_to_tell_apart_do_not_keep_the_filter_going(size: float) -> None:
+def test_updates_too_small_to_distinguish_do_not_keep_the_filter_going(size: float) -> None:
     updates = size * torch.randn(9, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gram = GramMatrix.of(updates, torch.ones(9))
     weights = CAF(CAFConfig(num_malicious_nodes=3)).weigh(gram)

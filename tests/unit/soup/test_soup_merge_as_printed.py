@@ -136,15 +136,15 @@ def test_readmes_line_runs_with_every_rule_that_needs_updates_alone(
     shutil.copytree(tiny_base, clean / tiny_base.name)
     done = gym(*line(rule), "--json")
     assert done.exit_code == 0, done.exception
-    told = json.loads(done.stdout)
-    assert told["base"]["name"] == tiny_base.name
+    report = json.loads(done.stdout)
+    assert report["base"]["name"] == tiny_base.name
     with DeltaFile.open("soup.gymdelta") as soup:
-        assert told["size_bytes"] == soup.size_bytes
+        assert report["size_bytes"] == soup.size_bytes
         assert gym(*line(rule), "--codec", "exact", "-o", "exact.gymdelta").exit_code == 0
         with DeltaFile.open("exact.gymdelta") as exact:
-            assert told["encoding_error"] == pytest.approx(error_between(soup, exact), abs=1e-6)
+            assert report["encoding_error"] == pytest.approx(error_between(soup, exact), abs=1e-6)
             assert soup.size_bytes <= exact.size_bytes
-    assert told["encoding_error"] <= 0.1
+    assert report["encoding_error"] <= 0.1
 
 
 def test_lora_runs_name_their_base_and_merge_into_factors_of_their_ranks_sum(
@@ -157,9 +157,9 @@ def test_lora_runs_name_their_base_and_merge_into_factors_of_their_ranks_sum(
         assert made.exit_code == 0, made.output
     done = gym(*line("mean"), "--json")
     assert done.exit_code == 0, done.exception
-    told = json.loads(done.stdout)
-    assert set(told["codecs"]) == {"lora"}
-    assert told["encoding_error"] < 0.01
+    report = json.loads(done.stdout)
+    assert set(report["codecs"]) == {"lora"}
+    assert report["encoding_error"] < 0.01
     with DeltaFile.open("soup.gymdelta") as soup:
         assert all("factors" not in soup.record(name).params for name in soup.names)  # bfloat16
     run = gym("soup", "merge", str(tuned / "run"), "--rule", "linear", "-o", "run.gymdelta")
@@ -224,8 +224,8 @@ def test_updates_of_two_bases_are_refused_naming_both(clean: Path, tiny_base: Pa
     write_delta("b.gymdelta", [DeltaEntry.of("w", torch.ones(16, 16))], spec)
     error = error_of(gym(*LINE))
     assert error.code is ErrorCode.BASE_MISMATCH
-    for told in ("a.gymdelta", "b.gymdelta", repr(tiny_base.name), "'other'", spec.digest):
-        assert told in error.message
+    for part in ("a.gymdelta", "b.gymdelta", repr(tiny_base.name), "'other'", spec.digest):
+        assert part in error.message
     bad = error_of(gym("soup", "merge", str(tiny_base), "--rule", "linear"))
     assert bad.code is ErrorCode.USAGE
     assert "--base" in bad.hint
@@ -269,8 +269,8 @@ def test_a_vote_of_signs_is_written_as_signs_and_nothing_else_is_said_of_zeros(
 ) -> None:
     signs(clean, tiny_base)
     done = gym(*line("majority_vote"), "--base", str(tiny_base), "--json")
-    told = json.loads(done.stdout)
-    assert told["encoding_error"] < 0.001
+    report = json.loads(done.stdout)
+    assert report["encoding_error"] < 0.001
     with DeltaFile.open("soup.gymdelta") as soup:
         big = {soup.record(n).codec for n in soup.names if math.prod(soup.record(n).shape) > 256}
     assert big == {"bitdelta"}

@@ -104,7 +104,7 @@ def test_dare_drops_and_rescales(name: str) -> None:
     close(merged(name, deltas, WEIGHTS, density=density, seed=9), wanted)
 
 
-def test_dare_keeps_the_share_it_is_told_and_the_expectation() -> None:
+def test_dare_keeps_the_configured_share_and_the_expectation() -> None:
     ones = np.ones((1, 300, 300), np.float32)
     found = merged("dare_linear", ones, density=0.1)
     assert set(np.unique(found)) == {np.float32(0.0), np.float32(10.0)}
@@ -311,7 +311,7 @@ def test_regmean_takes_the_mean_of_columns_that_no_text_reached() -> None:
 
 
 def soup(scores: dict[tuple[int, ...], float], count: int, vetoed: Sequence[tuple[int, ...]] = ()) -> Any:
-    """A greedy soup's choice; candidates are told by the models in them."""
+    """A greedy soup's choice; candidates are named by the models in them."""
     built = build(METHODS.type_of("greedy_soup"), {}, "settings")
 
     def members(coefficients: torch.Tensor) -> tuple[int, ...]:

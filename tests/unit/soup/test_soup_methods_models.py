@@ -90,7 +90,9 @@ def test_a_merge_of_files_is_the_merge_of_their_tensors(
             assert torch.equal(found, wanted), tensor
 
 
-def test_tensors_are_merged_one_after_the_other_and_told(updates: list[DeltaFile], tmp_path: Path) -> None:
+def test_tensors_are_merged_one_after_the_other_and_reported(
+    updates: list[DeltaFile], tmp_path: Path
+) -> None:
     seen: list[str] = []
     merge_models(
         updates, [1, 2, 3], method("linear"), EXACT, tmp_path / "s.gymdelta", SPEC, on_tensor=seen.append
@@ -110,7 +112,7 @@ def statistics_of(name: str) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "extra", "told"),
+    ("name", "extra", "message"),
     [
         ("fisher", {}, "needs fisher diagonals of 3 models, but those of 0"),
         ("linear", {"statistics": statistics_of("fisher")}, "needs no statistics"),
@@ -120,15 +122,15 @@ def statistics_of(name: str) -> list[dict[str, torch.Tensor]]:
     ],
 )
 def test_what_a_method_needs_is_asked_for_and_what_it_does_not_is_refused(
-    name: str, extra: dict[str, Any], told: str, updates: list[DeltaFile], tmp_path: Path
+    name: str, extra: dict[str, Any], message: str, updates: list[DeltaFile], tmp_path: Path
 ) -> None:
-    with pytest.raises(GymError, match=told) as caught:
+    with pytest.raises(GymError, match=message) as caught:
         merge_models(updates, [1.0] * 3, method(name), EXACT, tmp_path / "s.gymdelta", SPEC, **extra)
     assert caught.value.code is ErrorCode.USAGE
     assert not (tmp_path / "s.gymdelta").exists()
 
 
-def test_regmean_tells_which_tensors_had_no_moments(updates: list[DeltaFile], tmp_path: Path) -> None:
+def test_regmean_reports_which_tensors_had_no_moments(updates: list[DeltaFile], tmp_path: Path) -> None:
     statistics = statistics_of("regmean")
     report = merge_models(
         updates, [1.0] * 3, method("regmean"), EXACT, tmp_path / "s.gymdelta", SPEC, statistics=statistics
@@ -205,7 +207,7 @@ def test_statistics_come_back_from_the_file_and_not_for_another_method(
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS.names() if METHODS.type_of(n).statistics is not None])
-def test_what_a_method_asks_for_can_be_measured(name: str) -> None:
+def test_what_a_method_needs_can_be_measured(name: str) -> None:
     assert kind_of(str(METHODS.type_of(name).statistics)) in ("fisher", "moments")
     with pytest.raises(GymError, match="no way to measure 'charm'"):
         kind_of("charm")

@@ -1,4 +1,4 @@
-"""Whoever sends one update under many keys, noisy or cut in pieces, is paid once; honest neighbours are paid each."""
+"""One update under many keys, noisy or cut in pieces, is paid once; honest neighbours are paid each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opened(folder: Path, deltas: list[Tensor], codecs: list[CodecPolicy]) -> tup
     return files, spec
 
 
-def test_what_is_close_is_told_by_the_round_itself() -> None:
+def test_what_is_close_is_measured_by_the_round_itself() -> None:
     cosines = np.full((4, 4), 0.6) + 0.4 * np.eye(4)
     assert np.allclose(beyond(cosines), np.eye(4))
     cosines[0, 1] = cosines[1, 0] = 0.8

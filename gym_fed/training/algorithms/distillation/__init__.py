@@ -1,1 +1,4 @@
-"""Distillation: a student learns a teacher's distributions, or the answers that it writes. It may import ``sft``."""
+"""Distillation: a student learns a teacher's distributions, or the answers that it writes. It may import ``sft``.
+
+Neighbours: imports base, sft; imported by none.
+"""

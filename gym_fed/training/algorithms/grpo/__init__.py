@@ -1,1 +1,4 @@
-"""GRPO, GSPO and RLOO, which compare answers to one prompt; and the generation of answers, which PPO shares."""
+"""GRPO, GSPO and RLOO, which compare answers to one prompt; and the generation of answers, which PPO shares.
+
+Neighbours: imports base; imported by ppo.
+"""

@@ -1,1 +1,4 @@
-"""PPO: the algorithm (``ppo``), GAE, the clipped objective, the critic, and their trainer. It may import ``grpo``."""
+"""PPO: the algorithm (``ppo``), GAE, the clipped objective, the critic, and their trainer. It may import ``grpo``.
+
+Neighbours: imports grpo; imported by none.
+"""

@@ -1,1 +1,4 @@
-"""DPO, TDPO, KTO, ORPO and SimPO: answers that people prefer or reject. It imports no other family."""
+"""DPO, TDPO, KTO, ORPO and SimPO: answers that people prefer or reject. It imports no other family.
+
+Neighbours: imports base; imported by reward_model.
+"""

@@ -1,1 +1,4 @@
-"""Unlearning: gradient difference and NPO. It may import ``sft``, which encodes the rows."""
+"""Unlearning: gradient difference and NPO. It may import ``sft``, which encodes the rows.
+
+Neighbours: imports base, sft; imported by none.
+"""
