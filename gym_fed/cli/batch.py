@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.setup import Serving
 
 LINE_SECONDS = 10.0
-"""How often progress is told where there is no terminal."""
+"""How often progress is printed where there is no terminal."""
 
 
 def batch(
@@ -80,7 +80,7 @@ def batch(
                 f"stopped: {len(output.done)} of {len(given.custom_ids)} requests are answered",
                 "the same command goes on from there",
             ) from None
-    _tell(report, target, errors, as_json)
+    _print_report(report, target, errors, as_json)
 
 
 def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: int) -> BatchReport:
@@ -112,7 +112,7 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
             )
 
 
-def _tell(report: BatchReport, target: Path, errors: Path | None, as_json: bool) -> None:
+def _print_report(report: BatchReport, target: Path, errors: Path | None, as_json: bool) -> None:
     """The figures; a run with failures leaves with an exit code of its own."""
     print_result(
         as_json,
@@ -151,7 +151,7 @@ def _identity(settings: ServingConfig, given: BatchInput, seed: int) -> dict[str
 
 
 def _versions(serving: Serving, given: BatchInput) -> dict[str, str]:
-    """sha256 of each variant that the input asks for."""
+    """sha256 of each variant that the input names."""
     names = [name.partition(":")[2] for name in given.models if ":" in name]
     return {name: serving.store.get(name).sha256 for name in names} if serving.store is not None else {}
 
@@ -172,12 +172,12 @@ def _refuse_same_file(source: Path, target: Path, errors: Path | None) -> None:
 def _progress() -> Iterator[Callable[[BatchReport], None]]:
     """A bar on a terminal, a line now and then elsewhere; on standard error."""
     if not err.is_terminal:
-        told = time.monotonic()
+        printed_at = time.monotonic()
 
         def line(report: BatchReport) -> None:
-            nonlocal told
-            if report.done == report.total or time.monotonic() - told > LINE_SECONDS:
-                told = time.monotonic()
+            nonlocal printed_at
+            if report.done == report.total or time.monotonic() - printed_at > LINE_SECONDS:
+                printed_at = time.monotonic()
                 err.print(f"{report.done}/{report.total}  {_figures(report)}")
 
         yield line

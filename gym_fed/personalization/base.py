@@ -1,4 +1,4 @@
-"""The base model while variants of it are made: its weights, and what it says with a delta added."""
+"""The base model of a variant that is created or rebased: its weights, with or without a delta."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Base:
 
     @property
     def context(self) -> int | None:
-        """Most tokens that it can read, if its config tells."""
+        """Length of its context in tokens, if its config has it."""
         found = getattr(self.model.config, "max_position_embeddings", None)
         return int(found) if found else None
 

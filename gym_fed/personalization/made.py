@@ -150,7 +150,7 @@ class Losses:
 
     @property
     def helps(self) -> bool | None:
-        """Whether what was kept is better than the new base alone; None: nobody knows."""
+        """Whether what was kept is better than the new base alone; None: unknown."""
         if self.best is None or self.new_base is None:
             return None
         return self.best < self.new_base
@@ -207,7 +207,7 @@ def require_better(losses: Losses, refitted: bool) -> None:
     if losses.helps is None:
         raise GymError(
             ErrorCode.USAGE,
-            "without rows nobody can tell whether the variant still fits the new base",
+            "without rows it is unknown whether the variant still fits the new base",
             "give --data, or --force to carry it unseen",
         )
     if not losses.helps:

@@ -1,4 +1,4 @@
-"""How a variant is trained and encoded unless told otherwise, and why. No torch here.
+"""How a variant is trained and encoded by default, and why. No torch here.
 
 The defaults were chosen on gym-nano and on TinyStories' 260-thousand-weight Llama with 40 rows of one person: held-out
 loss after training, and after encoding (`docs/variants.md` has the figures).
@@ -29,7 +29,7 @@ Method = str
 """A tuning method whose difference a ``.gymdelta`` holds: as LoRA's factors, or as values."""
 
 FULL_BITS = 16 / 15
-"""A full variant takes at most 1/15 of the base in bfloat16, in bits a weight of the base."""
+"""A full variant takes at most 1/15 of the base in bfloat16, in bits per weight of the base."""
 
 _BATCH = 4
 _LEAST_STEPS, _MOST_STEPS = 20, 1000

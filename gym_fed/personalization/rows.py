@@ -16,7 +16,7 @@ from gym_fed.errors import ErrorCode, GymError
 
 PersonalKind = Literal["supervised", "preference"]
 Form = Literal["chat", "plain"]
-"""``chat``: what is learnt answers a conversation; ``plain``: it goes on from a text, as ``/v1/completions`` asks."""
+"""``chat``: the variant answers a conversation; ``plain``: it continues a text, as in ``/v1/completions``."""
 Source: TypeAlias = "str | Path | Sequence[Mapping[str, Any]]"
 """A file (or folder, or pattern), or rows in memory."""
 
@@ -108,7 +108,7 @@ def read_rows(
     format: str = "auto",
     columns: Mapping[str, str] | None = None,
 ) -> PersonalRows:
-    """Read, tell the kind by the columns, and hold a share out.
+    """Read the rows, find their kind by the columns, and hold a share out.
 
     Which rows are held out depends on what is in them alone, not on their order; equal rows count once, and never stand
     on both sides.

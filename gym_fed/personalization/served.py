@@ -86,12 +86,12 @@ class ServedVariant:
         return self._submit(self._text(prompt), sampling).result()
 
     def stream(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Iterator[str]:
-        """``chat`` piece by piece, as it is written; leaving the iterator calls the answer off."""
-        return _pieces(self._submit(self._conversation(messages), sampling))
+        """``chat`` chunk by chunk, as it is written; leaving the iterator calls the answer off."""
+        return _texts(self._submit(self._conversation(messages), sampling))
 
     def stream_completion(self, prompt: str, **sampling: Any) -> Iterator[str]:
-        """``complete`` piece by piece."""
-        return _pieces(self._submit(self._text(prompt), sampling))
+        """``complete`` chunk by chunk."""
+        return _texts(self._submit(self._text(prompt), sampling))
 
     def close(self) -> None:
         """The base is freed with the last variant that is served from it. A second call does nothing."""
@@ -140,7 +140,7 @@ class ServedVariant:
         return list(self._open().tokenizer(prompt)["input_ids"])
 
 
-def _pieces(generation: Generation) -> Iterator[str]:
+def _texts(generation: Generation) -> Iterator[str]:
     try:
         for event in generation:
             if event.text:

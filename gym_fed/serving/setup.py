@@ -1,4 +1,4 @@
-"""Puts together what is served: the base in memory, its variants, the engine and the service over them.
+"""Assembles a server's parts: the base in memory, its variants, the engine and the service over them.
 
 with open_serving(ServingConfig(base="gym-nano", variants="variants")) as serving:
     serving.service.handle("/v1/chat/completions", {"model": serving.served_name, "messages": [...]}, LOCAL)
@@ -30,18 +30,18 @@ _FINGERPRINT = slice(len("sha256:"), len("sha256:") + 10)
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served; close it, or use it as a context manager.
+    """The parts of a running server; close it, or use it as a context manager.
 
     Attributes:
-        config: As it was asked for.
+        config: As given.
         served_name: Of the base in the API.
         base: Describes the base as its variants know it: the float32 weights' digest.
         tokenizer: Of the base.
         served: The model.
-        engine: Writes the answers.
-        store: The variants; None: the base alone.
+        engine: Generates the answers.
+        store: The variants; None: only the base.
         service: OpenAI's API over all of it.
-        usage_log: Where it is written who used how much.
+        usage_log: Records who used how many tokens.
     """
 
     config: ServingConfig
@@ -56,7 +56,7 @@ class Serving:
     _closing: ExitStack
 
     def close(self) -> None:
-        """Answers under way are cancelled. May be called again."""
+        """Cancel the running answers and free everything. May be called again."""
         self._closing.close()
 
     def __enter__(self) -> Serving:
@@ -69,7 +69,7 @@ class Serving:
 def open_serving(config: ServingConfig) -> Serving:
     """Load the base, open its variants, and start the engine.
 
-    The base is read in float32 first, whatever ``dtype`` says, for that is what the digest of a base is taken of.
+    The base is first loaded in float32, whatever ``dtype`` is, because a base's digest is of its float32 weights.
 
     Raises:
         GymError: As ``load_model``, ``VariantStore.open`` and ``MultiVariantModel``; ``CONFIG_INVALID`` for a base
@@ -118,14 +118,14 @@ def _served_name(config: ServingConfig) -> str:
     if not _SERVED_NAME.fullmatch(name):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"the base's name {name!r} cannot stand in the API",
+            f"the base's name {name!r} cannot be used in the API",
             "give served_name: letters, digits, '.', '_', '-' and '/'",
         )
     return name
 
 
 def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
-    """Refuse one in which the shortest prompt and answer have no room: every request would be told to ask for less."""
+    """Refuse one without room for the shortest prompt and answer: it would refuse every request."""
     if config.kv_cache_size < 2 * bytes_per_token:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -135,7 +135,7 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
 
 
 def _max_at_once(config: EngineConfig) -> int:
-    """What one user can have queued where nobody else is."""
+    """Requests that one user can have queued on an otherwise idle server."""
     return config.max_concurrent + min(config.max_queued, config.max_queued_per_user)
 
 

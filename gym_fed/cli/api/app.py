@@ -42,7 +42,7 @@ app.add_typer(keys_app, name="keys")
 FileOption = Annotated[
     Path, typer.Option("--file", metavar="FILE", help="The server's api_keys; made where there is none.")
 ]
-NameArgument = Annotated[str, typer.Argument(help="Of whoever gets the key.")]
+NameArgument = Annotated[str, typer.Argument(help="Of the user who gets the key.")]
 DEFAULT_FILE = Path("api_keys.json")
 
 
@@ -85,7 +85,7 @@ def serve(
     def on_ready(address: str, serving: Serving) -> None:
         err.print("ready")
         if as_json:
-            sys.stdout.write(json.dumps(_told(address, serving)) + "\n")
+            sys.stdout.write(json.dumps(_description(address, serving)) + "\n")
             sys.stdout.flush()
         else:
             _introduce(address, serving)
@@ -126,7 +126,7 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def _told(address: str, serving: Serving) -> dict[str, Any]:
+def _description(address: str, serving: Serving) -> dict[str, Any]:
     return {
         "url": f"{address}/v1",
         "model": serving.served_name,
@@ -137,7 +137,7 @@ def _told(address: str, serving: Serving) -> dict[str, Any]:
 
 
 def _introduce(address: str, serving: Serving) -> None:
-    """The address, what can be asked for, and how."""
+    """The address, the models, and how to call them."""
     from itertools import islice
 
     from gym_fed.serving.openai.catalogue import LOCAL
@@ -174,7 +174,7 @@ def add(
     all_variants: Annotated[bool, typer.Option("--all-variants", help="May use every variant.")] = False,
     base: Annotated[bool, typer.Option("--base/--no-base", help="May use the base itself.")] = True,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="May read /metrics, which tells of everybody's requests.")
+        bool, typer.Option("--metrics", help="May read /metrics, which cover everybody's requests.")
     ] = False,
     expires_days: Annotated[
         float | None, typer.Option("--expires-days", min=0.0, help="From now; without it, never.")

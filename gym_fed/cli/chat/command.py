@@ -121,8 +121,8 @@ def chat(
             with line_editing(home):
                 terminal.run()
         elif as_json:
-            with closing(conversation.say(prompt)) as pieces:
-                answer = "".join(pieces)
+            with closing(conversation.say(prompt)) as texts:
+                answer = "".join(texts)
             print_json(terminal.report(prompt, answer))
         else:
             terminal.answer(prompt)

@@ -17,7 +17,7 @@ def _texts(value: object) -> object:
 
 
 class ChatSettings(StrictModel):
-    """None leaves it to whoever answers; a request then does not name it."""
+    """None leaves it to the server; a request then does not name it."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = 512
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.0

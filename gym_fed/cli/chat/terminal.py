@@ -85,11 +85,11 @@ class Terminal:
         """
         said: list[str] = []
         try:
-            with closing(self.conversation.say(text)) as pieces:
-                for piece in pieces:
-                    said.append(piece)
+            with closing(self.conversation.say(text)) as texts:
+                for part in texts:
+                    said.append(part)
                     if not self._as_json:
-                        self._write(piece)
+                        self._write(part)
         finally:
             if said and not self._as_json:
                 self._write("\n")
@@ -97,7 +97,7 @@ class Terminal:
             self._write(json.dumps(self.report(text, "".join(said)), ensure_ascii=False) + "\n")
         elif not said:
             self._write("\n")
-        self._tell_end()
+        self._print_end()
 
     def report(self, prompt: str, answer: str) -> dict[str, object]:
         """An answer, for JSON."""
@@ -110,7 +110,7 @@ class Terminal:
         }
 
     def _take(self, message: str) -> bool:
-        """Do what is asked; False to leave."""
+        """Run a command; False to leave."""
         if not message:
             return True
         if message.startswith("//"):
@@ -132,7 +132,7 @@ class Terminal:
         command(self, argument.strip())
         return True
 
-    def _tell_end(self) -> None:
+    def _print_end(self) -> None:
         if self.conversation.forgotten > self._forgotten:
             gone = self.conversation.forgotten
             self._note(f"the context is full: the {gone} oldest messages are no longer seen by the model")

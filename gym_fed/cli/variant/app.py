@@ -42,7 +42,7 @@ def add(
         str | None, typer.Option("--user", help="Whose it is; by default the account of the key that signs.")
     ] = None,
     sign: Annotated[
-        bool, typer.Option("--sign/--unsigned", help="A server refuses unsigned ones unless told otherwise.")
+        bool, typer.Option("--sign/--unsigned", help="By default a server refuses unsigned ones.")
     ] = True,
     key: KeyOption = None,
     note: Annotated[str, typer.Option("--note", help="For people: what it was made from.")] = "",
@@ -130,7 +130,7 @@ def verify(
     if (name is None) is not all_:
         raise GymError(ErrorCode.USAGE, "which variant?", "give a NAME, or --all")
     faults: list[GymError] = []
-    told: list[dict[str, Any]] = []
+    checked: list[dict[str, Any]] = []
     with open_store(store, require_signature=not allow_unsigned) as opened:
         for one in opened.names() if name is None else [name]:
             try:
@@ -139,16 +139,16 @@ def verify(
                 if name is not None:
                     raise
                 faults.append(error)
-                told.append({"name": one, "ok": False, **error.to_dict()})
+                checked.append({"name": one, "ok": False, **error.to_dict()})
             else:
-                told.append({"name": one, "ok": True})
+                checked.append({"name": one, "ok": True})
             if not as_json:
-                problem = f"{faults[-1].message}\n  {faults[-1].hint}" if not told[-1]["ok"] else "ok"
+                problem = f"{faults[-1].message}\n  {faults[-1].hint}" if not checked[-1]["ok"] else "ok"
                 console.out.print(f"{one}: {problem}")
     if as_json:
-        console.print_json(told)
+        console.print_json(checked)
     elif faults:
-        console.err.print(f"{len(faults)} of {len(told)} variants are not in order")
+        console.err.print(f"{len(faults)} of {len(checked)} variants are not in order")
     if faults:
         raise typer.Exit(faults[0].exit_code)
 

@@ -57,7 +57,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Forget unfinished 
 
 
 def create(
-    data: Annotated[str, typer.Option("--data", help="Examples or preferences: their columns tell which.")],
+    data: Annotated[
+        str, typer.Option("--data", help="Examples or preferences, recognized by their columns.")
+    ],
     user: Annotated[str, typer.Option("--user", help="Whose it is: an account, or a plain id.")],
     name: Annotated[
         str | None, typer.Option(help="What it is served as.", show_default="the user id")
@@ -117,7 +119,7 @@ def create(
     if as_json:
         print_json(made.to_dict())
         return
-    out.print(told(made))
+    out.print(summary(made))
     if as_chat is not False and made.signed:
         where = "" if store is None else f" --variants {store}"
         out.print(f"try it with: gym chat {base}{where} --variant {made.name}")
@@ -158,7 +160,7 @@ def rebase(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Carry a variant to a new global version of its base; tells the loss before and after."""
+    """Carry a variant to a new global version of its base, and print the loss before and after."""
     from gym_fed.data.columns import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
@@ -186,10 +188,10 @@ def rebase(
             overwrite=overwrite,
             listener=listener,
         )
-    print_result(as_json, moved.to_dict(), told_of_move(moved))
+    print_result(as_json, moved.to_dict(), rebase_summary(moved))
 
 
-def told_of_move(moved: RebasedVariant) -> str:
+def rebase_summary(moved: RebasedVariant) -> str:
     """A rebased variant in words."""
     found = moved.losses
     figures = [
@@ -212,7 +214,7 @@ def told_of_move(moved: RebasedVariant) -> str:
     return "\n".join(lines)
 
 
-def told(made: CreatedVariant) -> str:
+def summary(made: CreatedVariant) -> str:
     """A variant in words."""
     kept = "" if made.kept is None else f"; {100 * made.kept:.1f}% of the gain is kept"
     what = "loss" if made.chosen_before is None else "preference loss"
@@ -220,7 +222,7 @@ def told(made: CreatedVariant) -> str:
         f"variant {made.name} (revision {made.revision}, {made.owner}'s, {_signed(made.signed)})",
         f"  learnt from {made.learnt_as}",
         f"  {made.encoding}",
-        f"  {made.size_bytes} bytes, {made.bits_per_weight:.3f} bits a weight: "
+        f"  {made.size_bytes} bytes, {made.bits_per_weight:.3f} bits per weight: "
         f"{made.times_smaller:.1f} times smaller than the base in bfloat16",
         f"  {what} on {made.judged_on}: base {made.loss_before:.4f}, trained {made.loss_trained:.4f}, "
         f"encoded {made.loss_encoded:.4f}{kept}",

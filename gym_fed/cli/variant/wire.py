@@ -111,9 +111,9 @@ def pull(
     finally:
         if found.path != local:
             found.path.unlink()
-    told = {**record.to_dict(), "ledger_sequence": found.ledger_sequence}
+    shown = {**record.to_dict(), "ledger_sequence": found.ledger_sequence}
     console.print_result(
-        as_json, told, f"pulled {name}, revision {record.revision} of {record.owner}, from {client.address}"
+        as_json, shown, f"pulled {name}, revision {record.revision} of {record.owner}, from {client.address}"
     )
 
 

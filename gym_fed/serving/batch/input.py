@@ -56,7 +56,7 @@ class BatchInput:
         """Refuse an input that names a model which ``resolve`` refuses.
 
         Raises:
-            GymError: ``DATA_INVALID`` telling of each such model the first line that asks for it.
+            GymError: ``DATA_INVALID`` naming, for each such model, the first line with it.
         """
         refused: dict[str, str] = {}
         for name in self.models:
@@ -85,7 +85,7 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
     """Read the whole file, and refuse it if any line cannot be run.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` that tells of each line its number, custom_id and field.
+        GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming number, custom_id and field of each line.
     """
     digest = hashlib.sha256()
     places: dict[str, int] = {}
@@ -145,7 +145,7 @@ def _refused(path: Path, problems: list[str]) -> GymError:
         *problems[:SHOWN_PROBLEMS],
         *([f"and {hidden} more"] if hidden > 0 else []),
     ]
-    return GymError(ErrorCode.DATA_INVALID, "\n  ".join(shown), "mend these lines")
+    return GymError(ErrorCode.DATA_INVALID, "\n  ".join(shown), "fix these lines")
 
 
 def _lines(path: Path, seen: Callable[[bytes], None] = lambda raw: None) -> Iterator[tuple[int, bytes]]:

@@ -32,7 +32,7 @@ class LocalWriter:
         base: The served name.
         tokenizer: Counts what a prompt takes.
         context: Tokens that prompt and answer may have together.
-        variants: Names them, as often as it is asked.
+        variants: Returns their names as they are now.
         on_close: Frees model and engine.
     """
 

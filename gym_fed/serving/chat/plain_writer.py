@@ -1,4 +1,4 @@
-"""Answers from a model that the mixed step cannot compute, one at a time, by transformers' own generation."""
+"""Answers from a model that the mixed step cannot compute, one at a time, by transformers' own ``generate``."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ class PlainGeneration:
 
     def _chunks(self, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         ids = prompt_ids(self._tokenizer, body["messages"] if "messages" in body else body["prompt"])
-        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         stop = _Stop()
         done: list[int] = []
         failed: list[BaseException] = []
 
         def work() -> None:
             try:
-                done.append(self._generate(ids, body, _Pieces(self._tokenizer, pieces), stop))
+                done.append(self._generate(ids, body, _TextQueue(self._tokenizer, texts), stop))
             except Exception as error:  # noqa: BLE001  # raised again by the thread that reads
                 failed.append(error)
             finally:
-                pieces.put(None)
+                texts.put(None)
 
         thread = threading.Thread(target=work, name="gym-generate", daemon=True)
         thread.start()
         try:
-            while (piece := pieces.get()) is not None:
-                if piece:
-                    yield {"choices": [{"index": 0, "delta": {"content": piece}}]}
+            while (text := texts.get()) is not None:
+                if text:
+                    yield {"choices": [{"index": 0, "delta": {"content": text}}]}
         finally:
-            stop.asked = True
+            stop.requested = True
             thread.join()
         if failed:
             raise failed[0]
@@ -75,7 +75,7 @@ class PlainGeneration:
         yield {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
 
     @torch.inference_mode()
-    def _generate(self, ids: list[int], body: dict[str, Any], streamer: _Pieces, stop: _Stop) -> int:
+    def _generate(self, ids: list[int], body: dict[str, Any], streamer: _TextQueue, stop: _Stop) -> int:
         """Number of new tokens, the end token not counted."""
         if body.get("seed") is not None:
             torch.manual_seed(body["seed"])
@@ -101,18 +101,18 @@ class PlainGeneration:
 class _Stop(StoppingCriteria):
     """Ends generation after the current token."""
 
-    asked = False
+    requested = False
 
     def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
-        return torch.full((input_ids.shape[0],), self.asked, device=input_ids.device)
+        return torch.full((input_ids.shape[0],), self.requested, device=input_ids.device)
 
 
-class _Pieces(BaseStreamer):
-    """Hands on text as soon as it is whole, as the engine does."""
+class _TextQueue(BaseStreamer):
+    """Passes text on as soon as its characters are complete, as the engine does."""
 
-    def __init__(self, tokenizer: Any, pieces: queue.SimpleQueue[str | None]) -> None:
+    def __init__(self, tokenizer: Any, texts: queue.SimpleQueue[str | None]) -> None:
         self._decoder = TextDecoder(tokenizer)
-        self._pieces = pieces
+        self._texts = texts
         self._stream: TextStream | None = None
 
     def put(self, value: torch.Tensor) -> None:
@@ -122,9 +122,9 @@ class _Pieces(BaseStreamer):
             self._stream = self._decoder.stream(ids)
             return
         for token_id in ids:
-            self._pieces.put(self._stream.push(token_id))
+            self._texts.put(self._stream.push(token_id))
 
     def end(self) -> None:
         """Hand on what was held back."""
         if self._stream is not None:
-            self._pieces.put(self._stream.finish())
+            self._texts.put(self._stream.finish())

@@ -53,7 +53,7 @@ class RemoteWriter:
         self.base = self._choose(model)
 
     def variants(self) -> list[str]:
-        """Of the base, as the server listed them when asked now."""
+        """Variants of the base that the server lists now."""
         self._names = self._listed()
         before = f"{self.base}:"
         return [name.removeprefix(before) for name in self._names if name.startswith(before)]

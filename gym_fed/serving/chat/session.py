@@ -30,7 +30,7 @@ class Writer(Protocol):
         """Whether the model has a chat template. One that has none continues each text for itself."""
 
     def variants(self) -> list[str]:
-        """Names of the variants that may be asked for."""
+        """Names of the variants that may be requested."""
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         """Chunks of OpenAI's streaming format; closing the iterator stops the answer.
@@ -44,10 +44,10 @@ class Writer(Protocol):
 
 
 class ChatSession:
-    """What was said, and how the next answer is asked for.
+    """The messages so far, and the settings of the next answer.
 
     Args:
-        writer: Who answers.
+        writer: Generates the answers.
         system: A message before everything, which is never forgotten.
         variant: The writer's variant; None is the base.
         sampling: Fields of the request besides model and messages, such as ``temperature``.
@@ -105,29 +105,29 @@ class ChatSession:
             )
 
     def say(self, text: str) -> Generator[str]:
-        """The answer to ``text``, piece by piece.
+        """The answer to ``text``, chunk by chunk.
 
-        An answer that is broken off (the iterator is closed, or fails) is kept as far as it came; where nothing came,
-        neither is ``text``.
+        An answer that ends early (the iterator is closed, or fails) is kept as far as it came. Where nothing came,
+        ``text`` is not kept either.
 
         Raises:
             GymError: ``TOO_LARGE`` when ``text`` alone does not fit the context; or the writer's refusal.
         """
         if not self.writer.remembers:
-            yield from self._pieces("/v1/completions", {"prompt": text})
+            yield from self._texts("/v1/completions", {"prompt": text})
             return
-        asked: Message = {"role": "user", "content": text}
+        question: Message = {"role": "user", "content": text}
         said: list[str] = []
         whole = False
         try:
-            with closing(self._chat([*self.messages, asked])) as pieces:
-                for piece in pieces:
-                    said.append(piece)
-                    yield piece
+            with closing(self._chat([*self.messages, question])) as texts:
+                for part in texts:
+                    said.append(part)
+                    yield part
             whole = True
         finally:
             if said or whole:
-                self.messages += [asked, {"role": "assistant", "content": "".join(said)}]
+                self.messages += [question, {"role": "assistant", "content": "".join(said)}]
 
     def undo(self) -> str | None:
         """Take the last question and its answer back; the question, or None if there is none."""
@@ -188,13 +188,13 @@ class ChatSession:
         self._own_files.add(path.resolve())
 
     def _chat(self, messages: list[Message]) -> Generator[str]:
-        """Ask with as many of the messages as fit: the oldest go first, a question with its answer."""
+        """Send as many of the messages as fit, dropping the oldest first, each question with its answer."""
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
         while True:
             sent = messages[self.forgotten :]
-            pieces = self._pieces("/v1/chat/completions", {"messages": [*system, *sent]})
+            texts = self._texts("/v1/chat/completions", {"messages": [*system, *sent]})
             try:
-                first = next(pieces, None)
+                first = next(texts, None)
             except GymError as error:
                 later = [place for place, one in enumerate(sent) if one["role"] == "user"][1:]
                 if error.code is not ErrorCode.TOO_LARGE or not later:
@@ -203,11 +203,11 @@ class ChatSession:
                 continue
             if first is not None:
                 yield first
-                yield from pieces
+                yield from texts
             return
 
-    def _pieces(self, url: str, prompt: dict[str, Any]) -> Generator[str]:
-        """Texts of the chunks; notes why the answer ended."""
+    def _texts(self, url: str, prompt: dict[str, Any]) -> Generator[str]:
+        """Texts of the chunks; sets ``finish_reason``."""
         self.finish_reason = "stopped"
         with closing(self.writer.write(url, {"model": self.model, **prompt, **self.sampling})) as chunks:
             for chunk in chunks:

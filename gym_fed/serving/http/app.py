@@ -1,7 +1,7 @@
-"""The FastAPI application: routes, who may use them, a cap on a body's size, and every refusal in OpenAI's form.
+"""The FastAPI application: routes, authorization, a limit on a body's size, and every error in OpenAI's form.
 
-``/health`` and ``/ready`` are open to all, for those who watch the process; everything else needs a key where keys are
-set, and ``/metrics`` one that was made for it.
+``/health`` and ``/ready`` are open to all, for process monitors. Everything else needs a key where keys are set;
+``/metrics`` needs one with that permission.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.metrics import Metrics
-from gym_fed.serving.http.waiting import ClientGone, EventStream, Patience
+from gym_fed.serving.http.waiting import ClientGone, EventStream, RequestTimeout
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
 from gym_fed.version import __version__
 
 GONE_STATUS = 499
-"""What metrics call a request whose client went away; nobody is sent it."""
+"""The status in metrics of a request whose client disconnected; it is never sent."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         if not gateway.gate.caller(request.headers).metrics:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                "this key may not read the metrics, which tell of everybody's requests",
+                "this key may not read the metrics, which cover everybody's requests",
                 "make one that may: gym api keys add NAME --metrics --no-base",
             )
         text, kind = await run_in_threadpool(metrics.text)
@@ -89,7 +89,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def embeddings(request: Request) -> Response:
         return await _answer(gateway, EMBEDDINGS, request)
 
-    _tell_errors(app, gateway)
+    _handle_errors(app, gateway)
     return app
 
 
@@ -100,41 +100,41 @@ async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
         async with asyncio.timeout(gateway.request_timeout_seconds):
             body = await read_json(request)
     except TimeoutError as error:
-        raise GymError(ErrorCode.DEADLINE_EXCEEDED, "the request's body did not come in time") from error
-    patience = Patience(request.receive, gateway.request_timeout_seconds, gateway.stopped)
+        raise GymError(ErrorCode.DEADLINE_EXCEEDED, "the request's body did not arrive in time") from error
+    timeout = RequestTimeout(request.receive, gateway.request_timeout_seconds, gateway.stopped)
     pending: Pending | PendingVectors
-    async with gateway.turn_of(caller):
+    async with gateway.parser_slot(caller):
         if url == EMBEDDINGS:
             pending = await run_in_threadpool(service.begin_vectors, body, caller)
         else:
             pending = await run_in_threadpool(service.begin, url, body, caller)
     if isinstance(pending, Pending) and body.get("stream"):
-        return await _stream(pending, patience)
+        return await _stream(pending, timeout)
     try:
-        return await run_in_threadpool(JSONResponse, await patience.wait(pending.arun()))
+        return await run_in_threadpool(JSONResponse, await timeout.wait(pending.arun()))
     finally:
         pending.end()
 
 
-async def _stream(pending: Pending, patience: Patience) -> Response:
-    """A stream from its first chunk on, so that what fails before has a status of its own."""
+async def _stream(pending: Pending, timeout: RequestTimeout) -> Response:
+    """A stream that starts with its first chunk, so that an earlier failure has a status of its own."""
     chunks = pending.achunks()
 
     async def next_one() -> dict[str, Any]:
         return await anext(chunks)
 
     try:
-        first = await patience.wait(next_one())
+        first = await timeout.wait(next_one())
     except BaseException:
         pending.end()
         raise
-    return EventStream(pending, first, chunks, patience)
+    return EventStream(pending, first, chunks, timeout)
 
 
-def _tell_errors(app: FastAPI, gateway: Gateway) -> None:
-    """Every refusal as OpenAI's clients read it."""
+def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
+    """Answer every error in the form that OpenAI's clients read."""
 
-    def told(error: GymError) -> JSONResponse:
+    def response_of(error: GymError) -> JSONResponse:
         headers = {}
         if (seconds := gateway.retry_after(error)) is not None:
             headers["Retry-After"] = str(seconds)
@@ -146,7 +146,7 @@ def _tell_errors(app: FastAPI, gateway: Gateway) -> None:
     async def refused(request: Request, error: GymError) -> Response:
         if error.code.http_status == ErrorCode.INTERNAL.http_status:
             _log.error("%s failed", request.url.path, exc_info=error)
-        return told(error)
+        return response_of(error)
 
     @app.exception_handler(ClientGone)
     async def gone(request: Request, error: ClientGone) -> Response:
@@ -165,11 +165,11 @@ def _tell_errors(app: FastAPI, gateway: Gateway) -> None:
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> Response:
-        return told(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
+        return response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
 
 
 class _Measured:
-    """ASGI middleware: counts requests, and those for answers while they are under way."""
+    """ASGI middleware: counts requests, and the active ones for answers."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, metrics: Metrics) -> None:
         self._app = app
@@ -210,8 +210,8 @@ async def read_json(request: Request) -> Any:
     """The parsed body.
 
     Raises:
-        GymError: ``TOO_LARGE``; ``USAGE`` for another content type (which a form of a web page would have) or no JSON.
-        ClientGone: The client went away before it was done.
+        GymError: ``TOO_LARGE``; ``USAGE`` for another content type (as a web form sends) or no JSON.
+        ClientGone: The client disconnected before the end of the body.
     """
     kind, _, more = request.headers.get("content-type", "").partition(";")
     kind = kind.strip().lower()
@@ -228,8 +228,8 @@ async def read_json(request: Request) -> Any:
         raise _too_large()
     data = bytearray()
     try:
-        async for piece in request.stream():
-            data += piece
+        async for part in request.stream():
+            data += part
             if len(data) > MAX_BODY_BYTES:
                 raise _too_large()
     except ClientDisconnect as error:
@@ -242,11 +242,11 @@ async def read_json(request: Request) -> Any:
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """One of two values would be ignored."""
+    """Refuse a repeated name, one of whose values would be ignored."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:

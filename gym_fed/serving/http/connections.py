@@ -1,4 +1,4 @@
-"""HTTP connections: how many there may be, of one address too, and how slow.
+"""HTTP connections: limits on their number, in all and per address, and on their slowness.
 
 The server closes connections that send no request, send one too slowly, or do not read the response. When there are
 too many, one without a request is closed for the next, so that silent connections never keep anybody out.
@@ -68,7 +68,7 @@ class Connections:
                 self._closed.clear()
 
     def add(self, connection: Any, address: str) -> None:
-        """Count a connection; whoever is too much goes."""
+        """Count a connection, and close one when there are too many."""
         self._open[connection] = None
         self._by_address[address] += 1
         if self._by_address[address] > self._config.max_per_address:

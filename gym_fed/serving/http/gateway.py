@@ -1,4 +1,4 @@
-"""What the HTTP server knows at a moment: what it serves, who is let in, whether it is loading, ready or leaving."""
+"""The HTTP server's state: what it serves, who is authorized, and whether it is loading, ready or draining."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gym_fed.serving.openai.catalogue import Caller
 if TYPE_CHECKING:
     from gym_fed.serving.setup import Serving
 
-_LOADING_SECONDS, _LEAVING_SECONDS = 5, 10
-_TURNS = 4
-"""Of the 40 threads that read requests, those that one caller may have at once."""
+_LOADING_SECONDS, _DRAINING_SECONDS = 5, 10
+_PARSERS_PER_CALLER = 4
+"""Of the 40 threads that parse requests, those that one caller may have at once."""
 
 
 class Gateway:
     """Shared by all requests; all but ``__init__`` is for the event loop's thread.
 
     Args:
-        gate: Who is let in.
-        request_timeout_seconds: Longest time for one request, waiting and streaming included.
+        gate: Authenticates callers.
+        request_timeout_seconds: Timeout of one request, queueing and streaming included.
 
     Attributes:
         serving: None until the model is loaded.
-        active: Requests for answers that are under way.
-        draining: Whether new ones are refused, because the server is about to leave.
-        stopped: Set when those under way are broken off, too.
+        active: Active requests for answers.
+        draining: Whether new requests are refused, because the server is about to stop.
+        stopped: Set when active requests are cancelled, too.
     """
 
     def __init__(self, gate: Gate, *, request_timeout_seconds: float) -> None:
@@ -41,11 +41,11 @@ class Gateway:
         self.active = 0
         self.draining = False
         self.stopped = asyncio.Event()
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._parsers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """A request for an answer, from its first byte to its last."""
+        """Count a request for an answer as active, from its first byte to its last."""
         self.active += 1
         try:
             yield
@@ -53,46 +53,44 @@ class Gateway:
             self.active -= 1
 
     @asynccontextmanager
-    async def turn_of(self, caller: Caller) -> AsyncIterator[None]:
-        """Reading a request takes a thread, of which there are few: one caller has so many of them, and no more."""
-        turns = self._turns.get(caller.name)
-        if turns is None:
-            self._turns[caller.name] = turns = asyncio.Semaphore(_TURNS)
-        async with turns:
+    async def parser_slot(self, caller: Caller) -> AsyncIterator[None]:
+        """Parsing a request takes one of few threads: limit how many one caller has at once."""
+        slots = self._parsers.get(caller.name)
+        if slots is None:
+            self._parsers[caller.name] = slots = asyncio.Semaphore(_PARSERS_PER_CALLER)
+        async with slots:
             yield
 
     def open(self) -> Serving:
-        """What is served.
+        """The running server's parts.
 
         Raises:
-            GymError: ``UNAVAILABLE`` before it is loaded, and while leaving.
+            GymError: ``UNAVAILABLE`` before the model is loaded, and while draining.
         """
         if self.draining:
             raise GymError(ErrorCode.UNAVAILABLE, "the server is shutting down", "try again in a moment")
         if self.serving is None:
             raise GymError(
-                ErrorCode.UNAVAILABLE, "the model is being loaded", "GET /ready tells when it is there"
+                ErrorCode.UNAVAILABLE, "the model is being loaded", "GET /ready answers 200 when it is loaded"
             )
         return self.serving
 
     def require_ready(self) -> None:
-        """Refuse, for whoever balances load, what ``open`` refuses, and when the engine's steps fail or nobody gets in.
+        """For load balancers: raise as ``open``, and when the engine's steps fail or the keys cannot be read.
 
-        Requests still get to an engine whose last steps failed, for the next that succeeds is what heals it.
+        Requests still reach an engine whose last steps failed, because it is healthy again after a step that succeeds.
 
         Raises:
             GymError: ``UNAVAILABLE``.
         """
         if not self.open().engine.stats().healthy:
-            raise GymError(
-                ErrorCode.UNAVAILABLE, "the engine fails", "the server's log tells why; restart it"
-            )
+            raise GymError(ErrorCode.UNAVAILABLE, "the engine fails", "see the server's log; restart it")
         self.gate.require_usable()
 
     def retry_after(self, error: GymError) -> int | None:
-        """Seconds of the header ``Retry-After``, for what may go better later."""
+        """Seconds of the header ``Retry-After``, for errors that may pass."""
         if error.code is ErrorCode.BUSY and self.serving is not None:
             return max(1, round(self.serving.engine.retry_after_seconds()))
         if error.code in (ErrorCode.UNAVAILABLE, ErrorCode.BUSY):
-            return _LEAVING_SECONDS if self.draining else _LOADING_SECONDS
+            return _DRAINING_SECONDS if self.draining else _LOADING_SECONDS
         return None

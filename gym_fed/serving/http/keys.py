@@ -1,13 +1,13 @@
-"""Who is let in: the API key of a request, or on a machine without keys, that it comes from no web page elsewhere.
+"""Authentication: the API key of a request or, without keys, that no web page of another site sent it.
 
-A key is ``gym-`` and 32 random bytes. A file has what each key may use and its sha256, which is enough for what is
-random; the key itself is shown once. The file is read again when it changes: keys can be added and revoked while a
-server runs.
+A key is ``gym-`` and 32 random bytes. A file has each key's permissions and its sha256, which suffices for random
+bytes; the key itself is shown once. The file is read again when it changes, so that keys can be added and revoked while
+a server runs.
 
 Without keys the server listens on loopback, and any program of this machine may use it. A browser would let pages of
-other sites do so too: by a form or script that posts to 127.0.0.1 (told by ``Origin``), or under a name of the site's
-own that its DNS has turned to 127.0.0.1 (DNS rebinding, told by ``Host``). Both are refused. With keys neither can
-do harm, for the page has no key.
+other sites do so too. Such a page can post a form or script to 127.0.0.1; ``Origin`` reveals it. Or its own name
+resolves to 127.0.0.1 (DNS rebinding); ``Host`` reveals it. Both are refused. With keys neither can do harm, because the
+page has no key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gate:
-    """Tells who asks.
+    """Authenticates callers.
 
     Args:
         keys: The file of keys; None lets everyone on this machine in.
@@ -52,7 +52,7 @@ class Gate:
         self._trouble = ""  # with the file of keys, as it was logged
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Who asks.
+        """The caller that sent the request.
 
         Args:
             headers: Of the request, names in lower case.
@@ -87,7 +87,7 @@ class Gate:
 
     @contextmanager
     def _trouble_of_ours(self) -> Iterator[None]:
-        """The file of keys is the operator's business: the log says, once, why it cannot be used."""
+        """Log once why the file of keys cannot be used, which concerns the operator, not the caller."""
         try:
             yield
         except GymError as error:
@@ -95,7 +95,7 @@ class Gate:
                 self._trouble = str(error)
                 _log.error("the API keys cannot be used: %s", error)
             raise GymError(
-                ErrorCode.UNAVAILABLE, "the server cannot read its API keys", "its log tells why"
+                ErrorCode.UNAVAILABLE, "the server cannot read its API keys", "see its log"
             ) from error
         self._trouble = ""
 
@@ -145,7 +145,7 @@ class ApiKey(StrictModel):
     """One key, without the key."""
 
     name: str = Field(pattern=_NAME)
-    """Of whoever has it: in the usage log, and whose turn it is in the queue."""
+    """Its user's name: in the usage log, and for fairness in the queue."""
 
     sha256: Sha256
     base: bool = True
@@ -199,7 +199,7 @@ class KeyFile:
         self._keys: tuple[ApiKey, ...] = ()
 
     def caller(self, key: str) -> Caller | None:
-        """Whose key this is; None for an unknown or expired one. Looks at every key, whichever matches.
+        """The caller with this key; None for an unknown or expired one. Compares every key, whichever matches.
 
         Raises:
             GymError: As ``keys``.
@@ -252,7 +252,7 @@ class KeyFile:
             The key, which is kept nowhere.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a name that has one; ``USAGE`` for values that are off, or a key for nothing.
+            GymError: ``FILE_EXISTS`` for a name that has one; ``USAGE`` for invalid values, or no permission.
         """
         if not (base or everything or variants or owners or metrics):
             raise GymError(
@@ -280,13 +280,13 @@ class KeyFile:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
                     f"{self.path} has a key {name!r} already",
-                    f"take it away first: gym api keys remove {name} --file {self.path}",
+                    f"remove it first: gym api keys remove {name} --file {self.path}",
                 )
             self._write((*known, made))
         return key
 
     def remove(self, name: str) -> None:
-        """Take a key away; a running server refuses it from its next request on.
+        """Remove a key; a running server refuses it from its next request on.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -340,7 +340,7 @@ def bearer_token(header: str | None) -> str | None:
 
 
 def _require_safe(path: Path, status: os.stat_result) -> None:
-    """Whoever may write the file may let themselves in; whoever may read it only learns names."""
+    """A user who can write the file could add a key; one who can read it only learns names."""
     if status.st_mode & 0o022:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,

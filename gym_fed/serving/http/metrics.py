@@ -34,14 +34,14 @@ _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 
 _ENGINE_COUNTS = {
     "refused": "Requests refused because too many waited.",
-    "prompt_tokens": "Tokens of prompts that were read.",
-    "generated_tokens": "Tokens that were written.",
+    "prompt_tokens": "Tokens of prefill.",
+    "generated_tokens": "Tokens of decode.",
     "embeddings": "Embeddings made.",
     "steps": "Forwards of the model.",
     "failed_steps": "Forwards that raised.",
-    "rows": "Pieces of all steps.",
-    "rows_with_variants": "Pieces of all steps for a variant.",
-    "busy_seconds": "Seconds in turns that had a step.",
+    "rows": "Chunks of all steps.",
+    "rows_with_variants": "Chunks of all steps for a variant.",
+    "busy_seconds": "Seconds in steps, admission included.",
     "model_seconds": "Seconds in forwards.",
 }
 _ENGINE_COUNTS_BY = {
@@ -50,10 +50,10 @@ _ENGINE_COUNTS_BY = {
     "packed_products": ("form", "Products of layers' packed deltas other than signs, by form."),
 }
 _ENGINE_STATES = {
-    "running": "Requests that generate.",
-    "queued": "Requests that wait.",
+    "running": "Running requests.",
+    "queued": "Waiting requests.",
     "kv_bytes_used": "Bytes of KV caches with tokens in them.",
-    "kv_bytes_reserved": "Bytes that running requests may come to need.",
+    "kv_bytes_reserved": "Bytes that running requests may need at most.",
     "kv_bytes_limit": "Most bytes of KV caches.",
 }
 _ENGINE_TIMES = {
@@ -73,7 +73,7 @@ _STORE_STATES = {
     "resident": "Variants in memory.",
     "resident_bytes": "What they take.",
     "pinned": "Those of them in use.",
-    "loading": "Variants on their way into memory.",
+    "loading": "Variants that are loading.",
 }
 
 
@@ -95,12 +95,12 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        active = Gauge("gym_api_active_requests", "Requests for answers under way.", registry=self._registry)
+        active = Gauge("gym_api_active_requests", "Active requests for answers.", registry=self._registry)
         active.set_function(lambda: gateway.active)
         self._registry.register(_Served(gateway))
 
     def observe(self, path: str, status: int, seconds: float) -> None:
-        """One request has ended; 499 is one whose client went away."""
+        """Count a request that has ended; 499 is one whose client disconnected."""
         route = path if path in ROUTES else "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
@@ -124,14 +124,14 @@ class _Served(Collector):
         yield GaugeMetricFamily(
             "gym_engine_healthy", "Whether the engine's loop is alive.", value=float(engine.healthy)
         )
-        for name, (label, told) in _ENGINE_COUNTS_BY.items():
-            family = CounterMetricFamily(f"gym_engine_{name}", told, labels=[label])
+        for name, (label, description) in _ENGINE_COUNTS_BY.items():
+            family = CounterMetricFamily(f"gym_engine_{name}", description, labels=[label])
             for value, count in getattr(engine, name).items():
                 family.add_metric([value], count)
             yield family
         yield from _plain("gym_engine", engine, _ENGINE_COUNTS, _ENGINE_STATES)
-        for name, told in _ENGINE_TIMES.items():
-            yield _histogram(f"gym_engine_{name}_seconds", told, getattr(engine, name))
+        for name, description in _ENGINE_TIMES.items():
+            yield _histogram(f"gym_engine_{name}_seconds", description, getattr(engine, name))
         if serving.usage_log is not None:
             yield CounterMetricFamily(
                 "gym_api_usage_lost",
@@ -143,16 +143,16 @@ class _Served(Collector):
 
 
 def _plain(prefix: str, stats: Any, counts: dict[str, str], states: dict[str, str]) -> Iterator[Metric]:
-    for name, told in counts.items():
-        yield CounterMetricFamily(f"{prefix}_{name}", told, value=getattr(stats, name))
-    for name, told in states.items():
-        yield GaugeMetricFamily(f"{prefix}_{name}", told, value=getattr(stats, name))
+    for name, description in counts.items():
+        yield CounterMetricFamily(f"{prefix}_{name}", description, value=getattr(stats, name))
+    for name, description in states.items():
+        yield GaugeMetricFamily(f"{prefix}_{name}", description, value=getattr(stats, name))
 
 
-def _histogram(name: str, told: str, found: Any) -> Metric:
+def _histogram(name: str, description: str, found: Any) -> Metric:
     """From counts of each bucket alone to Prometheus's, which add up."""
     buckets, total = [], 0
     for bound, count in zip([*map(str, found.bounds), "+Inf"], found.counts, strict=True):
         total += count
         buckets.append((bound, total))
-    return HistogramMetricFamily(name, told, buckets=buckets, sum_value=found.sum)
+    return HistogramMetricFamily(name, description, buckets=buckets, sum_value=found.sum)

@@ -1,7 +1,7 @@
-"""Runs the application: listens at once, loads the model beside it, and drains when it is told to leave.
+"""Runs the application: listens at once, loads the model meanwhile, and drains on a signal.
 
-The first Ctrl-C or SIGTERM refuses new requests with 503 and lets those under way finish for some seconds; what is
-left then, or at a second signal, is broken off.
+After the first Ctrl-C or SIGTERM new requests get 503, and active ones have some seconds to finish. After these, or at
+a second signal, the remaining requests are cancelled.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gym_fed.serving.http.keys import Gate, KeyFile
 from gym_fed.serving.setup import Serving, open_serving
 
 DRAIN_SECONDS = 20.0
-_LAST_WORDS_SECONDS = 2
+_GRACE_SECONDS = 2
 
 OnListening = Callable[[str], None]
-"""Told the server's address, ``http://host:port``, once it accepts connections (and answers 503 to most)."""
+"""Gets the server's address, ``http://host:port``, once it accepts connections (and answers 503 to most)."""
 
 OnReady = Callable[[str, Serving], None]
-"""Told the address and what is served, once answers are given."""
+"""Gets the address and the loaded parts, once answers are given."""
 
 OnDraining = Callable[[int], None]
-"""Told how many answers are under way, when the server was told to leave."""
+"""Gets the number of active requests, when draining begins."""
 
 
 def run_server(
@@ -46,24 +46,24 @@ def run_server(
     on_ready: OnReady = lambda address, serving: None,
     on_draining: OnDraining = lambda active: None,
 ) -> bool:
-    """Serve until a signal says otherwise. For the main thread.
+    """Serve until a signal. For the main thread.
 
     Args:
-        config: What, and where.
-        drain_seconds: How long answers under way may go on after the first signal.
+        config: What to serve, and where.
+        drain_seconds: How long active requests may continue after the first signal.
         on_listening: See ``OnListening``.
         on_ready: See ``OnReady``.
         on_draining: See ``OnDraining``.
 
     Returns:
-        Whether every answer that was under way was finished.
+        Whether every active answer was finished.
 
     Raises:
         GymError: What cannot be loaded, ``ADDRESS_IN_USE``, ``USAGE`` for an address that cannot be listened at.
     """
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:
-        keys.keys()  # unreadable ones are told now, and not to the first caller
+        keys.keys()  # raises now for unreadable ones, not at the first request
     with listen(config) as listener:
         life = _Life(config, Gate(keys), listener, drain_seconds, on_listening, on_ready, on_draining)
         return asyncio.run(life.run())
@@ -102,7 +102,7 @@ class _Life:
             log_level="error",  # a warning for every malformed request would fill the disk
             lifespan="off",
             server_header=False,
-            timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         self._server = _QuietServer(uvicorn_config)
         loop = asyncio.get_running_loop()
@@ -134,12 +134,12 @@ class _Life:
         return self._finished
 
     def _load(self) -> asyncio.Future[Serving]:
-        """Loads the model in a thread that a process which is told to leave does not wait for."""
+        """Load the model in a thread for which a stopping process does not wait."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Serving] = loop.create_future()
 
         def settle(found: Serving | None, error: BaseException | None) -> None:
-            if future.done():  # the server has left meanwhile
+            if future.done():  # the server has stopped meanwhile
                 if found is not None:
                     found.close()
             elif error is not None:
@@ -151,7 +151,7 @@ class _Life:
             found, error = None, None
             try:
                 found = open_serving(self._config)
-            except Exception as raised:  # noqa: BLE001  # handed to whoever waits
+            except Exception as raised:  # noqa: BLE001  # set on the future
                 error = raised
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, found, error)
@@ -165,15 +165,15 @@ class _Life:
             self._on_draining(self._gateway.active)
             self._draining = asyncio.ensure_future(self._drain())
         else:
-            self._leave()
+            self._stop()
 
     async def _drain(self) -> None:
         until = asyncio.get_running_loop().time() + self._drain_seconds
         while self._gateway.active and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.05)
-        self._leave()
+        self._stop()
 
-    def _leave(self) -> None:
+    def _stop(self) -> None:
         self._finished = self._finished and not self._gateway.active
         self._gateway.stopped.set()
         self._server.should_exit = True
@@ -188,7 +188,7 @@ class _QuietServer(uvicorn.Server):
 
 
 def listen(config: ServingConfig) -> socket.socket:
-    """The socket of ``host`` and ``port``, whose connections send what is small at once.
+    """The socket of ``host`` and ``port``, whose connections send small messages at once.
 
     Raises:
         GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class UsageLog:
-    """Appends; a line is written in one piece or not at all, so that several servers may share a file.
+    """Appends; a line is written as a whole or not at all, so that several servers may share a file.
 
     A line that cannot be written, because the disk is full, costs nobody an answer: it is counted, and the log of the
     process has it whole, to be appended by hand.
@@ -49,7 +49,7 @@ class UsageLog:
             drop_torn_line(path)
 
     def write(self, use: Use) -> None:
-        """One request; nothing for one that used no token. Raises nothing for a disk that does not take it."""
+        """Append one request, unless it used no token. A failed write is counted and logged, not raised."""
         tokens = use.prompt_tokens + use.completion_tokens
         if not tokens:
             return
@@ -76,7 +76,7 @@ class UsageLog:
     def _append(self, data: bytes) -> None:
         size = os.fstat(self._file).st_size
         if os.write(self._file, data) < len(data):
-            os.ftruncate(self._file, size)  # a piece of a line would spoil the file for whoever reads it
+            os.ftruncate(self._file, size)  # part of a line would make the file unreadable
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     @contextmanager

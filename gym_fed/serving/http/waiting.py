@@ -1,4 +1,4 @@
-"""Waiting for an answer, whole or as server-sent events, no longer than its client, its time and the server allow."""
+"""Wait for an answer, whole or as server-sent events, until it is there, its time is up, or client or server leave."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client closed its connection."""
 
 
-class Patience:
-    """How long one request is waited for; its time begins now.
+class RequestTimeout:
+    """Waits for one request's work until its timeout, which starts now, its client or the server end the wait.
 
     Args:
         receive: ASGI's, with the request's body read.
-        seconds: Longest time, over all waits together.
-        stopped: Set when the server leaves.
+        seconds: The timeout, of all waits together.
+        stopped: Set when the server stops.
     """
 
     def __init__(self, receive: Receive, seconds: float, stopped: asyncio.Event) -> None:
@@ -38,11 +38,11 @@ class Patience:
         self._stopped = stopped
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result. Whatever ends the wait before, the work is cancelled and has ended.
+        """The work's result. If anything else ends the wait, the work is cancelled first.
 
         Raises:
             ClientGone: The client closed its connection.
-            GymError: ``DEADLINE_EXCEEDED``, ``UNAVAILABLE`` when the server leaves, or what the work raises.
+            GymError: ``DEADLINE_EXCEEDED``, ``UNAVAILABLE`` when the server stops, or the work's own error.
         """
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._gone())
@@ -67,7 +67,7 @@ class Patience:
         raise GymError(
             ErrorCode.DEADLINE_EXCEEDED,
             f"the answer took more than {self._seconds:g} s",
-            "ask for fewer tokens, or raise request_timeout_seconds",
+            "request fewer tokens, or raise request_timeout_seconds",
         )
 
     async def _gone(self) -> None:
@@ -76,20 +76,20 @@ class Patience:
 
 
 class EventStream(Response):
-    """A stream whose first chunk is there: what can be refused has been, with a status of its own.
+    """A stream whose first chunk is there, so that earlier refusals had a status of their own.
 
-    What fails later is told by an event ``{"error": ...}``, after which there is no ``[DONE]``.
+    A later failure is reported by an event ``{"error": ...}``, after which there is no ``[DONE]``.
     """
 
     def __init__(
-        self, pending: Pending, first: StreamChunk, rest: AsyncIterator[StreamChunk], patience: Patience
+        self, pending: Pending, first: StreamChunk, later: AsyncIterator[StreamChunk], timeout: RequestTimeout
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._pending = pending
         self._first = first
-        self._rest = rest
-        self._patience = patience
+        self._later = later
+        self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -97,7 +97,7 @@ class EventStream(Response):
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
             try:
-                await self._patience.wait(self._send_all(send))
+                await self._timeout.wait(self._send_all(send))
                 last = b"data: [DONE]\n\n"
             except GymError as error:
                 last = _event(error_body(error))
@@ -109,7 +109,7 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.body", "body": _event(self._first), "more_body": True})
-        async for chunk in self._rest:
+        async for chunk in self._later:
             await send({"type": "http.response.body", "body": _event(chunk), "more_body": True})
 
 

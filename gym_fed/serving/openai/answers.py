@@ -1,4 +1,4 @@
-"""Answers being written: events of the engine in, chunks of a stream or one whole body out."""
+"""Builds answers: events of the engine in, chunks of a stream or one whole body out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StreamChunk = dict[str, Any]
 
 @dataclass
 class AnswerChoice:
-    """What one answer has so far."""
+    """One choice of an answer so far."""
 
     parser: FreeCalls | RequiredCall | None = None
     text: str = ""
@@ -27,7 +27,7 @@ class AnswerChoice:
     finish_reason: str | None = None
 
     def take(self, event: Event) -> tuple[str, list[Call]]:
-        """Add an event; gives what may be shown of it."""
+        """Add an event; returns the text and calls to show."""
         shown, calls = event.text, list[Call]()
         if self.parser is not None:
             shown, calls = self.parser.feed(event.text)
@@ -48,10 +48,10 @@ class Answer(ABC):
     """All choices of one request.
 
     Args:
-        model: The name that was asked for.
+        model: The requested name.
         prompt_tokens: Of all prompts, each counted once.
         choices: One for each generation, in order.
-        with_logprobs: Whether they were asked for.
+        with_logprobs: Whether they were requested.
         include_usage: Whether the stream ends with the counts.
         fingerprint: Names the weights of the base.
     """
@@ -92,20 +92,20 @@ class Answer(ABC):
         }
 
     def body(self) -> dict[str, Any]:
-        """The whole answer, once every event was taken."""
+        """The whole answer, after the last event."""
         choices = [self._whole(index, choice) for index, choice in enumerate(self.choices)]
         return {**self._head(self._object), "choices": choices, "usage": self.usage()}
 
     @abstractmethod
     def opening(self) -> list[StreamChunk]:
-        """What a stream begins with."""
+        """The first chunks of a stream."""
 
     @abstractmethod
     def take(self, index: int, event: Event) -> list[StreamChunk]:
-        """Add an event of a choice; gives the chunks that tell it."""
+        """Add an event of a choice; returns its chunks."""
 
     def closing(self) -> list[StreamChunk]:
-        """What a stream ends with: the counts, where they were asked for."""
+        """The last chunks of a stream: the counts, where they were requested."""
         if not self._include_usage:
             return []
         return [{**self._head(self._chunk_object), "choices": [], "usage": self.usage()}]
@@ -140,17 +140,17 @@ class ChatAnswer(Answer):
 
     def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
-        told = len(choice.calls)
+        earlier = len(choice.calls)
         shown, calls = choice.take(event)
         chunks = []
         if shown or (event.logprobs and not calls and event.finish_reason is None):
             chunks.append(self._delta(index, {"content": shown}, event.logprobs))
-        for number, call in enumerate(calls, told):
+        for number, call in enumerate(calls, earlier):
             delta = {"tool_calls": [{"index": number, **call.to_dict()}]}
             chunks.append(self._delta(index, delta, () if chunks else event.logprobs))
         if choice.finish_reason is not None:
-            rest = () if chunks else event.logprobs
-            chunks.append(self._delta(index, {}, rest, choice.finish_reason))
+            left = () if chunks else event.logprobs
+            chunks.append(self._delta(index, {}, left, choice.finish_reason))
         return chunks
 
     def _delta(
@@ -160,12 +160,12 @@ class ChatAnswer(Answer):
         tokens: Iterable[TokenLogprob] = (),
         finish_reason: str | None = None,
     ) -> StreamChunk:
-        told = list(tokens)
+        shown = list(tokens)
         return self._chunk(
             {
                 "index": index,
                 "delta": delta,
-                "logprobs": logprobs_of_chat(told) if told else None,
+                "logprobs": logprobs_of_chat(shown) if shown else None,
                 "finish_reason": finish_reason,
             }
         )
@@ -202,17 +202,17 @@ class CompletionAnswer(Answer):
         self._echoes = echoes
 
     def opening(self) -> list[StreamChunk]:
-        return [self._piece(index, text) for index, text in enumerate(self._echoes) if text]
+        return [self._text_chunk(index, text) for index, text in enumerate(self._echoes) if text]
 
     def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
-        offset = sum(len(told.text) for told in choice.logprobs)
+        offset = sum(len(token.text) for token in choice.logprobs)
         shown, _ = choice.take(event)
         if not shown and not event.logprobs and choice.finish_reason is None:
             return []
-        return [self._piece(index, shown, event.logprobs, offset, choice.finish_reason)]
+        return [self._text_chunk(index, shown, event.logprobs, offset, choice.finish_reason)]
 
-    def _piece(
+    def _text_chunk(
         self,
         index: int,
         text: str,
@@ -220,8 +220,8 @@ class CompletionAnswer(Answer):
         offset: int = 0,
         finish_reason: str | None = None,
     ) -> StreamChunk:
-        told = list(tokens)
-        found = logprobs_of_completion(told, offset) if told else None
+        shown = list(tokens)
+        found = logprobs_of_completion(shown, offset) if shown else None
         return self._chunk({"index": index, "text": text, "logprobs": found, "finish_reason": finish_reason})
 
     def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
@@ -240,10 +240,10 @@ def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """``{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}``."""
     content = [
         {
-            **_one(told.text, told.logprob),
-            "top_logprobs": [_one(text, logprob) for _, text, logprob in told.top],
+            **_one(token.text, token.logprob),
+            "top_logprobs": [_one(text, logprob) for _, text, logprob in token.top],
         }
-        for told in tokens
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
@@ -251,13 +251,13 @@ def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 def logprobs_of_completion(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
     """``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``; ``offset`` is where the first token begins."""
     offsets = []
-    for told in tokens:
+    for token in tokens:
         offsets.append(offset)
-        offset += len(told.text)
+        offset += len(token.text)
     return {
-        "tokens": [told.text for told in tokens],
-        "token_logprobs": [_finite(told.logprob) for told in tokens],
-        "top_logprobs": [{text: _finite(value) for _, text, value in told.top} for told in tokens],
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "top_logprobs": [{text: _finite(value) for _, text, value in token.top} for token in tokens],
         "text_offset": offsets,
     }
 

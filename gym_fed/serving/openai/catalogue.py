@@ -25,7 +25,7 @@ class Caller:
         everything: Whether all variants may.
         variants: Names of variants that may.
         owners: Accounts all of whose variants may.
-        metrics: Whether the server's metrics may be read, which tell of everybody's requests.
+        metrics: Whether the server's metrics may be read, which cover everybody's requests.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Caller:
 
 
 LOCAL = Caller("local", everything=True, metrics=True)
-"""Whoever is on this machine, where no API keys are set."""
+"""The caller on a machine where no API keys are set."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """One name that can be asked for.
+    """One name that can be requested.
 
     Attributes:
         name: In the API.
@@ -105,7 +105,7 @@ class Catalogue:
         return self._model(record)
 
     def list(self, caller: Caller) -> Iterator[Model]:
-        """All that the caller may use, the base first."""
+        """Every model that the caller may use, the base first."""
         if caller.base:
             yield self._base
         for record in self._records(caller):

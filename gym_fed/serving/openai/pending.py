@@ -1,6 +1,4 @@
-"""Requests that were let in, for text or for embeddings: driven to their end with threads or asyncio, whole or as a
-stream, and always cleaned up.
-"""
+"""Accepted requests, for text or embeddings: run with threads or asyncio, whole or as a stream, always cleaned up."""
 
 from __future__ import annotations
 
@@ -19,15 +17,14 @@ if TYPE_CHECKING:
 
 
 class Pending:
-    """A request that was let in. Drive it to its end once, with ``run``, ``arun``, ``chunks`` or ``achunks``.
+    """An accepted request for text. Run it once, with ``run``, ``arun``, ``chunks`` or ``achunks``.
 
-    Whatever ends it, an error or the caller's going away too, what was not written yet is cancelled, and what was
-    used is told.
+    Whatever ends it, even an error or a disconnect, unfinished answers are cancelled and the usage is reported.
 
     Args:
         answer: Takes the events.
         generations: One for each choice.
-        told: How an error of the engine's is told.
+        translate: Turns an error of the engine into one for the client.
         on_end: Called once, when it has ended.
     """
 
@@ -35,12 +32,12 @@ class Pending:
         self,
         answer: Answer,
         generations: list[Generation],
-        told: Callable[[GymError], GymError],
+        translate: Callable[[GymError], GymError],
         on_end: Callable[[], None],
     ) -> None:
         self._answer = answer
         self._generations = generations
-        self._told = told
+        self._translate = translate
         self._on_end = on_end
         self._opened = False
         self._ended = False
@@ -58,7 +55,7 @@ class Pending:
         return self._answer.body()
 
     def chunks(self) -> Generator[StreamChunk]:
-        """The answer piece by piece; of several choices one after the other."""
+        """The answer chunk by chunk; of several choices one after the other."""
         try:
             for index, generation in enumerate(self._generations):
                 for event in generation:
@@ -66,7 +63,7 @@ class Pending:
                     yield from self._answer.take(index, _without_error(event))
             yield from self._answer.closing()
         except GymError as error:
-            raise self._told(error) from error
+            raise self._translate(error) from error
         finally:
             self.end()
 
@@ -80,19 +77,19 @@ class Pending:
             for chunk in self._answer.closing():
                 yield chunk
         except GymError as error:
-            raise self._told(error) from error
+            raise self._translate(error) from error
         finally:
             self.end()
 
     def _first(self) -> list[StreamChunk]:
-        """The opening, once the engine has begun: what it refuses until then is no stream yet."""
+        """The opening, after the engine's first event: an earlier refusal is not a stream yet."""
         if self._opened:
             return []
         self._opened = True
         return self._answer.opening()
 
     def end(self) -> None:
-        """Cancel what still runs. May be called again, and without having been driven."""
+        """Cancel what still runs. May be called again, and without having been run."""
         if self._ended:
             return
         self._ended = True
@@ -103,25 +100,23 @@ class Pending:
 
 def _without_error(event: Event) -> Event:
     if event.finish_reason == "error":
-        raise GymError(
-            ErrorCode.INTERNAL, "the engine could not finish this answer", "the server's log tells why"
-        )
+        raise GymError(ErrorCode.INTERNAL, "the engine could not finish this answer", "see the server's log")
     return event
 
 
 class PendingVectors:
-    """A request for embeddings. Drive it to its end once, with ``run`` or ``arun``.
+    """An accepted request for embeddings. Run it once, with ``run`` or ``arun``.
 
-    Whatever ends it, an error or the caller's going away too, texts that were not read yet are called off, and the
-    tokens of those that were are told.
+    Whatever ends it, even an error or a disconnect, unfinished texts are cancelled, and the tokens of the finished ones
+    are reported.
 
     Args:
-        model: The name that was asked for.
+        model: The requested name.
         embeddings: One for each text, in order.
         lengths: Tokens of each text.
         encoding: ``base64`` packs a vector's float32 numbers, little end first.
-        told: How an error of the engine's is told.
-        on_end: Told how many tokens were read.
+        translate: Turns an error of the engine into one for the client.
+        on_end: Gets the number of tokens of the finished texts.
     """
 
     def __init__(
@@ -130,14 +125,14 @@ class PendingVectors:
         embeddings: Sequence[PendingEmbedding],
         lengths: Sequence[int],
         encoding: Literal["float", "base64"],
-        told: Callable[[GymError], GymError],
+        translate: Callable[[GymError], GymError],
         on_end: Callable[[int], None],
     ) -> None:
         self._model = model
         self._embeddings = embeddings
         self._lengths = lengths
         self._encoding = encoding
-        self._told = told
+        self._translate = translate
         self._on_end = on_end
         self._failed: int | None = None
         self._ended = False
@@ -151,7 +146,7 @@ class PendingVectors:
                 vectors.append(embedding.result())
             self._failed = None
         except GymError as error:
-            raise self._told(error) from error
+            raise self._translate(error) from error
         finally:
             self.end()
         return self._body(vectors)
@@ -165,13 +160,13 @@ class PendingVectors:
                 vectors.append(await embedding.result_async())
             self._failed = None
         except GymError as error:
-            raise self._told(error) from error
+            raise self._translate(error) from error
         finally:
             self.end()
         return await asyncio.to_thread(self._body, vectors)
 
     def end(self) -> None:
-        """Call off what still waits. May be called again, and without having been driven."""
+        """Cancel what still waits. May be called again, and without having been run."""
         if self._ended:
             return
         self._ended = True

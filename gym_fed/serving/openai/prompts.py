@@ -26,7 +26,7 @@ _PROBE: dict[str, Any] = {
 
 _COPIES = 2
 _CHARACTERS_A_TOKEN = 8
-"""More than a token of ordinary text has, so that a prefix of so many tells of a text that is far too long."""
+"""More than a token of ordinary text has, so that a prefix of this length shows that a text is far too long."""
 
 
 class Prompts:

@@ -262,7 +262,7 @@ ManyTokenIds = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROM
 
 
 def _kind(value: Any) -> str | None:
-    """Which of the four forms is meant, so that what is wrong is told of that one."""
+    """Which of the four forms is meant, so that an error is reported for that one."""
     if not isinstance(value, list):
         return "text" if isinstance(value, str) else None
     first = value[0] if value else ""

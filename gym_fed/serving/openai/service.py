@@ -42,15 +42,15 @@ URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
 
 @dataclass(frozen=True)
 class Use:
-    """What one request used up.
+    """The usage of one request.
 
     Attributes:
-        url: Which kind of request.
-        model: The name that was asked for.
+        url: The kind of request.
+        model: The requested name.
         caller: Name of the caller.
         end_user: The request's ``user``, if any.
-        prompt_tokens: Read.
-        completion_tokens: Written, also of an answer that was broken off.
+        prompt_tokens: Tokens of the prompts.
+        completion_tokens: Tokens of the answers, also of cancelled ones.
     """
 
     url: str
@@ -68,14 +68,14 @@ class OpenAIService:
     """OpenAI's API over one engine.
 
     Args:
-        engine: Writes the answers.
-        catalogue: The names that can be asked for.
+        engine: Generates the answers.
+        catalogue: The names that can be requested.
         tokenizer: Of the base.
         vocab_size: Token ids that the model has.
         fingerprint: Names the weights of the base (``system_fingerprint``).
-        max_at_once: Answers that one request may ask for; more could never be queued together.
-        context: Tokens of prompt and answer together, by which prompts that are far too long are refused early.
-        on_use: Told what each request used, once it has ended.
+        max_at_once: Most answers of one request; more could never be queued together.
+        context: Tokens of prompt and answer together; far longer prompts are refused early.
+        on_use: Gets the usage of each request, once it has ended.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class OpenAIService:
         Args:
             url: One of ``URLS``.
             body: The parsed JSON.
-            caller: Who asks.
+            caller: The authenticated user.
 
         Raises:
-            GymError: Why it is refused; a ``RequestError`` names the field. ``BUSY`` when too many wait.
+            GymError: Why it is refused; a ``RequestError`` names the field. ``BUSY`` when too many are waiting.
         """
         if url == EMBEDDINGS:
             return self.begin_vectors(body, caller).run()
@@ -117,11 +117,11 @@ class OpenAIService:
         return self.begin(url, body, caller).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
-        """Answer a request piece by piece, whether or not it says ``stream``; raises as ``handle``."""
+        """Answer a request chunk by chunk, whether or not ``stream`` is set; raises as ``handle``."""
         return self.begin(url, body, caller).chunks()
 
     def begin(self, url: str, body: Any, caller: Caller) -> Pending:
-        """Let a request for text in, without waiting for its answer; raises as ``handle``."""
+        """Accept a request for text, without waiting for its answer; raises as ``handle``."""
         if url == CHAT:
             return self._chat(parse(ChatRequest, body, CHAT_NEUTRAL), caller)
         if url == COMPLETIONS:
@@ -131,7 +131,7 @@ class OpenAIService:
         )
 
     def begin_vectors(self, body: Any, caller: Caller) -> PendingVectors:
-        """Let a request for embeddings in, without waiting for them; raises as ``handle``.
+        """Accept a request for embeddings, without waiting for them; raises as ``handle``.
 
         They are the means of the model's last hidden states, scaled to length one.
         """
@@ -156,7 +156,7 @@ class OpenAIService:
 
         encoding = request.encoding_format or "float"
         lengths = [len(ids) for ids in prompts]
-        return PendingVectors(model.name, started, lengths, encoding, refusals.told, on_end)
+        return PendingVectors(model.name, started, lengths, encoding, refusals.translate, on_end)
 
     def _chat(self, request: ChatRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
@@ -251,12 +251,12 @@ class OpenAIService:
         return started
 
     def _require_room_for(self, number: int, what: str, param: str) -> None:
-        """Refuse what could not be queued together even if nobody else were here."""
+        """Refuse more answers than an idle server could queue together."""
         if number > self._max_at_once:
             raise RequestError(
                 f"{what} {number}; this server has room for {self._max_at_once} at once",
                 param=param,
-                hint="ask for fewer at once",
+                hint="request fewer at once",
             )
 
     def _pending(
@@ -272,14 +272,14 @@ class OpenAIService:
             tokens = answer.prompt_tokens, answer.completion_tokens
             self._on_use(Use(url, answer.model, caller.name, request.user, *tokens))
 
-        return Pending(answer, generations, refusals.told, on_end)
+        return Pending(answer, generations, refusals.translate, on_end)
 
 
 class _Refusals:
-    """The engine's refusals, as clients of OpenAI know them; entered, those of ``submit`` and ``embed``.
+    """The engine's errors in OpenAI's form; as a context manager, those of ``submit`` and ``embed``.
 
     Args:
-        model: What was asked for.
+        model: The requested model.
         param: The field that has the text.
         schema_param: The field that has the schema.
     """
@@ -297,15 +297,15 @@ class _Refusals:
             return
         if (
             error.code is ErrorCode.TOO_LARGE
-        ):  # later it is the variant that has no room, which is no fault of the text
+        ):  # after submission it is the variant that is too large, not the text
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
             ) from error
-        if (told := self.told(error)) is not error:
-            raise told from error
+        if (translated := self.translate(error)) is not error:
+            raise translated from error
 
-    def told(self, error: GymError) -> GymError:
-        """One that came at any time."""
+    def translate(self, error: GymError) -> GymError:
+        """An error of any time, after submission too."""
         if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
             return model_not_found(self._model.name)
         if error.code is ErrorCode.DATA_INVALID:

@@ -14,7 +14,7 @@ from gym_fed.serving.openai.schemas import ChatRequest, NamedTool, Tool
 
 @dataclass(frozen=True)
 class Call:
-    """One call that the model asks for."""
+    """One call that the model requests."""
 
     name: str
     arguments: str

@@ -1,4 +1,4 @@
-"""Loads that failed lately: told to every request that asks for the variant, then tried again."""
+"""Recent failures of loads: reported to every request for the variant, then tried again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gym_fed.errors import GymError
 from gym_fed.serving.store.records import VariantRecord
 
-_TOLD_SECONDS = 5.0
+_REPORTED_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RecentFailures:
     """Errors by variant, for some seconds or until its row or file changes. Not for several threads at once.
 
     Args:
-        fingerprint: Tells whether a variant's file has changed.
+        fingerprint: Changes when a variant's file changes.
     """
 
     def __init__(self, fingerprint: Callable[[VariantRecord], Hashable]) -> None:
@@ -36,7 +36,7 @@ class RecentFailures:
         now = time.monotonic()
         for name in [name for name, failure in self._found.items() if failure.until <= now]:
             del self._found[name]
-        self._found[record.name] = _Failure(record, error, now + _TOLD_SECONDS, self._fingerprint(record))
+        self._found[record.name] = _Failure(record, error, now + _REPORTED_SECONDS, self._fingerprint(record))
 
     def find(self, record: VariantRecord) -> GymError | None:
         """What the last load of this row and file failed with, if that was just now."""
@@ -49,7 +49,7 @@ class RecentFailures:
         del self._found[record.name]
         return None
 
-    def tell(self, record: VariantRecord) -> None:
+    def require_none(self, record: VariantRecord) -> None:
         """Raise what ``find`` finds."""
         error = self.find(record)
         if error is not None:

@@ -94,7 +94,7 @@ class DeltaObjects:
             self._hashed[staged.sha256] = _identity(os.stat(target))
 
     def identity(self, sha256: str) -> Identity | None:
-        """What tells whether a file is still the one that was hashed; None where there is none to be seen."""
+        """Changes when a file is no longer the one that was hashed; None where the file cannot be read."""
         try:
             return _identity(os.stat(self.path(sha256)))
         except OSError:

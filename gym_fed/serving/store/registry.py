@@ -1,6 +1,6 @@
-"""Which variants there are: one SQLite file that several processes read and write, so that a server sees every change.
+"""The table of variants: one SQLite file that several processes read and write, so that a server sees every change.
 
-Plain ``sqlite3``: the look-up of a name stands before every request, and takes a tenth of what a query builder takes.
+Plain ``sqlite3``: every request looks a name up, in a tenth of the time that a query builder takes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class VariantRegistry:
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
         """All rows by name, or those of an owner; a page is held at a time.
 
-        A damaged row is left out and told to the log, so that it takes nothing from the others; ``get`` refuses it.
+        A damaged row is logged and left out, so that the others stay readable; ``get`` refuses it.
         """
         for row in self._rows(_SELECT, owner):
             try:
@@ -101,12 +101,12 @@ class VariantRegistry:
             return int(connection.execute("SELECT count(*) FROM variants").fetchone()[0])
 
     def key_state(self, owner: str, public_key: bytes) -> str | None:
-        """``trusted`` or ``revoked``, as was said of a key of an owner; None: nothing was said."""
+        """``trusted`` or ``revoked``, the state of a key of an owner; None: unknown."""
         with self._connection() as connection:
             return Transaction(connection).key_state(owner, public_key)
 
     def set_key(self, owner: str, public_key: bytes, *, revoked: bool) -> None:
-        """Keep what is known of a key of an owner; a revoked one stays revoked.
+        """Set the state of a key of an owner; a revoked one stays revoked.
 
         Raises:
             GymError: ``KEY_REVOKED`` when a revoked key is to be trusted.
@@ -233,7 +233,7 @@ class Transaction:
         return found.fetchone() is not None
 
     def has_keys(self, owner: str) -> bool:
-        """Whether anything was told of any key of an owner."""
+        """Whether the state of any key of an owner is known."""
         found = self._connection.execute("SELECT 1 FROM keys WHERE owner = ? LIMIT 1", (owner,))
         return found.fetchone() is not None
 

@@ -1,4 +1,4 @@
-"""What the store tells of its cache, for `/metrics`."""
+"""Figures of the store's cache, for `/metrics`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class StoreStats:
         resident: Variants in memory, replaced ones that are still in use too.
         resident_bytes: What they take.
         pinned: Those of them in use.
-        loading: Variants on their way, or waiting for room.
-        hits: Uses of a variant that was in memory when it was first asked for.
+        loading: Variants that are loading, or waiting for room.
+        hits: Uses of a variant that was in memory when it was first requested.
         misses: Uses that had to wait for a load.
         loads: Variants that were loaded.
         evictions: Variants that made room for others.

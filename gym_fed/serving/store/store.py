@@ -125,7 +125,7 @@ class VariantStore:
 
         A plain user id has no key of its own: the first that signs for it in this store is the one that must sign for
         it from then on (``trust`` adds others). A signed variant gives way to a signed one with a higher revision
-        only. The manifest that is there already, given again, mends a damaged file and changes nothing else.
+        only. The manifest that is there already, given again, repairs a damaged file and changes nothing else.
 
         Args:
             delta: The `.gymdelta`.
@@ -145,7 +145,7 @@ class VariantStore:
         if signed is None and self.require_signature:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"variant {name!r} is not signed, and this store asks for signatures",
+                f"variant {name!r} is not signed, and this store requires signatures",
                 "sign it, or open the store for unsigned variants too",
             )
         if signed is not None and note:
@@ -174,7 +174,7 @@ class VariantStore:
     def remove(self, name: str) -> VariantRecord | None:
         """Unregister a variant; who uses it goes on, new requests find nothing.
 
-        Its revisions are forgotten: whoever may write this folder may add an older one afterwards.
+        Its revisions are forgotten: a user with write access to this folder can add an older one afterwards.
 
         Returns:
             What was removed; None where its row was damaged (its file is then left to ``gc``).
@@ -213,7 +213,7 @@ class VariantStore:
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
         """All variants by name, or those of an owner; read a page at a time.
 
-        A damaged row is left out, and told to the log; ``get`` and ``verify`` refuse it by name.
+        A damaged row is logged and left out; ``get`` and ``verify`` refuse it by name.
         """
         return self._registry.list(owner)
 
@@ -281,7 +281,7 @@ class VariantStore:
     def poll(self, name: str) -> LoadedVariant | None:
         """The variant, pinned until ``release``, if it is in memory; else its load begins, and None.
 
-        A failed load is told by every poll for some seconds, or until row or file change; then it is tried again.
+        Every poll reports a failed load for some seconds, or until row or file change; then it is tried again.
 
         Raises:
             GymError: ``NOT_FOUND``; naming variant, file and remedy, why it cannot be loaded.

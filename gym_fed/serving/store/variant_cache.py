@@ -1,13 +1,12 @@
-"""Which variants are in memory: the least recently used goes first, those in use stay, cold ones come in behind.
+"""The variants in memory: an LRU cache whose entries in use stay, and whose missing ones load in the background.
 
-What is resident never exceeds ``cache_bytes``, variants in use included: where these leave no room, ``poll`` goes on
-giving None and ``acquire`` goes on waiting until enough is released. A load reserves its room first, by the size of the
-file or by what the variant took before; only while it runs, a variant that turns out larger than its file stands
-above the limit, and is dropped and loaded again when there is room for what it really takes.
+Resident variants never exceed ``cache_bytes``, including those in use. Where these leave no room, ``poll`` keeps
+returning None and ``acquire`` keeps waiting until enough is released. A load first reserves room: the size of the file,
+or what the variant took before. A variant that proves larger than its file exceeds the limit only while it loads; it
+is dropped, and loaded again when there is room for its real size.
 
-A variant that a request waits for is kept for it: until its first use, or for half a minute, it is not evicted. So of
-three variants that take turns in a cache for two, each gets its turn. What is prefetched is so kept from other
-prefetches only.
+A variant for which a request waits is not evicted before its first use, or for half a minute. So three variants that
+alternate in a cache for two are all served. A prefetched variant is kept so only from other prefetches.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class _Resident:
         self.record = record
         self.variant = variant
         self.pins = 0
-        self.waited = waited  # somebody stood waiting for it, and has not used it yet
+        self.waited = waited  # a request waited for it, and has not used it yet
         self.kept_until = time.monotonic() + _KEPT_SECONDS
 
 
 class _Load:
-    """A variant on its way; all who want it wait for the same one."""
+    """A variant that is loading; all requests for it share the load."""
 
     def __init__(self, record: VariantRecord) -> None:
         self.record = record
@@ -63,7 +62,7 @@ class VariantCache:
         load: Verifies and loads; called from the loading threads.
         cache_bytes: Limit of what is in memory.
         threads: Loads at once.
-        fingerprint: Tells whether a file that failed has changed since, so that it is tried again at once.
+        fingerprint: Changes when a file changes, so that one that failed is tried again at once.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class VariantCache:
         self._started = False
 
     def poll(self, record: VariantRecord) -> LoadedVariant | None:
-        """The variant, pinned, if it is in memory; else its load is begun, and None.
+        """The variant, pinned, if it is in memory; otherwise None, and its load starts.
 
         Raises:
             GymError: Why its last load failed, for some seconds after or until row or file change.
@@ -103,7 +102,7 @@ class VariantCache:
         with self._changed:
             found = self._claim(record)
             if found is None:
-                self._failures.tell(record)
+                self._failures.require_none(record)
                 self._begin(record, urgent=True)
             return found
 
@@ -116,7 +115,7 @@ class VariantCache:
     def acquire(self, record: VariantRecord) -> LoadedVariant | None:
         """The variant, pinned; waits for its load.
 
-        None when it was replaced meanwhile, or used by another and evicted again: look its row up and ask again.
+        None when it was replaced meanwhile, or used by another and evicted again: look its row up and call again.
 
         Raises:
             GymError: Why the load failed.
@@ -125,7 +124,7 @@ class VariantCache:
             found = self._claim(record)
             if found is not None:
                 return found
-            self._failures.tell(record)
+            self._failures.require_none(record)
             load = self._begin(record, urgent=True)
             while not load.done and not self._closed:
                 self._changed.wait()
@@ -136,7 +135,7 @@ class VariantCache:
             return self._claim(record)
 
     def prefetch(self, record: VariantRecord) -> None:
-        """Begin its load if there is, or can be made, room for it without taking what others wait for."""
+        """Start its load if there is room for it, or if evicting variants nobody waits for makes room."""
         with self._changed:
             resident = self._current.get(record.name)
             is_there = resident is not None and resident.record == record
@@ -144,7 +143,7 @@ class VariantCache:
                 self._begin(record, urgent=False)
 
     def release(self, variant: LoadedVariant) -> None:
-        """One use less.
+        """End one use.
 
         Raises:
             GymError: ``USAGE`` when it is not in use.
@@ -162,7 +161,7 @@ class VariantCache:
                 self._changed.notify_all()
 
     def retire(self, name: str) -> None:
-        """Its row is gone or another: it leaves memory as soon as nobody uses it."""
+        """Drop it from memory when its last use ends: its row was removed or replaced."""
         with self._changed:
             self._retire(name)
 
@@ -183,7 +182,7 @@ class VariantCache:
             )
 
     def close(self) -> None:
-        """End the loading threads; whoever waits is told."""
+        """End the loading threads; waiting calls raise."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -231,7 +230,7 @@ class VariantCache:
         load = self._loads.get(record.name)
         if load is None or load.record != record:
             if load is not None:
-                load.done = True  # superseded: who waits for it looks the row up again
+                load.done = True  # superseded: its waiters look the row up again
                 self._changed.notify_all()
             load = self._loads[record.name] = _Load(record)
             if not urgent:
@@ -256,7 +255,7 @@ class VariantCache:
                 load = self._next()
                 if load is None:
                     return
-                if not self._told(load, partial(self._reserve, load)):
+                if not self._guarded(load, partial(self._reserve, load)):
                     continue
             self._run(load)
             del load  # while this thread waits for the next one it holds nothing
@@ -266,10 +265,10 @@ class VariantCache:
         variant, error = self._try(load.record)
         with self._changed:
             self._seconds += time.monotonic() - began
-            self._told(load, partial(self._finish, load, variant, error))
+            self._guarded(load, partial(self._finish, load, variant, error))
 
-    def _told(self, load: _Load, step: Callable[[], T]) -> T | None:
-        """A step of a load; what it raises ends this load, told to all who wait, and not the thread."""
+    def _guarded(self, load: _Load, step: Callable[[], T]) -> T | None:
+        """Run a step of a load; an error ends this load, for all its waiters, and not the thread."""
         try:
             return step()
         except Exception as error:  # noqa: BLE001 - a thread less would leave others waiting for good
@@ -285,7 +284,7 @@ class VariantCache:
             return self._load(record), None
         except GymError as error:
             return None, error
-        except Exception as error:  # noqa: BLE001 - it is told to all who wait, and this thread goes on
+        except Exception as error:  # noqa: BLE001 - all waiters get it, and this thread continues
             return None, _unexpected(record, error)
 
     def _next(self) -> _Load | None:
@@ -312,11 +311,11 @@ class VariantCache:
             if not load.urgent:
                 self._end(load)
                 return False
-            self._changed.wait(timeout=1.0)  # what is kept for somebody is given up after its time
+            self._changed.wait(timeout=1.0)  # a variant kept for a waiter may be evicted after its time
         return False
 
     def _make_room(self, size: int, urgent: bool) -> bool:
-        """Evict until it fits, or nothing; what was only prefetched gives way to what a request waits for."""
+        """Evict until it fits, or nothing; a load for a waiting request may evict prefetched variants."""
         missing = self._used + self._reserved + size - self._cache_bytes
         if missing <= 0:
             return True
@@ -382,7 +381,7 @@ def _closed() -> GymError:
 
 
 def _unexpected(record: VariantRecord, error: Exception) -> GymError:
-    """Of a defect: with its trace in the log. Called where it is caught."""
+    """The error of a defect, whose trace goes to the log. Called where it is caught."""
     _log.exception("variant %s could not be loaded", record.name)
     what = f"variant {record.name!r} could not be loaded: {type(error).__name__}: {error}"
     return GymError(ErrorCode.INTERNAL, what)

@@ -200,7 +200,7 @@ def open_verified(
 def check_signature(record: VariantRecord, registry: VariantRegistry, *, required: bool) -> None:
     """Whether a row is what its owner signed.
 
-    The key must be the owner's: the one whose hash the account's id is, or one that the store was told of
+    The key must be the owner's: the one whose hash the account's id is, or one added with ``trust``
     (``VariantStore.trust``): a rotated account's newer key, or the key of a plain user id.
 
     Raises:
@@ -208,7 +208,7 @@ def check_signature(record: VariantRecord, registry: VariantRegistry, *, require
     """
     if record.manifest is None:
         if required:
-            raise _invalid("has no signature, and this store asks for one")
+            raise _invalid("has no signature, and this store requires one")
         return
     try:
         signed = SignedVariant.parse(record.manifest)
@@ -221,14 +221,14 @@ def check_signature(record: VariantRecord, registry: VariantRegistry, *, require
 
 
 def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
-    """Whether the row tells what the manifest does, and its key signed it.
+    """Check that row and manifest agree, and that its key signed it.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``.
     """
     signed.verify()
     manifest = signed.manifest
-    told = {
+    fields = {
         "name": (record.name, manifest.variant),
         "sha256": (record.sha256, manifest.delta_sha256),
         "size": (record.size_bytes, manifest.size_bytes),
@@ -238,14 +238,14 @@ def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
         "note": (record.note, manifest.note),
     }
     if is_account(record.owner):
-        told["owner"] = (record.owner, manifest.owner)
-    for what, (here, there) in told.items():
+        fields["owner"] = (record.owner, manifest.owner)
+    for what, (here, there) in fields.items():
         if here != there:
             raise _invalid(f"its {what} is {here!r} here, but its owner signed {there!r}")
 
 
 def check_key(signed: SignedVariant, owner: str, state: str | None) -> None:
-    """Whether a key may sign for an owner; ``state`` is what the store was told of it.
+    """Whether a key may sign for an owner; ``state`` is what the store knows of it.
 
     Raises:
         GymError: ``KEY_REVOKED`` or ``SIGNATURE_INVALID``.

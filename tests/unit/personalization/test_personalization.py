@@ -91,7 +91,9 @@ def test_what_is_reported_is_what_the_stored_file_gives(
     with VariantStore.open(store) as opened:
         record = opened.verify("ada")
         assert (record.owner, record.revision, record.note) == ("ada", 1, ada.note)
-        assert not {"loss", "rows", "held"} & set(record.note.split()), "whoever gets the variant reads it"
+        assert not {"loss", "rows", "held"} & set(record.note.split()), (
+            "every user of the variant can read it"
+        )
     assert not any((store / "making").iterdir()), "the work is removed when it is in the store"
 
 
@@ -148,8 +150,8 @@ def test_a_full_variant_has_one_bit_a_weight_and_work_that_was_stopped_anywhere_
         listener = StopsAt(phase, step)
         with pytest.raises(GymError, match="stopped") as caught:
             maker("parts").create_variant("eve", examples=CHATS, listener=listener)
-        resumed_after = [told for told in listener.phases if "going on after step 2" in told]
-        assert bool(resumed_after) == ((phase, step) == ("train", 3)), "where it goes on is told"
+        resumed_after = [phase for phase in listener.phases if "going on after step 2" in phase]
+        assert bool(resumed_after) == ((phase, step) == ("train", 3)), "where it continues is reported"
         assert caught.value.code is ErrorCode.INTERRUPTED
         with VariantStore.open(tmp_path / "parts") as opened:
             assert opened.count() == 0, "nothing half made is in the store"
@@ -165,7 +167,7 @@ def test_a_full_variant_has_one_bit_a_weight_and_work_that_was_stopped_anywhere_
 
 
 class StopsBefore(Listener):
-    """Is told to stop while a phase goes on."""
+    """Requests a stop during a phase."""
 
     def __init__(self, words: str) -> None:
         self._words = words
@@ -279,7 +281,7 @@ def test_a_variant_is_never_silently_carried_to_where_it_is_of_no_use(
     tiny_base: Path, store: Path, ada: CreatedVariant, soup: Path
 ) -> None:
     maker = trainer(tiny_base, store)
-    with pytest.raises(GymError, match="without rows nobody can tell"):
+    with pytest.raises(GymError, match="without rows it is unknown"):
         maker.rebase_variant("ada", str(soup))
     others = [{"text": "\x01\x02\x03" * 8 + str(i)} for i in range(9)]
     with pytest.raises(GymError, match="the new base alone has loss") as caught:

@@ -1,4 +1,4 @@
-"""A person's rows: their kind is told by their columns, and some are held out and never trained on."""
+"""A person's rows: their columns decide the kind, and some are held out and never trained on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def texts(number: int) -> list[dict[str, Any]]:
         (PAIR, "preference"),
     ],
 )
-def test_the_columns_tell_the_kind(row: dict[str, Any], kind: str) -> None:
+def test_the_columns_decide_the_kind(row: dict[str, Any], kind: str) -> None:
     assert read_rows([row]).kind == kind
 
 
@@ -65,7 +65,7 @@ def test_with_too_few_rows_none_is_held_out_and_that_is_said() -> None:
 
 
 class Tokenizer:
-    """As much of one as tells whether the base chats."""
+    """A tokenizer with or without a chat template."""
 
     def __init__(self, chat_template: str | None) -> None:
         self.chat_template = chat_template
@@ -123,7 +123,7 @@ def test_what_other_rows_are_and_where_they_stand_is_in_the_refusal(tmp_path: Pa
         ([PAIR, {"text": "a"}], "row 2: "),
         ([label], "row 1: is an answer with a label"),
         ([{"prompt": "a"}], "row 1: is a prompt without an answer"),
-        ([{"colour": "red"}], "row 1: cannot tell"),
+        ([{"colour": "red"}], "row 1: cannot"),
     ):
         with pytest.raises(GymError, match=words) as caught:
             read_rows(rows)

@@ -1,4 +1,4 @@
-"""The HTTP application over an engine that is scripted: statuses, refusals, metrics, patience and leaving."""
+"""The HTTP application over an engine that is scripted: statuses, refusals, metrics, timeouts and draining."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_health_is_of_the_process_and_ready_of_the_model() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leaving", [False, True])
-async def test_an_answer_that_takes_too_long_or_outlives_the_server_is_cancelled_and_told(
+async def test_an_answer_that_takes_too_long_or_outlives_the_server_is_cancelled_and_reported(
     stream: bool, leaving: bool
 ) -> None:
     engine = ScriptedEngine(endless=True)
@@ -178,7 +178,7 @@ async def test_an_answer_that_takes_too_long_or_outlives_the_server_is_cancelled
     assert gateway.active == 0
 
 
-async def test_embeddings_that_take_too_long_are_called_off_and_what_was_read_is_told() -> None:
+async def test_embeddings_that_take_too_long_are_cancelled_and_finished_ones_are_reported() -> None:
     uses: list[Use] = []
     engine = ScriptedEngine(endless=True)
     async with client_of(gateway_over(engine, seconds=0.2, uses=uses)) as client:
@@ -202,7 +202,7 @@ async def test_one_caller_s_long_requests_leave_threads_to_others() -> None:
     inside: list[str] = []
 
     async def reads(name: str) -> None:
-        async with gateway.turn_of(Caller(name)):
+        async with gateway.parser_slot(Caller(name)):
             inside.append(name)
             await held.wait()
 
@@ -214,7 +214,7 @@ async def test_one_caller_s_long_requests_leave_threads_to_others() -> None:
     assert len(inside) == 10
 
 
-async def test_a_defect_is_told_without_its_inside() -> None:
+async def test_a_defect_is_reported_without_its_inside() -> None:
     engine = ScriptedEngine(error=ValueError("secret"))  # type: ignore[arg-type]
     async with client_of(gateway_over(engine)) as client:
         answer = await client.post(COMPLETIONS, json=BODY)

@@ -160,7 +160,7 @@ def test_the_commands_make_show_and_take_away_keys(
     shown = gym("list")
     assert "a, those of o" in shown
     assert key not in shown
-    assert [told["name"] for told in json.loads(gym("list", "--json"))] == ["ann", "bob"]
+    assert [key["name"] for key in json.loads(gym("list", "--json"))] == ["ann", "bob"]
     watching = gym("add", "prometheus", "--no-base", "--metrics").strip()
     assert KeyFile(tmp_path / "api_keys.json").caller(watching) == Caller("prometheus", False, metrics=True)
     gym("remove", "prometheus")

@@ -86,15 +86,15 @@ def test_models_are_listed_for_those_who_may_use_them(server: Any) -> None:
 
 
 def test_another_s_variant_is_the_404_of_an_unknown_name(server: Any) -> None:
-    client, told = client_of(server, "ann"), []
+    client, reported = client_of(server, "ann"), []
     for name in ("gym-nano:bob", "gym-nano:nobody"):
         with pytest.raises(openai.NotFoundError) as caught:
             client.chat.completions.create(model=name, messages=ASK)
-        told.append(caught.value.response.text.replace(name, "NAME"))
+        reported.append(caught.value.response.text.replace(name, "NAME"))
         with pytest.raises(openai.NotFoundError) as caught:
             client.models.retrieve(name)
-        told.append(caught.value.response.text.replace(name, "NAME"))
-    assert len(set(told)) == 1
+        reported.append(caught.value.response.text.replace(name, "NAME"))
+    assert len(set(reported)) == 1
 
 
 def test_a_key_that_is_taken_away_is_401_from_then_on(server: Any) -> None:

@@ -41,7 +41,7 @@ def test_a_whole_input_is_read_twice_and_named_by_its_bytes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "message"),
     [
         ("{", "line 2: line: is not JSON"),
         ('{"custom_id": NaN}', "line 2: line: is not JSON: NaN"),
@@ -62,8 +62,8 @@ def test_a_whole_input_is_read_twice_and_named_by_its_bytes(tmp_path: Path) -> N
         (line("b", url="/v1/completions", body={"model": "x", "prompt": "y", "stream": True}), "body.stream"),
     ],
 )
-def test_a_line_that_is_off_is_named(bad: str, told: str, tmp_path: Path) -> None:
-    assert told in refused(tmp_path, line(), bad)
+def test_a_line_that_is_off_is_named(bad: str, message: str, tmp_path: Path) -> None:
+    assert message in refused(tmp_path, line(), bad)
 
 
 def test_all_lines_that_are_off_are_named_up_to_a_number(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch:
     assert message.count("line:") == 2
 
 
-def test_an_unknown_model_is_named_by_the_first_line_that_asks_for_it(tmp_path: Path) -> None:
+def test_an_unknown_model_is_named_with_its_first_line(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     eve = {"model": "gym-nano:eve", "prompt": "x"}
     file.write_text("\n".join([line(), line("b", url="/v1/completions", body=eve), line("c", body=eve)][:2]))

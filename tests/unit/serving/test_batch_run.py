@@ -222,15 +222,15 @@ def test_two_processes_do_not_write_to_one_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ('{"custom_id": "r1"}', "line 1 is not an answer"),
         (LINE.replace("r1", "r9"), "'r9' is not in the input"),
         (f"{LINE}\n{LINE}", "line 2: 'r1' is answered twice"),
     ],
 )
-def test_lines_that_no_run_wrote_are_refused(tmp_path: Path, line: str, told: str) -> None:
+def test_lines_that_no_run_wrote_are_refused(tmp_path: Path, line: str, message: str) -> None:
     opened(tmp_path).close()
     (tmp_path / "out.jsonl").write_text(line + "\n")
-    with pytest.raises(GymError, match=told):
+    with pytest.raises(GymError, match=message):
         opened(tmp_path)

@@ -249,7 +249,7 @@ def test_layouts_are_made_without_serving_and_know_a_tied_head() -> None:
     )
 
 
-def test_operands_are_of_the_codec_s_kind_and_other_bases_are_refused(tmp_path: Path) -> None:
+def test_weights_are_of_the_codec_s_kind_and_other_bases_are_refused(tmp_path: Path) -> None:
     model = build("Llama")
     layout = ModelLayout.of(model)
     signs = load(write_random_delta(model, tmp_path / "s.gymdelta", rows, seed=0), layout)

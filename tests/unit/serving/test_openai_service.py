@@ -44,7 +44,7 @@ class Record:
     base_digest: str = "sha256:1"
 
 
-class Shelf:
+class Variants:
     """Two people's variants."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def service(
 ) -> OpenAIService:
     return OpenAIService(
         engine or ScriptedEngine(),
-        Catalogue("nano", Shelf(), "sha256:1"),
+        Catalogue("nano", Variants(), "sha256:1"),
         tokenizer,
         vocab_size=262,
         fingerprint="fp_1",
@@ -120,11 +120,11 @@ def refusal(tokenizer: Any, url: str, **fields: Any) -> dict[str, Any]:
 def test_a_known_field_that_is_not_supported_is_refused_by_its_name(
     tokenizer: Any, url: str, fields: dict[str, Any]
 ) -> None:
-    told = refusal(tokenizer, url, **fields)
+    reported = refusal(tokenizer, url, **fields)
     (name,) = fields
-    assert told["param"] == name
-    assert told["code"] == "unsupported_parameter"
-    assert f"field {name!r} is known, but not supported here" in told["message"]
+    assert reported["param"] == name
+    assert reported["code"] == "unsupported_parameter"
+    assert f"field {name!r} is known, but not supported here" in reported["message"]
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_a_known_field_that_is_not_supported_is_refused_by_its_name(
     ],
 )
 def test_a_field_that_is_off_is_named(tokenizer: Any, fields: dict[str, Any], param: str, code: str) -> None:
-    told = refusal(tokenizer, CHAT, **fields)
-    assert (told["param"], told["code"]) == (param, code)
-    assert told["type"] == "invalid_request_error"
+    reported = refusal(tokenizer, CHAT, **fields)
+    assert (reported["param"], reported["code"]) == (param, code)
+    assert reported["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ def test_a_field_that_is_off_is_named(tokenizer: Any, fields: dict[str, Any], pa
         (EMBEDDINGS, {"input": 5}, "input", "a text, token ids"),
     ],
 )
-def test_what_cannot_be_is_told_with_the_field_that_is_to_blame(
+def test_a_refusal_names_the_field_that_is_to_blame(
     tokenizer: Any, url: str, fields: dict[str, Any], param: str, said: str
 ) -> None:
-    told = refusal(tokenizer, url, **fields)
-    assert told["param"] == param
-    assert said in told["message"]
+    reported = refusal(tokenizer, url, **fields)
+    assert reported["param"] == param
+    assert said in reported["message"]
 
 
-def test_the_engine_s_refusals_are_told_by_where_they_come_from(tokenizer: Any) -> None:
+def test_the_engine_s_refusals_name_the_field_they_come_from(tokenizer: Any) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     chat = {"model": "nano:a", "messages": USER, "response_format": schema}
     for wanted in (chat, {"model": "nano:a", "prompt": "x"}):
@@ -303,9 +303,9 @@ def test_a_streamed_chat_says_what_the_whole_one_does_and_ends_with_usage(tokeni
             == "hello"
         )
         assert [part["finish_reason"] for part in parts][-1] == choice["finish_reason"] == "stop"
-        told = [token for part in parts for token in (part["logprobs"] or {"content": []})["content"]]
-        assert told == choice["logprobs"]["content"]
-        assert told[0]["top_logprobs"][1] == {"token": "?", "logprob": -2.0, "bytes": [63]}
+        reported = [token for part in parts for token in (part["logprobs"] or {"content": []})["content"]]
+        assert reported == choice["logprobs"]["content"]
+        assert reported[0]["top_logprobs"][1] == {"token": "?", "logprob": -2.0, "bytes": [63]}
 
 
 def test_completions_take_texts_and_token_ids_and_number_their_seeds(tokenizer: Any) -> None:
@@ -318,11 +318,11 @@ def test_completions_take_texts_and_token_ids_and_number_their_seeds(tokenizer: 
     assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 24, "total_tokens": 27}
     engine = ScriptedEngine()
     ids = {"model": "nano", "prompt": [97, 98], "logprobs": 2}
-    told = service(tokenizer, engine).handle(COMPLETIONS, ids, LOCAL)["choices"][0]["logprobs"]
+    reported = service(tokenizer, engine).handle(COMPLETIONS, ids, LOCAL)["choices"][0]["logprobs"]
     assert engine.requests[0].prompt_ids == [97, 98]
-    assert told["tokens"] == list("hello")
-    assert told["text_offset"] == [0, 1, 2, 3, 4]
-    assert told["top_logprobs"][0] == {"h": -0.25, "?": -2.0}
+    assert reported["tokens"] == list("hello")
+    assert reported["text_offset"] == [0, 1, 2, 3, 4]
+    assert reported["top_logprobs"][0] == {"h": -0.25, "?": -2.0}
     assert refusal(tokenizer, COMPLETIONS, prompt=[999])["param"] == "prompt"
 
 
@@ -396,9 +396,9 @@ def test_prompts_are_read_by_several_threads_at_once(tokenizer: Any) -> None:
 
 def test_a_model_without_a_template_points_to_completions(tokenizer: Any) -> None:
     tokenizer.chat_template = None
-    told = refusal(tokenizer, CHAT)
-    assert "no chat template" in told["message"]
-    assert "/v1/completions" in told["message"]
+    reported = refusal(tokenizer, CHAT)
+    assert "no chat template" in reported["message"]
+    assert "/v1/completions" in reported["message"]
 
 
 def test_calls_are_found_in_an_answer_whole_and_streamed(tokenizer: Any) -> None:
@@ -416,8 +416,11 @@ def test_calls_are_found_in_an_answer_whole_and_streamed(tokenizer: Any) -> None
         for c in service(tokenizer, engine).stream(CHAT, {**body, "stream": True}, LOCAL)
     ]
     assert "".join(delta.get("content", "") for delta in deltas).strip() == "Look: <b>"
-    told = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert [(call["index"], call["function"]["name"]) for call in told] == [(0, "weather"), (1, "weather")]
+    reported = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [(call["index"], call["function"]["name"]) for call in reported] == [
+        (0, "weather"),
+        (1, "weather"),
+    ]
     assert "weather" in tokenizer.decode(engine.requests[0].prompt_ids)
 
 
@@ -494,7 +497,7 @@ def test_calls_that_a_template_does_not_show_are_refused(tokenizer: Any) -> None
 
 
 def test_each_caller_sees_their_own_models_and_others_do_not_exist(tokenizer: Any) -> None:
-    catalogue = Catalogue("nano", Shelf(), "sha256:1")
+    catalogue = Catalogue("nano", Variants(), "sha256:1")
     seen = {
         Caller("all", everything=True): ["nano", "nano:a", "nano:a2", "nano:b"],
         Caller("ann", owners=frozenset({"ann"})): ["nano", "nano:a", "nano:a2"],
@@ -515,17 +518,17 @@ def test_each_caller_sees_their_own_models_and_others_do_not_exist(tokenizer: An
                 continue
             with pytest.raises(RequestError) as caught:
                 catalogue.resolve(name, caller)
-            told = json.dumps(error_body(caught.value)).replace(name, "NAME")
+            reported = json.dumps(error_body(caught.value)).replace(name, "NAME")
             with pytest.raises(RequestError) as unknown:
                 catalogue.resolve("nano:unknown", caller)
-            assert told == json.dumps(error_body(unknown.value)).replace("nano:unknown", "NAME")
+            assert reported == json.dumps(error_body(unknown.value)).replace("nano:unknown", "NAME")
             assert caught.value.code.http_status == 404
 
 
 def test_a_variant_of_another_base_is_not_listed_and_says_why_to_its_owner() -> None:
-    shelf = Shelf()
-    shelf.records["a"] = Record("a", "ann", base_digest="sha256:2")
-    catalogue, ann = Catalogue("nano", shelf, "sha256:1"), Caller("ann", owners=frozenset({"ann"}))
+    variants = Variants()
+    variants.records["a"] = Record("a", "ann", base_digest="sha256:2")
+    catalogue, ann = Catalogue("nano", variants, "sha256:1"), Caller("ann", owners=frozenset({"ann"}))
     assert [model.name for model in catalogue.list(ann)] == ["nano", "nano:a2"]
     for caller, code in ((ann, ErrorCode.BASE_MISMATCH), (Caller("bob"), ErrorCode.NOT_FOUND)):
         with pytest.raises(RequestError) as caught:
@@ -533,7 +536,7 @@ def test_a_variant_of_another_base_is_not_listed_and_says_why_to_its_owner() -> 
         assert caught.value.code is code
 
 
-def test_closing_a_stream_cancels_and_what_was_used_is_told_once(tokenizer: Any) -> None:
+def test_closing_a_stream_cancels_and_reports_the_usage_once(tokenizer: Any) -> None:
     engine, uses = ScriptedEngine(), list[Use]()
     body = {"model": "nano", "messages": USER, "stream": True, "user": "u1"}
     chunks = service(tokenizer, engine, uses).stream(CHAT, body, LOCAL)
@@ -568,5 +571,5 @@ def test_what_the_engine_refuses_reads_as_openai_says_it(
     engine = ScriptedEngine(error=GymError(code, "no"))
     with pytest.raises(RequestError) as caught:
         service(tokenizer, engine).handle(CHAT, {"model": "nano", "messages": USER}, LOCAL)
-    told = error_body(caught.value)["error"]
-    assert (told["param"], told["code"]) == (param, name)
+    reported = error_body(caught.value)["error"]
+    assert (reported["param"], reported["code"]) == (param, name)

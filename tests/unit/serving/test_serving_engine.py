@@ -202,12 +202,14 @@ def test_logprobs_are_those_of_a_plain_forward(nano: Any) -> None:
         logits = stock(torch.tensor([[*ids, *found.token_ids]])).logits[0, len(ids) - 1 : -1]
     shares = torch.log_softmax(logits.float(), dim=-1)
     assert len(found.logprobs) == len(found.token_ids)
-    for place, (token_id, told) in enumerate(zip(found.token_ids, found.logprobs, strict=True)):
-        assert told.token_id == token_id
-        assert told.logprob == pytest.approx(float(shares[place, token_id]), abs=1e-4)
-        assert [one[0] for one in told.top] == shares[place].topk(3).indices.tolist()
-        assert [one[2] for one in told.top] == pytest.approx(shares[place].topk(3).values.tolist(), abs=1e-4)
-        assert all(one[1] == tokenizer.decode([one[0]]) for one in told.top)
+    for place, (token_id, logprob) in enumerate(zip(found.token_ids, found.logprobs, strict=True)):
+        assert logprob.token_id == token_id
+        assert logprob.logprob == pytest.approx(float(shares[place, token_id]), abs=1e-4)
+        assert [one[0] for one in logprob.top] == shares[place].topk(3).indices.tolist()
+        assert [one[2] for one in logprob.top] == pytest.approx(
+            shares[place].topk(3).values.tolist(), abs=1e-4
+        )
+        assert all(one[1] == tokenizer.decode([one[0]]) for one in logprob.top)
 
 
 async def test_answers_stream_to_asyncio_beside_one_another(tokenizer: Any) -> None:

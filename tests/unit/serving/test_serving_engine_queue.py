@@ -221,7 +221,7 @@ def test_only_the_request_that_breaks_a_step_fails(tokenizer: Any, caplog: pytes
     assert not +source.pins
 
 
-def test_what_breaks_the_loop_fails_all_and_is_told_to_those_who_come(tokenizer: Any) -> None:
+def test_what_breaks_the_loop_fails_all_and_later_requests_too(tokenizer: Any) -> None:
     toy, source = ToyModel(), ToySource("alice")
     engine = Engine(toy, tokenizer, source)
     toy.gate.clear()

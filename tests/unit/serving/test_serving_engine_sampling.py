@@ -144,7 +144,7 @@ def test_logits_that_are_no_numbers_fail_their_own_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "told"),
+    ("params", "message"),
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -0.1}, "temperature"),
@@ -164,17 +164,17 @@ def test_logits_that_are_no_numbers_fail_their_own_row() -> None:
         ({"json_schema": "{}", "stop": ("a",)}, "json_schema"),
     ],
 )
-def test_a_parameter_that_is_off_is_refused_by_name(params: Any, told: str) -> None:
+def test_a_parameter_that_is_off_is_refused_by_name(params: Any, message: str) -> None:
     limits = Limits(context=10, vocab_size=50, kv_bytes_per_token=1, kv_bytes=1000)
-    with pytest.raises(GymError, match=told) as refused:
+    with pytest.raises(GymError, match=message) as refused:
         limits.check_sampling(SamplingParams(**params))
     assert refused.value.code is ErrorCode.USAGE
 
 
 def test_a_prompt_of_no_or_unknown_tokens_is_refused() -> None:
     limits = Limits(context=10, vocab_size=50, kv_bytes_per_token=1, kv_bytes=1000)
-    for ids, told in (([], "empty"), ([1, 50], "token 50"), ([-1], "token -1")):
-        with pytest.raises(GymError, match=told) as refused:
+    for ids, message in (([], "empty"), ([1, 50], "token 50"), ([-1], "token -1")):
+        with pytest.raises(GymError, match=message) as refused:
             limits.check_prompt(ids)
         assert refused.value.code is ErrorCode.USAGE
     assert limits.answer_tokens(GenerationRequest([1, 2, 3])) == 7

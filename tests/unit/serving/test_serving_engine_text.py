@@ -231,7 +231,7 @@ def test_a_value_that_may_go_on_ends_with_an_end_token(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "code", "told"),
+    ("schema", "code", "message"),
     [
         ("{nonsense", ErrorCode.DATA_INVALID, "not JSON"),
         ("[1]", ErrorCode.DATA_INVALID, "a JSON schema is an object"),
@@ -251,13 +251,13 @@ def test_a_value_that_may_go_on_ends_with_an_end_token(tokenizer: Any) -> None:
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused_at_the_door(
-    tokenizer: Any, schema: str, code: ErrorCode, told: str
+    tokenizer: Any, schema: str, code: ErrorCode, message: str
 ) -> None:
     toy = ToyModel()
     with Engine(toy, tokenizer) as engine, pytest.raises(GymError) as refused:
         engine.submit(GenerationRequest([1], SamplingParams(json_schema=schema)))
     assert refused.value.code is code
-    assert told in refused.value.message
+    assert message in refused.value.message
     assert not toy.steps
 
 

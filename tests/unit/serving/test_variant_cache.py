@@ -168,7 +168,7 @@ def test_an_error_reaches_all_who_wait_and_is_forgotten(
         errors = [found.exception(20) for found in waiting]
     assert [str(error) for error in errors] == ["a is damaged"] * 4
     assert len({id(error) for error in errors}) == 4
-    for _ in range(2):  # the requests that only poll are told, too
+    for _ in range(2):  # requests that only poll get the error, too
         with pytest.raises(GymError, match="damaged"):
             cache.poll(row("a"))
     cache.prefetch(row("a"))
@@ -180,7 +180,7 @@ def test_an_error_reaches_all_who_wait_and_is_forgotten(
     assert cache.stats().errors == 1
 
 
-def test_a_failure_is_not_told_of_another_row_or_file(loads: Loads) -> None:
+def test_a_failure_is_not_reported_for_another_row_or_file(loads: Loads) -> None:
     file = ["old"]
     cache = VariantCache(loads, 30, fingerprint=lambda record: file[0])
     loads.errors["a"] = GymError(ErrorCode.HASH_MISMATCH, "a is damaged")
@@ -194,7 +194,9 @@ def test_a_failure_is_not_told_of_another_row_or_file(loads: Loads) -> None:
     cache.close()
 
 
-def test_a_defect_of_the_loader_is_told_and_the_next_load_goes_on(cache: VariantCache, loads: Loads) -> None:
+def test_a_defect_of_the_loader_is_reported_and_the_next_load_goes_on(
+    cache: VariantCache, loads: Loads
+) -> None:
     loads.errors["a"] = ZeroDivisionError("oh")
     with pytest.raises(GymError, match="ZeroDivisionError: oh") as caught:
         cache.acquire(row("a"))

@@ -58,7 +58,7 @@ def served(store: VariantStore, name: str = "alice") -> str:
     return variant.delta_sha256
 
 
-def test_a_variant_that_was_added_is_served_and_told(store: VariantStore, tmp_path: Path) -> None:
+def test_a_variant_that_was_added_is_served_and_listed(store: VariantStore, tmp_path: Path) -> None:
     sha256 = add(store, tmp_path)
     record = store.get("alice")
     assert (record.owner, record.sha256, record.revision, record.base_model) == (OWNER, sha256, 1, "small")
@@ -147,7 +147,7 @@ def test_anothers_name_cannot_be_taken(store: VariantStore, tmp_path: Path) -> N
     refusal(ErrorCode.SIGNATURE_INVALID, store.add, delta, signed, name="alice", owner=OWNER, replace=True)
 
 
-def test_the_manifest_that_is_there_given_again_mends_its_file(store: VariantStore, tmp_path: Path) -> None:
+def test_the_same_manifest_given_again_repairs_its_file(store: VariantStore, tmp_path: Path) -> None:
     delta, signed = signed_small_delta(tmp_path / "x.gymdelta", KEY, "alice")
     before = store.add(delta, signed, name="alice", owner=OWNER)
     flip(store.path("alice"), -1)
@@ -185,9 +185,7 @@ def test_what_is_not_what_was_signed_is_refused_at_the_door(store: VariantStore,
     assert [path for path in store.folder.rglob("*") if path.suffix in (".gymdelta", ".partial")] == []
 
 
-def test_a_plain_user_is_bound_to_the_first_key_and_those_it_is_told_of(
-    store: VariantStore, tmp_path: Path
-) -> None:
+def test_a_plain_user_is_bound_to_the_first_key_and_trusted_ones(store: VariantStore, tmp_path: Path) -> None:
     add(store, tmp_path, owner="ann")
     delta, signed = signed_small_delta(tmp_path / "y.gymdelta", OTHER, "second", seed=9)
     message = refusal(ErrorCode.SIGNATURE_INVALID, store.add, delta, signed, name="second", owner="ann")
@@ -297,7 +295,7 @@ def test_every_flipped_character_of_a_manifest_is_found(store: VariantStore, tmp
         ("manifest", None),
     ],
 )
-def test_a_row_that_tells_something_else_than_its_owner_signed_is_refused(
+def test_a_row_that_differs_from_what_its_owner_signed_is_refused(
     store: VariantStore, tmp_path: Path, column: str, value: object
 ) -> None:
     add(store, tmp_path)
@@ -336,7 +334,7 @@ def test_a_lost_file_is_named(store: VariantStore, tmp_path: Path) -> None:
     path.unlink()
     message = refusal(ErrorCode.FILE_NOT_FOUND, store.acquire, "alice")
     assert str(path) in message
-    add(store, tmp_path, replace=True)  # the same manifest: at once, though the failure was just told
+    add(store, tmp_path, replace=True)  # the same manifest: at once, though the failure was just reported
     assert served(store)
 
 
@@ -455,7 +453,7 @@ def test_a_row_of_wrong_types_is_refused_by_name_and_costs_no_other_variant(
     assert add(store, tmp_path, "alice") == served(store, "alice")
 
 
-def test_a_full_disk_is_told_as_one_and_loses_nothing(
+def test_a_full_disk_is_reported_as_one_and_loses_nothing(
     store: VariantStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = add(store, tmp_path)
