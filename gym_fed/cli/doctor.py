@@ -1,4 +1,4 @@
-"""`gym doctor`: checks this installation and says what to do about what is amiss."""
+"""`gym doctor`: checks this installation and names a remedy for each problem."""
 
 from __future__ import annotations
 

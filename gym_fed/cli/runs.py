@@ -22,7 +22,7 @@ app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_POINTS = 60
 _ACTIVE_SECONDS = 120
-"""Where locks do not tell, a run without a result may be running while its figures are not older."""
+"""Where locks are not supported, a run without a result counts as running while its figures are not older."""
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 

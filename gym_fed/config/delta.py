@@ -49,9 +49,9 @@ class CodecPolicy(StrictModel):
     """Codec policy of a contributor's update, or of a soup."""
 
     codec: MatrixCodec = "bitdelta"
-    """Codec of matrices, ours or of an installed package: sign bits, the values themselves, the factors of a truncated
-    SVD, or 8 to 1 bits a weight on a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge gives
-    factors that are smaller than the values, exactly but for ``factors``; the values themselves everywhere else.
+    """Codec of matrices, ours or of an installed package: sign bits, the values themselves, factors of a truncated
+    SVD, or 8 to 1 bits per weight on a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge
+    gives factors that are smaller than the values, exactly but for ``factors``; the values themselves everywhere else.
     ``auto`` is sign bits, or, with ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
 
     embeddings: PartCodec = SAME_ROW
@@ -123,7 +123,7 @@ class CodecPolicy(StrictModel):
 
     @property
     def gives_rows(self) -> bool:
-        """Whether ``same-row`` asks for more than ``same``: nothing else says how many scales there are, or bytes."""
+        """Whether ``same-row`` has more scales than ``same``: no other key sets their number, or that of bytes."""
         return self.group_size is None and self.max_bits_per_weight is None
 
     @property

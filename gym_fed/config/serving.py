@@ -67,13 +67,13 @@ class ConnectionsConfig(StrictModel):
     """What HTTP connections may take: how many there are, and how slow they may be."""
 
     max_connections: int = Field(default=2000, ge=8)
-    """In all, as far as the process may open so many files. Beyond it one that has asked nothing makes room."""
+    """In all, as far as the process may open so many files. Beyond it, one that has sent no request is closed."""
 
     max_per_address: int = Field(default=256, ge=4)
     """From one address, by the same rule. Behind a reverse proxy all come from one: set it as high as the above."""
 
     header_seconds: float = Field(default=10.0, gt=0)
-    """A connection whose request's headers are not there by then is closed; so is one that asks nothing for so long."""
+    """A connection without a request's headers by then is closed; so is one that sends no request for so long."""
 
     body_seconds: float = Field(default=10.0, gt=0)
     """Beyond it, a request's body must have come at ``min_bytes_per_second`` on average."""

@@ -41,7 +41,7 @@ def encode_rows(
         assistant_only: In conversations, label the assistant's words alone; of prompt and completion, the completion.
             Texts are always labelled whole. A message of ``weight: 0`` is not labelled.
         packing: Join all rows, with an end token after each, and cut them into rows of ``max_length``.
-        keep_all: Leave no row out, as DP-SGD must: how many there are would tell of what is in them.
+        keep_all: Leave no row out, as DP-SGD must: their number would reveal what is in them.
         mask_history: Of a conversation's answers, label the last one alone.
         reasoning: What becomes of ``reasoning_content``: it is learned with the answer, or left out.
 
@@ -51,7 +51,7 @@ def encode_rows(
 
     Raises:
         GymError: ``DATA_INVALID`` when there is no chat template, when it refuses a row, drops its tools or reasoning,
-            or does not let the assistant's words be told apart (the row is named), or when nothing is left to learn
+            or does not let the assistant's words be located (the row is named), or when nothing is left to learn
             from.
     """
     counts = RowCounts()

@@ -86,9 +86,9 @@ def generate_mix(
 def generate_with_rehearsal(
     names: list[str], num: int, rehearse: float, *, seed: int = 0, split: Split = "train"
 ) -> list[Row]:
-    """``num`` rows, of which the share ``rehearse`` asks the base tasks instead, spread evenly.
+    """``num`` rows, of which the share ``rehearse`` is of the base tasks instead, spread evenly.
 
-    A model that sees one new task alone learns to do it whatever the prompt, and forgets the rest; old tasks among
+    A model that sees one new task alone learns to do it whatever the prompt, and forgets the others; old tasks among
     the rows teach it to look at the prompt, and make what several contributors learnt add up.
 
     Args:

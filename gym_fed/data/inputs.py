@@ -1,4 +1,4 @@
-"""What a pipeline may be given as a source, and the mark that tells whether it still holds the same rows."""
+"""What a pipeline may be given as a source, and the mark that shows whether it still holds the same rows."""
 
 from __future__ import annotations
 

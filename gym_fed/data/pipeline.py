@@ -102,7 +102,7 @@ class DataPipeline:
 
         Args:
             function: Given each row.
-            key: Names what ``function`` does, so that ``cache`` can tell another one from it.
+            key: Names what ``function`` does, so that ``cache`` can distinguish it from others.
             min_tokens: Of the whole row, encoded.
             max_tokens: Longer rows are dropped, not cut.
             min_characters: Of all its words.
@@ -223,7 +223,7 @@ class DataPipeline:
         """Token ids and labels, from the cache where one is asked for and filled.
 
         Raises:
-            GymError: ``USAGE`` when a step or source that cannot be told from another is to be cached.
+            GymError: ``USAGE`` when a step or source that cannot be distinguished from another is to be cached.
         """
         if self.sequence_length is None:
             raise GymError(ErrorCode.USAGE, "encoded rows need sequence_length and a tokenizer")
@@ -258,7 +258,7 @@ class DataPipeline:
         if any(key is None for part in steps for key in part):
             raise GymError(
                 ErrorCode.USAGE,
-                "cache: a filter's function cannot be told from another one",
+                "cache: a filter's function cannot be distinguished from another one",
                 'name what it does: filter(function, key="short answers, version 1")',
             )
         return {

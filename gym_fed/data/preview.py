@@ -154,7 +154,7 @@ def _of_prompt(tokenizer: Any, row: Row, kind: str, reasoning: Reasoning) -> Ite
 
 
 def _answered(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> Encoded:
-    """Of a prompt and an answer, only the answer counts, whoever spoke before; it begins where the two part."""
+    """Of a prompt and an answer, only the answer counts, whatever roles the prompt has; it begins where both differ."""
     if isinstance(row["prompt"], str):
         return encode_one(tokenizer, {"prompt": row["prompt"], "completion": answer})
     whole, prompt = _ids(tokenizer, row, answer, reasoning), _ids(tokenizer, row, [], reasoning)

@@ -26,7 +26,7 @@ def load_rows(
     Args:
         path: A ``.json`` file with a list of rows, a ``.jsonl`` file with a row a line, ``.csv``, ``.parquet``, or a
             ``.txt`` file, which is one text; the same packed with gzip; a folder or pattern of them; an fsspec URL.
-        format: A name in ``gym_fed.kinds.FORMATS``, or ``auto`` to tell by the keys of a file's first row.
+        format: A name in ``gym_fed.kinds.FORMATS``, or ``auto`` to find it by the keys of a file's first row.
         columns: Names of columns in the file, by the name that the format expects.
 
     Returns:
@@ -113,7 +113,7 @@ def format_of(row: Row) -> Format:
                 format: Format = found()
                 return format
     raise BadRow(
-        f"cannot tell the format from the keys {sorted(map(str, row))}",
+        f"no format is known with the keys {sorted(map(str, row))}",
         "rows need messages, conversations (ShareGPT), instruction and output (Alpaca), prompt, or text; "
         "columns names them otherwise, such as --columns prompt=question,completion=answer",
     )

@@ -40,7 +40,7 @@ _REMEDY = {
 
 
 class PlacedDict(dict[str, Any]):
-    """A row that remembers where it was read, so that whoever refuses it later can say so. Equal to a plain one."""
+    """A row that remembers where it was read, so that a later refusal can name the place. Equal to a plain one."""
 
     place: str | None = None
     unread: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ class Step(ABC):
 
     @abstractmethod
     def key(self) -> Any:
-        """JSON that changes when the step's outcome does; None when nobody can tell."""
+        """JSON that changes when the step's outcome does; None when that cannot be known."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Evaluation by graders: a model answers, graders say what the answers are worth."""
+"""Evaluation by graders: a model answers, and graders score the answers."""
 
 from __future__ import annotations
 

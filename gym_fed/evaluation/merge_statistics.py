@@ -136,7 +136,7 @@ class StatisticsFile(Mapping[str, Tensor]):
 
 
 def kind_of(wanted: str) -> Kind:
-    """The kind that a merge method asks for in words (``MergeMethod.statistics``).
+    """The kind that a merge method names (``MergeMethod.statistics``).
 
     Raises:
         GymError: ``USAGE`` for words that none has.

@@ -11,7 +11,7 @@ their section 3.5, a loss (binary cross-entropy of ``sigmoid(r)`` against having
 foresee it, and outside of training a token goes through where ``sigmoid(r) > 0.5``: that is causal.
 
 There is no key-value cache: tokens that a block never computed have no keys in it. ``generate`` runs without one, and
-refuses when told to use one. A converted model's folder names a ``model_type`` of its own, so that a loader that does
+refuses to use one. A converted model's folder names a ``model_type`` of its own, so that a loader that does
 not know the routers refuses it instead of running every block on every token.
 """
 

@@ -1,4 +1,4 @@
-"""`Experiment`: one place to say what a run is, what it measured and what it gave, whoever keeps it."""
+"""`Experiment`: one place that records a run's settings, figures and files, in every tracker."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Experiment:
     Args:
         folder: The run folder (a bare name means ``runs/NAME``); made when the first thing is logged.
         trackers: Names in ``gym_fed.kinds.TRACKERS``; ``jsonl`` and ``tensorboard`` are always among them.
-        project: What the run belongs to, for trackers that ask.
+        project: What the run belongs to, for trackers that have such a field.
         name: The run's name there; by default the folder's.
-        tags: Free words, for trackers that ask.
+        tags: Free words, for trackers that have such a field.
         mode: ``online`` lets a service be talked to; ``offline`` keeps everything in the folder.
         uri: Address of the service, where it is not the package's own.
         from_step: Continue after this step: what was logged of later ones is dropped. None appends.
-        active: False tells nobody anything; for processes beside the one that writes.
+        active: False logs nothing; for processes beside the one that writes.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` or ``CONFIG_INVALID``, before anything is written.
@@ -69,20 +69,20 @@ class Experiment:
         self._closed = False
 
     def log_config(self, config: Mapping[str, Any] | BaseModel) -> None:
-        """Tell the run's settings."""
+        """Log the run's settings."""
         values = config.model_dump(mode="json") if isinstance(config, BaseModel) else dict(config)
         for tracker in self._opened():
             tracker.log_config(values)
 
     def log_metrics(self, metrics: Mapping[str, SupportsFloat], step: int) -> None:
-        """Tell figures of one step; those that are not finite are left out, for no tracker draws them.
+        """Log figures of one step; those that are not finite are left out, for no tracker draws them.
 
         Args:
             metrics: Name and figure: a number, or a scalar of numpy or torch.
             step: Counts from 1.
 
         Raises:
-            GymError: ``USAGE`` naming what is no number, before anyone is told.
+            GymError: ``USAGE`` naming what is no number, before anything is logged.
         """
         figures = {key: _figure(key, value) for key, value in metrics.items()}
         finite = {key: value for key, value in figures.items() if math.isfinite(value)}
@@ -91,10 +91,10 @@ class Experiment:
                 tracker.log_metrics(finite, step)
 
     def log_artifacts(self, paths: Sequence[str | Path]) -> None:
-        """Tell what files or folders the run gave.
+        """Log the files or folders that the run gave.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``, before anyone is told.
+            GymError: ``FILE_NOT_FOUND``, before anything is logged.
         """
         files = [Path(path) for path in paths]
         missing = [path for path in files if not path.exists()]
@@ -150,7 +150,7 @@ def _figure(key: str, value: Any) -> float:
         if not isinstance(value, str | bytes):  # text is no figure, even if it spells one
             return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError):
-        pass  # what it is instead is told below
+        pass  # reported below
     raise GymError(
         ErrorCode.USAGE, f"metric {key!r} is {type(value).__name__}, not one number", "log a float or an int"
     )

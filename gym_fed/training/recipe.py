@@ -47,7 +47,7 @@ class RecipeContext:
         output_dir: Folder of the recipe; made if need be. One that is there already is gone on with.
         devices: ``auto`` takes every CUDA GPU, or MPS, or the CPU; else the name of a device, or several.
         seed: Set for Python, numpy and torch when the block is entered.
-        experiment: Who is told the figures; by default a ``gym_fed.Experiment`` in ``output_dir``, which is
+        experiment: Where figures are logged; by default a ``gym_fed.Experiment`` in ``output_dir``, which is
             closed at the end. One that is handed in stays open.
 
     Attributes:
@@ -89,7 +89,7 @@ class RecipeContext:
             self.experiment.close()  # type: ignore[attr-defined]  # our own can be closed
 
     def track(self, metrics: Mapping[str, float], step: int) -> None:
-        """Tell figures of one step, which counts from 1."""
+        """Log figures of one step, which counts from 1."""
         self.experiment.log_metrics(metrics, step)
 
     def spawn(

@@ -57,9 +57,9 @@ class Search:
 
     Args:
         config: What to search.
-        on_trial: Told of every trial that has ended.
-        on_report: Told of every step of every trial, with its number.
-        should_stop: Asked after every step; True leaves the trial at a checkpoint and raises ``INTERRUPTED``.
+        on_trial: Called with every trial that has ended.
+        on_report: Called with every step of every trial, and its number.
+        should_stop: Called after every step; True leaves the trial at a checkpoint and raises ``INTERRUPTED``.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Search:
         if config.privacy is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "privacy: every trial of a search tells something of the examples, and the search is not accounted for",
+                "privacy: each trial of a search costs privacy, and the search is not accounted for",
                 "search on rows that are not private, and train with what was found",
             )
         for values in _tried_alone(
@@ -111,7 +111,7 @@ class Search:
         self._retry_unfinished(study)
         while len(_ended(study)) < wanted:
             try:
-                study.optimize(self._objective, n_trials=1, callbacks=[self._tell])
+                study.optimize(self._objective, n_trials=1, callbacks=[self._report_trial])
             except _Stopped as stop:
                 raise GymError(
                     ErrorCode.INTERRUPTED, str(stop), "run the same command again to go on from there"
@@ -119,7 +119,7 @@ class Search:
             self._write_best(study)
         return [_result(trial) for trial in _ended(study)]
 
-    def _tell(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+    def _report_trial(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if self._on_trial is not None:
             self._on_trial(_result(trial))
 

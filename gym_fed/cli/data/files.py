@@ -103,7 +103,7 @@ def convert(
     count = write_rows(file, converted(), overwrite=overwrite)
     figures = {"file": str(file), "num_rows": count, "format": to, "unread": dict(unread)}
     lines = (f"{count} rows in {file}", unread_in_words(unread))
-    _tell(as_json, figures, "\n".join(line for line in lines if line))
+    _print_figures(as_json, figures, "\n".join(line for line in lines if line))
 
 
 def mix(
@@ -154,7 +154,7 @@ def mix(
         "seed": seed,
         "ended": ended,
     }
-    _tell(as_json, figures, "\n".join(lines))
+    _print_figures(as_json, figures, "\n".join(lines))
 
 
 def dedup(
@@ -211,7 +211,7 @@ def dedup(
         lines += [f"  {duplicate.place} {alike} {duplicate.earlier}", f"    {_excerpt(text)}"]
     if len(report.duplicates) > len(texts):
         lines.append(f"  ... and {len(report.duplicates) - len(texts)} more; --json lists all")
-    _tell(as_json, figures, "\n".join(lines))
+    _print_figures(as_json, figures, "\n".join(lines))
 
 
 def _weighted(source: str) -> tuple[str, float]:
@@ -234,11 +234,11 @@ def _excerpt(text: str) -> str:
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
 
 
-def _tell(as_json: bool, figures: dict[str, Any], text: str) -> None:
+def _print_figures(as_json: bool, figures: dict[str, Any], text: str) -> None:
     if as_json:
         print_json(figures)
     else:
-        first, *rest = text.split("\n")
+        first, *others = text.split("\n")
         err.print(first)
-        for line in rest:
+        for line in others:
             out.print(line)

@@ -137,7 +137,7 @@ def _of_file(
     from gym_fed.models import load_tokenizer
 
     rename = renaming(parse_columns(columns))
-    find_files(source)  # a name mistyped is told before a tokenizer is loaded
+    find_files(source)  # a mistyped name is reported before a tokenizer is loaded
     name = model or "gym-nano"
     tokenizer = load_tokenizer(name)
     unread: Counter[str] = Counter()

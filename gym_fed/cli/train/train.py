@@ -117,20 +117,20 @@ def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
 
     check_config(settings, num_processes=nproc)
     at = next(i for i, word in enumerate(sys.argv) if word.partition("=")[0] == "--nproc")
-    rest = sys.argv[1:at] + sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]
-    sys.exit(launch([word for word in rest if word != "--overwrite"], nproc))
+    words = sys.argv[1:at] + sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]
+    sys.exit(launch([word for word in words if word != "--overwrite"], nproc))
 
 
 @contextmanager
 def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks for an end after the current step, ``keeping`` something; the second stops at once."""
-    asked = False
+    """The first Ctrl-C ends the run after the current step, ``keeping`` something; the second stops at once."""
+    requested = False
 
     def handler(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal requested
+        if requested:
             raise KeyboardInterrupt
-        asked = True
+        requested = True
         # Not through the console: the signal may have come while it was writing.
         os.write(
             sys.stderr.fileno(), f"\nstopping after this step{keeping}; Ctrl-C again stops at once\n".encode()
@@ -138,6 +138,6 @@ def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[],
 
     before = signal.signal(signal.SIGINT, handler)
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         signal.signal(signal.SIGINT, before)

@@ -35,7 +35,7 @@ def tune(
     from gym_fed.training.search import Search
 
     with stop_on_ctrl_c() as should_stop:
-        search = Search(settings, on_trial=_told, on_report=_progress(), should_stop=should_stop)
+        search = Search(settings, on_trial=_print_trial, on_report=_progress(), should_stop=should_stop)
         results = search.run(trials)
     best = search.best(results)
     if as_json:
@@ -60,13 +60,13 @@ def tune(
         console.out.print(f"best: trial {best.number}; train with it: gym train {file}")
 
 
-def _told(result: TrialResult) -> None:
+def _print_trial(result: TrialResult) -> None:
     what = _figure(result) if result.state == "complete" else result.why or result.state
     console.err.print(f"trial {result.number}: {what}  ({_settings(result)})")
 
 
 def _progress() -> Any:
-    """On a terminal, one line that is written over; elsewhere only the ends of trials are told."""
+    """On a terminal, one line that is written over; elsewhere only the ends of trials are printed."""
     if not console.err.is_terminal:
         return None
 

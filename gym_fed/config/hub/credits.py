@@ -30,7 +30,7 @@ Factor = Annotated[float, Field(ge=0, le=1)]
 
 
 class ReputationConfig(StrictModel):
-    """How a contributor's standing in [0, 1] moves, once a committed round; a new account begins at 0."""
+    """How a contributor's reputation in [0, 1] moves, once per committed round; a new account begins at 0."""
 
     up: Annotated[float, Field(gt=0, le=1)] = 0.2
     """A round with a positive contribution takes this share of what is missing to 1: r += up (1 - r)."""
@@ -89,8 +89,8 @@ class RewardsConfig(StrictModel):
 
     stale_threshold: Cosine | None = 0.999
     """From this cosine on an update is an earlier one of the contributor's own, or an earlier soup, sent again, and is
-    rejected; no standing is lost by likeness to one's own work, since honest work on few rows is that alike. (An
-    earlier update of somebody else is told by ``similarity_threshold``.) Null: not looked for."""
+    rejected; similarity to one's own work costs no reputation, since honest work on few rows is that similar.
+    (``similarity_threshold`` finds earlier updates of other accounts.) Null: not looked for."""
 
     stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3
     """How many earlier rounds are looked at for ``stale_threshold`` and ``similarity_threshold``."""
@@ -168,6 +168,6 @@ class RewardsConfig(StrictModel):
             if getattr(self, key):
                 yield Problem(
                     f"rewards.{key}",
-                    "compares updates with each other, and who is rejected would tell of them; write rewards: "
+                    "compares updates with each other, and the list of rejected ones would reveal them; write rewards: "
                     f"{{{key}: {'0' if key == 'min_norm_ratio' else 'null'}}}",
                 )

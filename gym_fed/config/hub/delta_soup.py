@@ -29,8 +29,8 @@ class DeltaSoupConfig(StrictModel):
     """Steps before the aggregator, beyond those that it has of its own."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] | None = None
-    """Liars to withstand, f. Absent: what the method takes for so many contributors: ``byzantine_robust`` a fifth of
-    them, one of three or four; the others none."""
+    """Malicious clients to withstand, f. Absent: what the method takes for so many contributors: ``byzantine_robust``
+    a fifth of them, one of three or four; the others none."""
 
     base_model: str | None = None
     """What the contributions are fine-tunes of: ``gym-nano``, a folder, a name in the local cache."""
@@ -85,7 +85,7 @@ class DeltaSoupConfig(StrictModel):
         return self
 
     def malicious_of(self, contributors: int) -> int:
-        """Liars to withstand among so many contributors."""
+        """Malicious clients to withstand among so many contributors."""
         if self.num_malicious_nodes is not None:
             return self.num_malicious_nodes
         return 0 if self._rule is None else int(self._rule.default_malicious(contributors))

@@ -138,11 +138,11 @@ class PrivacyConfig(ReleasePrivacy):
                 f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {least:g}, or the count "
                 "alone costs more than a round may"
             )
-        told = self.adaptive_clipping.count_noise_std
-        left = (self.noise_multiplier**-2 - (2 * told) ** -2) ** -0.5
+        count_noise = self.adaptive_clipping.count_noise_std
+        left = (self.noise_multiplier**-2 - (2 * count_noise) ** -2) ** -0.5
         if left > _MAX_MULTIPLIER:
             raise ValueError(
-                f"adaptive_clipping.count_noise_std {told:g} leaves the sum so little "
+                f"adaptive_clipping.count_noise_std {count_noise:g} leaves the sum so little "
                 f"of the budget that its noise is {left:.3g} times the clip, beyond what can be drawn; raise it"
             )
         return self

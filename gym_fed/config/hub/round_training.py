@@ -1,4 +1,4 @@
-"""A round's recipe as the trainer's config, for whoever trains in a round."""
+"""A round's recipe as the trainer's config, for contributors and the coordinator's root alike."""
 
 from __future__ import annotations
 

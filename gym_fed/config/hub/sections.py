@@ -111,7 +111,7 @@ class VariantsConfig(StrictModel):
 
 
 class LimitsConfig(StrictModel):
-    """What one account, one address, or everybody together may use of the hub. Whoever asks for more is refused with
+    """What one account, one address, or everybody together may use of the hub. A call beyond a limit is refused with
     ``busy`` or ``quota-exceeded``; nobody else is slowed down."""
 
     nodes_per_account: int = Field(8, ge=1)

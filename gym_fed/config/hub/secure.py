@@ -45,7 +45,7 @@ def _about_rounds(config: ServerSections) -> Iterator[Problem]:
         yield Problem(
             "secure_aggregation.threshold",
             f"{secure.threshold} is not more than half of the {begin} with whom a round begins, so that a hub could "
-            f"tell two halves of them different stories; set it to at least {begin // 2 + 1}",
+            f"show two halves of them different participants; set it to at least {begin // 2 + 1}",
         )
     if config.privacy is None and secure.step_norm is None:
         yield Problem(
@@ -95,5 +95,5 @@ def _about_soup(config: ServerSections) -> Iterator[Problem]:
     if soup.num_malicious_nodes:
         yield Problem(
             "soup.num_malicious_nodes",
-            ": nobody can check what is under a mask, so one liar may move the sum as it likes; set it to 0",
+            ": nobody can check what is under a mask, so one malicious client may move the sum at will; set it to 0",
         )

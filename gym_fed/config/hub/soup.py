@@ -14,7 +14,7 @@ from gym_fed.config.schema.member import MemberOf
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 
-_LIARS = "num_malicious_nodes"
+_MALICIOUS = "num_malicious_nodes"
 
 Option = bool | int | float | str
 
@@ -59,7 +59,7 @@ class SoupRecipe(StrictModel):
     """Further keys of a pre-aggregator's own ``Config``, by its name."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
-    """How many liars the merge must withstand, f. A round needs at least 2f + 1 updates."""
+    """How many malicious clients the merge must withstand, f. A round needs at least 2f + 1 updates."""
 
     server_learning_rate: Annotated[float, Field(gt=0)] = 1.0
     """What the server optimiser makes of the aggregate is multiplied by this before it is encoded."""
@@ -114,11 +114,11 @@ class SoupRecipe(StrictModel):
         if (self.weighting == "reputation") != (self.reputation_floor is not None):
             raise ValueError("reputation_floor is required for weighting: reputation and belongs to no other")
         for key in ("aggregator_options", "server_optimizer_options"):
-            if _LIARS in getattr(self, key):
-                raise ValueError(f"{key}.{_LIARS}: set soup.{_LIARS}, which holds for every rule")
+            if _MALICIOUS in getattr(self, key):
+                raise ValueError(f"{key}.{_MALICIOUS}: set soup.{_MALICIOUS}, which holds for every rule")
         for name, options in self.pre_aggregator_options.items():
-            if _LIARS in options:
-                raise ValueError(f"pre_aggregator_options.{name}.{_LIARS}: set soup.{_LIARS} instead")
+            if _MALICIOUS in options:
+                raise ValueError(f"pre_aggregator_options.{name}.{_MALICIOUS}: set soup.{_MALICIOUS} instead")
         if self.server_optimizer == "none" and self.server_optimizer_options:
             raise ValueError("server_optimizer_options need a server_optimizer")
         for name in self.pre_aggregator_options:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's YAML files: told from our own, translated, and what has no counterpart is named with its line.
+"""LLaMA-Factory's YAML files: recognised, translated, and each key without a counterpart named with its line.
 
 Neighbours: imports train, yaml; imported by none.
 """

@@ -1,4 +1,4 @@
-"""Reads a training config from a file in our words or LLaMA-Factory's; errors carry the file's own lines."""
+"""Reads a training config from a file with our keys or LLaMA-Factory's; errors carry the file's own lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_training_config(
 
     Args:
         path: A YAML file of ours, or of LLaMA-Factory.
-        overrides: ``a.b=value`` settings in our words; they win over the file.
+        overrides: ``a.b=value`` settings with our keys; they win over the file.
         ignore_unsupported: Ignore the keys that have no counterpart; the notes name them.
 
     Returns:
@@ -67,7 +67,7 @@ def load_training_config(
 
 
 def as_yaml(path: str | Path, *, ignore_unsupported: bool = False) -> tuple[str, list[str]]:
-    """A LLaMA-Factory file in our words, and the lines of comment that say what was left out of it.
+    """A LLaMA-Factory file with our keys, and the lines of comment that name what was left out of it.
 
     Raises:
         GymError: ``USAGE`` for a file that is not LLaMA-Factory's; ``CONFIG_INVALID`` as ``load_training_config``.

@@ -37,7 +37,7 @@ NOT_NEEDED: dict[str, str] = {
     "upcast_lmhead_output": "the loss is computed in float32 anyway",
     "double_quantization_device_map": "for inference only",
     "quantization_device_map": "for inference only",
-    # How a run is told of.
+    # What a run reports.
     "plot_loss": "gym runs plot draws it",
     "include_num_input_tokens_seen": "always counted",
     "include_tokens_per_second": "always counted",

@@ -216,7 +216,7 @@ def _template(translator: Translator) -> None:
 
 
 def _has_template(model: str) -> bool:
-    """Whether a model that is on this machine brings a chat template; one that is not is not asked."""
+    """Whether a model that is on this machine brings a chat template; False for one that is not here."""
     from gym_fed.models import resolve
 
     try:
@@ -244,7 +244,7 @@ def _reads_images(translator: Translator) -> bool:
 
     try:
         file = Path(resolve(str(translator.result.values.get("model")))) / "config.json"
-    except GymError:  # a model that is not here is refused by whoever loads it
+    except GymError:  # a model that is not here is refused when it is loaded
         return False
     return file.is_file() and "vision_config" in json.loads(file.read_text(encoding="utf-8"))
 
@@ -274,7 +274,7 @@ def _features(translator: Translator) -> None:
 
 
 def _rope(translator: Translator) -> None:
-    """LLaMA-Factory stretches by what ``cutoff_len`` needs, which only the model's config tells."""
+    """LLaMA-Factory stretches by what ``cutoff_len`` needs, which is known from the model's config alone."""
     kind = translator.take("rope_scaling")
     if kind is None:
         return
@@ -345,12 +345,12 @@ def _run(translator: Translator) -> None:
         translator.put("eval_steps", steps or translator.result.values["logging_steps"], every)
     if (patience := translator.take("early_stopping_steps")) is not None:
         translator.put("early_stopping.patience", patience, "early_stopping_steps")
-    told = [name for name in names(translator.take("report_to", "none")) if name not in ("none", "[]")]
-    known = [name for name in told if name in TRACKERS]
+    trackers = [name for name in names(translator.take("report_to", "none")) if name not in ("none", "[]")]
+    known = [name for name in trackers if name in TRACKERS]
     if known:
         translator.put("tracking", known, "report_to")
-    if others := [name for name in told if name not in known]:
-        translator.note("report_to", f"{', '.join(others)}: not told; see tracking")
+    if others := [name for name in trackers if name not in known]:
+        translator.note("report_to", f"{', '.join(others)}: no such tracker; see tracking")
     if (name := translator.take("run_name")) is not None:
         translator.put("tracker.name", str(name), "run_name")
     if translator.take("resume_from_checkpoint"):
@@ -366,7 +366,7 @@ def _distributed(translator: Translator) -> None:
         text = str(deepspeed)
         stage, offload = _zero(text)
         if stage is None:
-            translator.lose("deepspeed", f"{text} is not here, and its name does not tell the ZeRO stage")
+            translator.lose("deepspeed", f"{text} is not here, and its name does not contain the ZeRO stage")
         elif stage in (2, 3):
             translator.put("distributed.strategy", "deepspeed", "deepspeed")
             translator.put("distributed.zero_stage", stage, "deepspeed")

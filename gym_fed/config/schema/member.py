@@ -70,7 +70,7 @@ class ByMember(StrictModel):
     """What entries have in common, each of which is held against the ``Settings`` of the member that it names.
 
     ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
-    that are named are imported; the JSON schema, which says what each takes, imports all of them and leaves out
+    that are named are imported; the JSON schema, which lists what each takes, imports all of them and leaves out
     those of other packages that cannot be used.
     """
 

@@ -173,11 +173,11 @@ def require_run_plugins(folder: Path) -> None:
     if not file.is_file() or (folder / "result.json").exists():
         return
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        recorded = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         return  # the run folder's own check says so
-    if isinstance(told, Mapping):
-        require_plugins(read_records(told.get("plugins", []), str(file)), f"{folder}: the unfinished run")
+    if isinstance(recorded, Mapping):
+        require_plugins(read_records(recorded.get("plugins", []), str(file)), f"{folder}: the unfinished run")
 
 
 def _require(record: PluginRecord, where: str) -> None:

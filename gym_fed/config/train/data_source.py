@@ -65,7 +65,7 @@ class DataConfig(StrictModel):
     """Share of this source: its rows are repeated ``weight`` times; the fraction is drawn by the seed."""
 
     seed: int = 0
-    """Seed of generated rows, and of the sample that ``num_samples`` in ``dataset_info`` asks for."""
+    """Seed of generated rows, and of the sample that ``num_samples`` in ``dataset_info`` sets."""
 
     role: Literal["learn", "forget"] = "learn"
     """``forget`` marks rows that ``gradient_difference`` and ``npo`` unlearn; they keep the others."""

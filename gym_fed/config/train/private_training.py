@@ -37,7 +37,7 @@ class TrainingPrivacy(StrictModel):
 
     @classmethod
     def of(cls, local: LocalPrivacy) -> TrainingPrivacy:
-        """What a round's recipe asks for."""
+        """The settings of a round's recipe."""
         return cls(**local.model_dump())
 
 

@@ -15,10 +15,10 @@ class Reproducibility(StrictModel):
     """What makes a run repeatable, and what is written down about where it ran."""
 
     deterministic: Literal["warn"] | bool = False
-    """True: torch refuses operations without a deterministic form; ``warn`` tells of them. A CPU run repeats anyway."""
+    """True: torch refuses operations without a deterministic form; ``warn`` logs them. A CPU run repeats anyway."""
 
     record: bool = True
-    """Write ``environment.json``: versions, hardware, git commit and digests; a resume tells what has changed."""
+    """Write ``environment.json``: versions, hardware, git commit and digests; a resume reports what has changed."""
 
 
 class EarlyStopping(StrictModel):

@@ -15,7 +15,7 @@ ALWAYS = ("jsonl", "tensorboard")
 
 
 class TrackerSettings(StrictModel):
-    """What a tracking service is told about a run. Read only when ``tracking`` names one."""
+    """What is sent to a tracking service about a run. Read only when ``tracking`` names one."""
 
     project: str = "gym-fed"
     name: str | None = None

@@ -1,6 +1,6 @@
 """Strict YAML: text to plain values and the place of every one of them.
 
-Stricter than YAML 1.1 asks for: no key twice, no merge keys, no tags but YAML's own, and bounds on size,
+Stricter than YAML 1.1: no key twice, no merge keys, no tags but YAML's own, and bounds on size,
 depth and the expansion of aliases, so that a hostile file is refused before it costs anything.
 """
 

@@ -94,7 +94,7 @@ class ChatRenderer:
 
         Raises:
             GymError: ``DATA_INVALID`` naming the row when the template refuses it, leaves something of it out, or
-                does not let the assistant's words be told apart.
+                does not let the assistant's words be located.
         """
         messages = [_clean(message, self.reasoning) for message in row["messages"]]
         silent = _silent(row["messages"], place, prompts_too=not self.assistant_only)
@@ -105,7 +105,7 @@ class ChatRenderer:
         except UnclearTurnsError as error:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: the chat template rewrites earlier turns, so the assistant's words cannot be told apart",
+                f"{place}: the chat template rewrites earlier turns, so the assistant's words cannot be located",
                 "set mask_history: true to learn the last answer alone, give a chat_template: with {% generation %} "
                 "marks, or set assistant_only_loss: false",
             ) from error

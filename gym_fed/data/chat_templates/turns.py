@@ -1,6 +1,6 @@
 """Which characters of a rendered conversation each of the assistant's turns wrote, its end token included.
 
-What the template puts before a turn when it asks the model to speak (the generation prompt) is not the model's, nor
+What the template puts before a turn when it prompts the model to speak (the generation prompt) is not the model's, nor
 is the white space behind the end token: the model is asked for the former, and stops at the latter.
 """
 
@@ -15,7 +15,7 @@ _PROBE: list[Message] = [{"role": "user", "content": "x"}]
 
 
 class UnclearTurnsError(Exception):
-    """The assistant's words cannot be told apart from the rest."""
+    """The assistant's words cannot be located in the text."""
 
 
 def own_marks(

@@ -22,7 +22,7 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
         A text and texts, or a list of messages and lists of messages.
 
     Raises:
-        BadRow: When an answer is missing or empty, or no prompt can be told.
+        BadRow: When an answer is missing or empty, or no prompt can be found.
     """
     answers = [_answer(row, key, images) for key in keys]
     prompt: Any

@@ -208,7 +208,7 @@ def _weight(turn: Raw, role: str) -> Message:
         raise BadRow(f"{' and '.join(map(repr, given))} of one turn differ", "give one of them")
     if any(given.values()) and role != "assistant":
         raise BadRow(
-            f"{next(iter(given))!r} asks for the {role}'s turn to be learned",
+            f"{next(iter(given))!r} marks the {role}'s turn as one to learn",
             "single turns of the assistant alone are chosen; remove the key",
         )
     return {"weight": 0} if given and not any(given.values()) else {}

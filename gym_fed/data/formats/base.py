@@ -22,7 +22,7 @@ class Format(ABC):
     """What its rows are once they are read; see ``gym_fed.data.rows``."""
 
     order: ClassVar[int] = 100
-    """``auto`` asks formats by rising order, ours before those of other packages."""
+    """``auto`` tries formats by rising order, ours before those of other packages."""
 
     @classmethod
     @abstractmethod
@@ -38,7 +38,7 @@ class Format(ABC):
         """
 
     def write(self, row: Raw) -> Raw:
-        """The other way round. What ``read`` does not give again is refused by who asks.
+        """The inverse of ``read``. The caller refuses a row that ``read`` does not give back.
 
         Raises:
             BadRow: When this format cannot hold the row.

@@ -55,9 +55,9 @@ def memory() -> Iterator[Finding]:
 
 
 def judge_memory(total_bytes: int | None, available_bytes: int | None) -> Finding:
-    """Turn the two figures, ``None`` where the system does not tell, into a finding."""
+    """Turn the two figures, ``None`` where the system does not report it, into a finding."""
     if total_bytes is None:
-        return Finding("device: memory", Level.OK, "this system does not tell how much there is")
+        return Finding("device: memory", Level.OK, "this system does not report how much there is")
     if available_bytes is None:
         return Finding("device: memory", Level.OK, f"{total_bytes / GIB:.1f} GiB, free part unknown")
     seen = f"{available_bytes / GIB:.1f} of {total_bytes / GIB:.1f} GiB free"
@@ -68,7 +68,7 @@ def judge_memory(total_bytes: int | None, available_bytes: int | None) -> Findin
 
 
 def total_memory_bytes() -> int | None:
-    """Physical memory, or the control group's limit where that is less; ``None`` where nothing tells."""
+    """Physical memory, or the control group's limit where that is less; ``None`` where nothing reports it."""
     if not hasattr(os, "sysconf"):
         return None
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -77,7 +77,7 @@ def total_memory_bytes() -> int | None:
 
 
 def available_memory_bytes() -> int | None:
-    """What can be allocated without swapping (Linux: ``MemAvailable``), ``None`` where nothing tells."""
+    """What can be allocated without swapping (Linux: ``MemAvailable``), ``None`` where nothing reports it."""
     file = Path("/proc/meminfo")
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Does Flower keep to itself? Unless told otherwise it reports to hosts of its own."""
+"""Whether Flower's telemetry is off. By default it reports to hosts of its own."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ Range = tuple[float, float]
 
 
 class CombinedGrader(Grader):
-    """Asks every grader and adds up ``weight * value``.
+    """Calls every grader and adds up ``weight * value``.
 
     Args:
         graders: Each with its weight.
-        name: How the sum is called in metrics.
+        name: Name of the sum in metrics.
         clips: Lowest and highest value of each grader before its weight; None leaves it as it is.
         clip: Lowest and highest sum.
 
@@ -68,7 +68,7 @@ class CombinedGrader(Grader):
         return [_clipped(value, self._clip) for value in sums]
 
     def teardown(self) -> None:
-        """Tear down every grader, the last first; errors are raised when all have been asked."""
+        """Tear down every grader, the last first; errors are raised when all have been called."""
         self._ready.close()
 
 

@@ -3,7 +3,7 @@
 What holds: CPU time, wall time, address space, file size and number of processes are limited; the environment is empty;
 nothing comes in and what is printed is thrown away; every process is gone when the answer is known. Under
 ``namespaces`` there is besides no network, no file but Python's own and shared libraries (read-only), no view of other
-processes, and an empty ``/tmp`` of limited size. What does not hold is told in docs/graders.md.
+processes, and an empty ``/tmp`` of limited size. docs/graders.md lists what it does not hold.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def main() -> None:
         os.set_inheritable(verdict, True)
         python = settings["python"]
         os.execve(python, [python, "-I", "-S", "-c", settings["driver"]], settings["environment"])
-    except BaseException:  # noqa: BLE001 - told to the parent, whatever it is
+    except BaseException:  # noqa: BLE001 - reported to the parent, whatever it is
         reason = traceback.format_exc(limit=1).strip().splitlines()[-1]
         os.write(verdict, f"{settings['failed']}{reason[:500]}".encode())
         os._exit(1)

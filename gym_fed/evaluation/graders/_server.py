@@ -26,7 +26,7 @@ def reward_server(
     Args:
         graders: Set up here and torn down at the end. They are asked one request at a time.
         host: Where to listen; there is neither TLS nor a password, so leave it at loopback or put a proxy before it.
-        port: 0 takes a free one; ``server.server_port`` tells which.
+        port: 0 takes a free one; ``server.server_port`` is its number.
     """
     lock = threading.Lock()
 
@@ -53,7 +53,7 @@ def reward_server(
             except GymError as error:
                 self._answer(error.code.http_status, error.to_dict())
                 return
-            except Exception as error:  # noqa: BLE001 - whatever a grader raises, who asks is told
+            except Exception as error:  # noqa: BLE001 - whatever a grader raises is reported to the caller
                 self._answer(500, {"message": f"a grader failed: {type(error).__name__}: {error}"})
                 return
             self._answer(200, {"rewards": [sum(values) for values in zip(*columns, strict=True)]})

@@ -67,7 +67,7 @@ class JudgeConfig(GraderConfig):
     """A file in which what the judge said is kept, for this run and others; by default only while this one lasts."""
 
     @model_validator(mode="after")
-    def _asks_about_the_answer(self) -> JudgeConfig:
+    def _prompt_and_range_are_complete(self) -> JudgeConfig:
         if "{completion}" not in self.prompt:
             raise ValueError("prompt does not contain {completion}, so the judge would not see the answer")
         if not self.score_range[0] < self.score_range[1]:
@@ -76,7 +76,7 @@ class JudgeConfig(GraderConfig):
 
 
 class Judge(Grader):
-    """Asks for a score in words, finds it by a pattern, and scales its range to 0 to 1.
+    """Requests a score in words, finds it by a pattern, and scales its range to 0 to 1.
 
     The answer under judgement is put into the prompt as it is, so it can try to talk the judge round: a policy that is
     trained against a judge learns what pleases it, right or not.

@@ -109,7 +109,7 @@ class Remote(Grader):
         return body
 
     def _post(self, body: bytes) -> bytes:
-        """The answer's body; waits and asks again where that may help."""
+        """The answer's body; waits and requests it again where that may help."""
         import httpx
 
         problem, code = "", ErrorCode.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""What a tracker is: somebody who is told a run's config, figures and files."""
+"""The base class of trackers, which log a run's config, figures and files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunInfo:
 
 
 class Tracker(ABC):
-    """Opened once, told things in order of steps, closed once."""
+    """Opened once, logs in order of steps, closed once."""
 
     package: ClassVar[str | None] = None
     """What must be installed (extra ``track``)."""

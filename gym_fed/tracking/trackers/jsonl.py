@@ -38,9 +38,9 @@ class Jsonl(Tracker):
                 _append(file, {"step": step, **values})
 
     def log_artifacts(self, paths: Sequence[Path]) -> None:
-        told = [line["path"] for line in read_lines(self._artifacts)]
+        logged = [line["path"] for line in read_lines(self._artifacts)]
         for path in paths:
-            if str(path) not in told:
+            if str(path) not in logged:
                 _append(self._artifacts, {"path": str(path)})
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class MLflow(Tracker):
         points = [
             Metric(key, value, now, step)
             for key, value in ((_allowed(key), value) for key, value in metrics.items())
-            if (step, value) not in self._told(key)
+            if (step, value) not in self._logged_before(key)
         ]
         for start in range(0, len(points), _MOST_METRICS):
             self._client.log_batch(self._id, metrics=points[start : start + _MOST_METRICS])
@@ -73,8 +73,8 @@ class MLflow(Tracker):
     def close(self) -> None:
         self._client.set_terminated(self._id)
 
-    def _told(self, key: str) -> set[tuple[int, float]]:
-        """What was logged before an interruption: MLflow deletes nothing, so a repeated step is not told twice."""
+    def _logged_before(self, key: str) -> set[tuple[int, float]]:
+        """What was logged before an interruption: MLflow deletes nothing, so a repeated step is not logged twice."""
         if not self._continued:
             return set()
         if key not in self._known:

@@ -33,7 +33,7 @@ class Trackio(Tracker):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         if (
             not self._started
-        ):  # the config is told with the first figure, for Trackio takes it at the start only
+        ):  # the config is sent with the first figure, for Trackio takes it at the start only
             self._trackio.init(config=self._config, **self._run_arguments)
             self._started = True
         self._trackio.log(dict(metrics), step=step)

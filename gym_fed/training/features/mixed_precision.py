@@ -34,5 +34,5 @@ class MixedPrecision(Feature):
             )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
-        # transformers wants to be told of a CPU that it would have found by itself.
+        # transformers needs ``use_cpu`` set, although it would find the CPU by itself.
         return {config.mixed_precision: True, "use_cpu": pick_device(config.device).type == "cpu"}

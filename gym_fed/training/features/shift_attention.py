@@ -1,4 +1,4 @@
-"""LongLoRA's shifted sparse attention while training; whoever uses the result attends to everything, as before."""
+"""LongLoRA's shifted sparse attention while training; the trained model attends to everything, as before."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def require_quantised(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory that is not in few bits although the config asks for it.
+    """Refuse a model in memory that is not in few bits although the config has ``quantization``.
 
     Raises:
         GymError: ``USAGE``.

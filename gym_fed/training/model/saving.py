@@ -55,7 +55,7 @@ def _move_into(part: Path, folder: Path) -> None:
 
 
 def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Write what was tuned, whole in this process: a model folder, or an adapter with all that its base must be told.
+    """Write what was tuned, whole in this process: a model folder, or an adapter with what its base needs.
 
     Args:
         model: The trained model or PEFT model; it is not changed.

@@ -68,7 +68,7 @@ class MadeOptimizer(OptimizerChoice):
         return [name for name in parameters if name not in _OURS and name not in self.fixed]
 
     def try_arguments(self, config: TrainingConfig) -> None:
-        """Make one for a weight of four numbers, so that a wrong value is told before a model is loaded."""
+        """Make one for a weight of four numbers, so that a wrong value is refused before a model is loaded."""
         import torch
 
         self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))]}], config)

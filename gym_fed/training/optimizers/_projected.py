@@ -18,7 +18,7 @@ from gym_fed.training.optimizers._made import (
 )
 from gym_fed.training.optimizers._refusals import refuse_loraplus
 
-# What the libraries tell apart; anything else fails in the middle of a step, or moves nothing.
+# The values that the libraries distinguish; anything else fails in the middle of a step, or moves nothing.
 _CHOICES = {
     "proj_type": ("std", "reverse_std", "right", "left"),
     "proj": ("random", "svd"),

@@ -13,7 +13,7 @@ from gym_fed.training.optimizers._refusals import refuse_loraplus
 
 
 class AdamMini(MadeOptimizer):
-    """``pytorch_optimizer.AdamMini``, told the model's heads."""
+    """``pytorch_optimizer.AdamMini`` with the numbers of the model's heads."""
 
     of_one_model = "groups the weights by the heads of one model"
 

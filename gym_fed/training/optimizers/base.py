@@ -21,7 +21,7 @@ class OptimizerChoice:
     """Whether it takes the place of a schedule: it warms up by itself under a constant one, or refuses to."""
 
     makes_lora_fa: bool = False
-    """Whether it becomes LoRA-FA's own optimiser, where ``lora.lora_fa`` asks for that."""
+    """Whether it becomes LoRA-FA's own optimiser, where ``lora.lora_fa`` is set."""
 
     of_one_model: str = ""
     """What it does with the layers of one model, so that no second one (a critic) can be trained beside it."""

@@ -163,7 +163,7 @@ def _refused(mode: str, why: str) -> GymError:
     remedy = "set privacy.grad_sample_mode: hooks" if mode == "ghost" else "use finetuning: lora"
     return GymError(
         ErrorCode.CONFIG_INVALID,
-        f"privacy.grad_sample_mode {mode!r}: this model's examples cannot be told apart: {why}",
+        f"privacy.grad_sample_mode {mode!r}: this model has no gradients per example: {why}",
         f"{remedy}; models with batch norm, experts, or weights outside of modules cannot be trained privately",
     )
 

@@ -5,8 +5,8 @@ the sum and divides it by the expected size of a batch. A batch may be empty: th
 Batches and noise come from the operating system's randomness, so that no two runs are alike and nothing is skipped on
 a resume: steps since the last checkpoint are drawn anew, and what was drawn before them is in no weight that is kept.
 
-The weights may be those of somebody who wants to know whether a row is there. So nothing ends a run but what the noised
-weights tell, and what becomes of a row does not depend on the rows beside it: it is padded by its own length alone.
+The weights may be those of somebody who wants to know whether a row is there. So a run ends only by what the noised
+weights show. What becomes of a row does not depend on the rows beside it: it is padded by its own length alone.
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ class DpSgd(_Trainer):  # type: ignore[misc]
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         self._metrics["train"]["epsilon"] = [self.plan.epsilon_at_most(state.global_step)]
         self.control = handler.on_step_end(self.args, state, self.control)
-        told = torch.tensor(loss)
-        self._maybe_log_save_evaluate(told, None, self.model, trial, state.epoch, ignored, started)
+        mean_loss = torch.tensor(loss)
+        self._maybe_log_save_evaluate(mean_loss, None, self.model, trial, state.epoch, ignored, started)
         if state.global_step % a_pass == 0 or self.control.should_training_stop:
             self.control = handler.on_epoch_end(self.args, state, self.control)
-            self._maybe_log_save_evaluate(told, None, self.model, trial, state.epoch, ignored, started)
+            self._maybe_log_save_evaluate(mean_loss, None, self.model, trial, state.epoch, ignored, started)
 
 
 def _physical_batches(
@@ -169,7 +169,7 @@ def private(trainer: type) -> type:
 
 
 def prepared(trainer: Any, job: Job) -> Any:
-    """The trainer, told its plan and its rows."""
+    """The trainer with its plan and its rows."""
     assert job.config.privacy is not None
     trainer.plan = make_plan(job.config, len(job.encoded))
     trainer.grad_sample_mode = job.config.privacy.grad_sample_mode

@@ -3,7 +3,7 @@
 Its own ``secure_mode`` needs torchcsprng, which gym-fed does without.
 
 The sum of the clipped gradients is rounded to multiples of a step, and whole-number noise of ``gym_fed.privacy.noise``
-is added: what comes out is a multiple of the step whatever the examples were, so its low bits tell nothing (Mironov
+is added: what comes out is a multiple of the step whatever the examples were, so its low bits show nothing (Mironov
 2012). Rounding moves a sum of d numbers by at most sqrt(d) / 2 steps, and neighbouring sums by at most sqrt(d) steps
 from each other: the noise is raised by as much, and the noise multiplier is kept.
 """
@@ -73,7 +73,7 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
     def clip_and_accumulate(self) -> None:
         """Add clipped gradients of single examples to ``summed_grad``; one whose norm is not finite adds nothing.
 
-        Opacus' own multiplies it by 0, which leaves NaN: whoever made the weights could see one example that way.
+        Opacus' own multiplies it by 0, which leaves NaN: the author of the weights could see one example that way.
         """
         samples = [self._get_flat_grad_sample(weight) for weight in self.params]
         norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in samples]).norm(dim=0)

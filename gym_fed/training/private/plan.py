@@ -27,7 +27,7 @@ class Plan:
         steps: Of the whole run.
         noise_multiplier: Standard deviation of the noise over ``max_grad_norm``.
         max_grad_norm: Norm to which an example's gradient is clipped.
-        target_delta: At which epsilon is told.
+        target_delta: The delta at which epsilon is reported.
     """
 
     num_examples: int

@@ -1,6 +1,6 @@
 """The processes of one run: who writes, and how they agree. With one process everything here is a no-op.
 
-torchrun (and ``gym train --nproc``) tells each process its place by the environment: ``RANK``, ``WORLD_SIZE``.
+torchrun (and ``gym train --nproc``) gives each process its place in the environment: ``RANK``, ``WORLD_SIZE``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
                 os.environ.setdefault("DS_ACCELERATOR", "cpu")
             import deepspeed
 
-            with redirect_stdout(sys.stderr):  # it tells of the kernels it builds on first use
+            with redirect_stdout(sys.stderr):  # it logs the kernels that it builds on first use
                 deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
         else:
             dist.init_process_group(backend, timeout=timeout)
@@ -94,17 +94,17 @@ def on_main(work: Callable[[], T]) -> T:
     """
     if not dist.is_initialized():
         return work()
-    told: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     if is_main():
         try:
-            told = {"value": work()}
+            outcome = {"value": work()}
         except GymError as error:
-            told = {"error": [error.code.value, error.message, error.hint]}
-    told = json.loads(_broadcast(json.dumps(told).encode()))
-    if "error" in told:
-        code, message, hint = told["error"]
+            outcome = {"error": [error.code.value, error.message, error.hint]}
+    outcome = json.loads(_broadcast(json.dumps(outcome).encode()))
+    if "error" in outcome:
+        code, message, hint = outcome["error"]
         raise GymError(ErrorCode(code), message, hint)
-    value: T = told["value"]
+    value: T = outcome["value"]
     return value
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from gym_fed.errors import ErrorCode, GymError
 
 _SECONDS_FOR_A_CHECKPOINT = 600
-_TOLD_LINES = 20
+_SHOWN_LINES = 20
 
 
 def launch(arguments: Sequence[str], nproc: int) -> int:
@@ -57,7 +57,7 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
         except ChildFailedError as failed:
             rank, failure = failed.get_first_failure()
             if rank != 0:
-                _tell(Path(folder), rank)
+                _print_log_end(Path(folder), rank)
             return _exit_code(failure.exitcode, rank)
     return 0
 
@@ -73,8 +73,8 @@ def _exit_code(status: int, rank: int) -> int:
     )
 
 
-def _tell(folder: Path, rank: int) -> None:
-    """The last words of a process that has no terminal."""
+def _print_log_end(folder: Path, rank: int) -> None:
+    """Print the last lines that a process without a terminal has logged."""
     for file in sorted(folder.rglob(f"{rank}/stderr.log")):
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-_TOLD_LINES:]
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
         sys.stderr.write("".join(f"[process {rank}] {line}\n" for line in lines))

@@ -1,4 +1,4 @@
-"""This process's place among those that share a run, as torchrun tells it by the environment. Imports no torch."""
+"""This process's place among those that share a run, as torchrun sets it in the environment. Imports no torch."""
 
 from __future__ import annotations
 

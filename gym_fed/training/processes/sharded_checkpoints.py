@@ -24,7 +24,7 @@ _WEIGHTS, _OPTIMIZER, _SCHEDULER = "trained.pt", "optimizer.pt", "scheduler.pt"
 
 
 class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
-    """Tells accelerate that processes share rows; its own check knows GPUs only, although gloo does the same."""
+    """Makes accelerate treat processes as sharing rows; its own check knows GPUs only, although gloo does the same."""
 
     def _validate_accelerator(self, accelerator: Any) -> None:
         """Nothing to refuse: the processes are joined already."""

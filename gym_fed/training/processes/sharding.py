@@ -52,7 +52,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
         if config.loss_spikes is not None and config.loss_spikes.rollback:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{what}: DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback asks",
+                f"{what}: DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback does",
                 "set loss_spikes.rollback: false, or use ddp or fsdp2",
             )
     whole = settings.strategy == "deepspeed" and settings.zero_stage != 3

@@ -136,7 +136,7 @@ def find_batch_size(
 def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
     """What the run may take beyond what it has."""
     settings = config.auto_batch_size
-    assert settings is not None  # the caller asks only then
+    assert settings is not None  # the caller calls it only then
     if settings.memory_gib is not None:
         return int(settings.memory_gib * _GIB)
     free = torch.cuda.mem_get_info()[0] if on_cuda else psutil.virtual_memory().available

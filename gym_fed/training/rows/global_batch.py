@@ -17,7 +17,7 @@ _Trainer: Any = object  # what the mix-in is placed before
 class GlobalBatch(_Trainer):  # type: ignore[misc]
     """Mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
 
-    A subclass says what a batch holds (``items``) and weighs the parts of its loss by ``share``. What is evaluated has
+    A subclass counts a batch (``items``) and weighs the parts of its loss by ``share``. What is evaluated has
     no step, and every share is 1.
     """
 

@@ -29,7 +29,7 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
 
     Raises:
         GymError: ``DATA_INVALID`` naming the row that the template refuses, leaves something of, or whose answers
-            cannot be told apart; or for a tokenizer without a template.
+            cannot be located; or for a tokenizer without a template.
     """
     algorithm = ALGORITHMS.new(config.algorithm)
     placed = [PlacedDict.of(row, place) for place, row in islice(rows, MOST_ROWS)]

@@ -136,7 +136,7 @@ class RunFolder:
         """When the unfinished run that is here began, else now; local time in ISO format.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for an unfinished run of a release that told its rows apart by their tokens.
+            GymError: ``FILE_EXISTS`` for an unfinished run of a release that compared rows by their tokens.
         """
         file = self.path / "run.json"
         if file.exists() and self._has_begun():

@@ -67,8 +67,8 @@ class RunHooks(TrainerCallback):
     Args:
         track: Opens the tracked run, given the step it goes on from.
         logging_steps: How often figures are tracked.
-        on_step: Told ``(step, total, loss)`` after every step.
-        on_report: Told more, after every step and every evaluation; may raise to end the run.
+        on_step: Called with ``(step, total, loss)`` after every step.
+        on_report: Called with a report, after every step and every evaluation; may raise to end the run.
         should_stop: Asked after every step.
         watch: Looks for spikes; one that is found stops the loop and is left in ``spike``.
     """

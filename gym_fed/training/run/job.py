@@ -21,7 +21,7 @@ class Job:
 
     Attributes:
         config: The run's config.
-        model: The model to train in place, already wrapped by PEFT where ``finetuning`` asks for an adapter.
+        model: The model to train in place, already wrapped by PEFT where ``finetuning`` is an adapter.
         tokenizer: Its tokenizer (a processor for vision-language models).
         encoded: What ``encode`` gave for the training rows.
         eval_encoded: The same for ``eval_data``; None when there is none.

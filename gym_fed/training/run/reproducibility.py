@@ -1,7 +1,7 @@
 """What makes a run repeatable on one machine, and a record of where it ran.
 
 ``environment.json`` holds versions, hardware, git commit and digests: no environment variables, host or user names, and
-no paths. A resume in another environment is told what differs, for its numbers may differ too.
+no paths. A resume in another environment warns of what differs, for its numbers may differ too.
 """
 
 from __future__ import annotations
@@ -74,9 +74,11 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
         changed = {k: v for k, v in found.items() if last.get(k) != v and not k.endswith("_sha256")}
         if not changed:
             return
-        told = "; ".join(_difference(key, last.get(key), value) for key, value in changed.items())
+        differences = "; ".join(_difference(key, last.get(key), value) for key, value in changed.items())
         warnings.warn(
-            f"{folder}: resumed in another environment, results may differ: {told}", RunWarning, stacklevel=2
+            f"{folder}: resumed in another environment, results may differ: {differences}",
+            RunWarning,
+            stacklevel=2,
         )
         record["resumed_with"].append(changed)
     else:

@@ -54,7 +54,7 @@ def wrap(
         with warnings.catch_warnings():
             for ignored in ("The following .*_pattern keys did not match", "You have passed exclude_modules"):
                 warnings.filterwarnings("error", message=ignored)
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
             warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would take another one
             return get_peft_model(model, peft_config)
     except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
@@ -112,7 +112,7 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
 
 
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
-    """``wrap`` with the section of the chosen method, on a base in few bits where the config asks for one."""
+    """``wrap`` with the section of the chosen method, on a base in few bits where the config has one."""
     from gym_fed.training.model.quantization import require_quantised
 
     require_quantised(model, config)

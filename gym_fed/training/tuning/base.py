@@ -51,7 +51,7 @@ class Tuning(ABC):
 
     @classmethod
     def own_optimizer(cls, config: TrainingConfig) -> str | None:
-        """Why the optimiser knows the layers of this method alone, with the setting that asks for it; else None."""
+        """Why the optimiser knows the layers of this method alone, with the setting that chooses it; else None."""
         return None
 
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most methods refuse nothing

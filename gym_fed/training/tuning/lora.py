@@ -111,7 +111,7 @@ def add_lora(
         settings: Rank, scale, targets and variant. (``loftq`` starts as ``default``; ``LoraTuning.prepare`` completes
             it.)
         seed: Decides the random A factors (B starts at zero). With ``settings.freeze_a`` they follow from it and the
-            layer's name alone, whoever trains and on whatever machine, and are not trained.
+            layer's name alone, on every machine, and are not trained.
         task: PEFT's name of what the model does.
         frozen: Parts of a model that reads images which get no adapter; see ``vision_parts.frozen_parts``.
 

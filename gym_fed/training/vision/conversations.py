@@ -127,7 +127,7 @@ def encode_image_rows(
 
     Raises:
         GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` naming the row whose images do not fit its text,
-            cannot be read, or are too long, and for a template that does not tell the assistant's words apart.
+            cannot be read, or are too long, and for a template that does not let the assistant's words be located.
     """
     if packing:
         raise GymError(
@@ -155,7 +155,7 @@ def encode_image_rows(
 
 
 def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> None:
-    """The collator learns every answer whole; what asks for less is refused."""
+    """The collator learns every answer whole; a setting that needs less is refused."""
     if config.mask_history:
         raise GymError(
             ErrorCode.CONFIG_INVALID,

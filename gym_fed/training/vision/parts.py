@@ -1,7 +1,7 @@
 """The parts of a model that reads images: tower, projector and language model, and which of them are trained.
 
-Parts are told by the names that transformers gives their modules. A merger stands inside the tower of Qwen's models and
-of GLM's and is their projector.
+Parts are found by the names that transformers gives their modules. A merger stands inside the tower of Qwen's models
+and of GLM's and is their projector.
 """
 
 from __future__ import annotations

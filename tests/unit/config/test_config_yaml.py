@@ -170,7 +170,7 @@ def test_a_scalar_union_is_complained_about_at_its_key(write) -> None:
     assert all(line.startswith("r.yaml:2:1: seed: ") for line in lines)
 
 
-def test_a_rule_across_keys_is_told_in_its_own_words(write) -> None:
+def test_a_rule_across_keys_is_reported_with_its_own_message(write) -> None:
     file = write("base_model: m\nprivate: true\noptimiser: {lr: 2}\n")
     assert refusal(file) == "r.yaml:1:1: (file): private training wants lr <= 1"
 
@@ -392,7 +392,7 @@ def test_the_learning_rate_falls_with_every_committed_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"recipe": {"finetuning": "lora"}, "codec": {"distill_steps": 5}}, "full deltas"),
         ({"soup": {"codec": {"distill_steps": 5}}}, "no contributor's text"),
@@ -400,10 +400,10 @@ def test_the_learning_rate_falls_with_every_committed_round() -> None:
         ({"codec": {"codec": "dense", "distill_steps": 5}}, "scales, which .dense. does not have"),
     ],
 )
-def test_distillation_that_could_do_nothing_is_refused(values: dict[str, Any], told: str) -> None:
+def test_distillation_that_could_do_nothing_is_refused(values: dict[str, Any], message: str) -> None:
     from gym_fed.config.hub.server import ServerConfig
 
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         ServerConfig.model_validate(values)
 
 

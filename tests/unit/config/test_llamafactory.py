@@ -352,7 +352,7 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
         ({"finetuning_type": "full", "lora_rnak": 4}, r"did you mean 'lora_rank'"),
         ({"cutof_len": 4}, r"did you mean 'cutoff_len'"),
         ({"learning_rat": 4}, r"did you mean 'learning_rate'"),
-        ({"deepspeed": "mine.json"}, "does not tell the ZeRO stage"),
+        ({"deepspeed": "mine.json"}, "does not contain the ZeRO stage"),
     ],
 )
 def test_what_decides_the_result_and_has_no_counterpart_stops_the_run_with_its_line(
@@ -380,7 +380,7 @@ def test_all_of_them_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> No
     assert "# use_dft_loss: there is no such" in as_yaml(file, ignore_unsupported=True)[0]
 
 
-def test_a_wrong_value_is_told_by_the_line_of_the_file(tmp_path: Path) -> None:
+def test_a_wrong_value_is_reported_with_the_line_of_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, {"lora_rank": 0, "lr_scheduler_type": "sawtooth"})
     lines = file.read_text().splitlines()
     with pytest.raises(GymError) as caught:
@@ -416,7 +416,7 @@ def test_rope_scaling_stretches_by_what_cutoff_len_needs(tmp_path: Path) -> None
     assert any("rope_scaling: not needed" in note for note in notes)
 
 
-def test_our_own_files_are_told_apart(tmp_path: Path) -> None:
+def test_our_own_files_are_not_taken_for_llamafactorys(tmp_path: Path) -> None:
     assert is_llamafactory(COMMON)
     assert not is_llamafactory({"model": "gym-nano", "algorithm": "sft"})
     assert not is_llamafactory({"model_name_or_path": "gym-nano"})

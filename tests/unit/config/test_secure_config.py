@@ -38,7 +38,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "root": ({"root": {"data": "x.jsonl"}}, "root judges single updates; remove it"),
     "aggregator": ({"soup": {"aggregator": "median"}}, "use majority_vote or mean"),
     "pre-aggregators": ({"soup": {"pre_aggregators": ["nnm"]}}, "soup.pre_aggregators compare"),
-    "liars": ({"soup": {"num_malicious_nodes": 1}}, "nobody can check what is under a mask"),
+    "malicious clients": ({"soup": {"num_malicious_nodes": 1}}, "nobody can check what is under a mask"),
     "clip": ({"soup": {"max_norm": 1.0}}, "soup.max_norm clips single updates"),
     "weights": ({"soup": {"weighting": "num_examples", "num_examples_cap": 9}}, "set it to uniform"),
     "lora": ({"recipe": {"finetuning": "lora"}}, "set finetuning: full"),
@@ -68,10 +68,10 @@ def test_a_config_that_fits_is_taken_with_and_without_noise() -> None:
 
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_what_needs_single_updates_is_refused_with_the_remedy(name: str) -> None:
-    changes, told = BAD[name]
+    changes, message = BAD[name]
     with pytest.raises(ValidationError) as refused:
         ServerConfig.model_validate({**GOOD, **changes})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_config_that_the_guide_shows_is_taken() -> None:

@@ -1,4 +1,4 @@
-"""Dataset files: four formats, told apart by their keys; a bad row is named by file and line with its remedy."""
+"""Dataset files: four formats, recognised by their keys; a bad row is named by file and line with its remedy."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_an_unknown_sharegpt_speaker_and_an_empty_alpaca_answer_are_refused(tmp_
         load_rows(file)
 
 
-def test_files_that_cannot_be_told_or_read_are_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_recognised_or_read_are_refused(tmp_path: Path) -> None:
     cases = {
-        "keys.jsonl": (b'{"a": 1, "b": 2}\n', "cannot tell the format"),
+        "keys.jsonl": (b'{"a": 1, "b": 2}\n', "no format is known"),
         "empty.jsonl": (b"\n", "holds no rows"),
         "latin.jsonl": (b'{"text": "\xe9"}\n', "not UTF-8 at byte 10"),
         "object.json": (b'{"text": "x"}', "expected a list of rows"),

@@ -101,7 +101,7 @@ def test_filters_keep_what_is_in_bounds_and_say_why_the_rest_went(tokenizer: Any
     assert (kept.report.read, kept.report.kept) == (4, 1)
 
 
-def test_a_text_that_repeats_itself_is_told_by_its_characters() -> None:
+def test_a_text_that_repeats_itself_is_found_by_its_characters() -> None:
     rng = random.Random(0)
     plain = {"text": " ".join(words(rng, 60))}
     looping = {"text": "to be or not to be, " * 20}
@@ -303,7 +303,7 @@ def test_a_source_changed_while_it_is_read_is_not_cached(tmp_path: Path, tokeniz
 
 def test_a_function_is_cached_under_its_key_only(tmp_path: Path, tokenizer: Any) -> None:
     base = DataPipeline(sources=[texts("a", 9)], tokenizer=tokenizer, sequence_length=16).cache(tmp_path)
-    with pytest.raises(GymError, match="cannot be told from another"):
+    with pytest.raises(GymError, match="cannot be distinguished from another"):
         list(base.filter(lambda row: True))
     assert list(base.filter(lambda row: True, key="all"))
     assert not base.filter(lambda row: False, key="none").is_cached()

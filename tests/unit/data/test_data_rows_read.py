@@ -201,7 +201,7 @@ def test_loss_weights_are_read_as_weights(tmp_path: Path) -> None:
     rows = {"messages": [{**ASK, "loss_weight": 0.0}, {**GOOD, "loss_weight": 1.0}]}
     assert read(tmp_path, rows) == {"messages": [{**ASK, "weight": 0}, GOOD]}
     rows["messages"][0]["loss_weight"] = 1.0
-    assert "'loss_weight' asks for the user's turn" in refusal(tmp_path, rows).message
+    assert "'loss_weight' marks the user's turn" in refusal(tmp_path, rows).message
 
 
 @pytest.mark.shared

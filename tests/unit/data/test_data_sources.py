@@ -97,7 +97,7 @@ def test_urls_are_read_and_named_in_messages(tmp_path: Path) -> None:
         load_rows("memory://data-sources/*.jsonl")
 
 
-def test_a_protocol_without_its_package_and_an_unknown_one_are_told_apart() -> None:
+def test_a_protocol_without_its_package_and_an_unknown_one_have_errors_of_their_own() -> None:
     with pytest.raises(GymError) as caught:
         load_rows("nowhere://bucket/a.jsonl")
     assert caught.value.code is ErrorCode.USAGE

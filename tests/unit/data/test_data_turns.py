@@ -76,10 +76,8 @@ def test_a_weight_or_reasoning_that_cannot_be_honoured_is_refused_by_its_place(
     assert said in refusal(tmp_path, {"messages": [ASK, {**SAY, **keys}]})
 
 
-def test_a_weight_that_asks_to_learn_a_users_turn_is_refused(tmp_path: Path) -> None:
-    assert "'train' asks for the user's turn" in refusal(
-        tmp_path, {"messages": [{**ASK, "train": True}, SAY]}
-    )
+def test_a_weight_that_marks_a_users_turn_to_learn_is_refused(tmp_path: Path) -> None:
+    assert "'train' marks the user's turn" in refusal(tmp_path, {"messages": [{**ASK, "train": True}, SAY]})
     assert "in a turn of the user" in refusal(tmp_path, {"messages": [{**ASK, "thinking": "hm"}, SAY]})
 
 

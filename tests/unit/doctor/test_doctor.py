@@ -1,4 +1,4 @@
-"""`gym doctor`: each check says what it saw and what to do, and a foreign `gym` is noticed."""
+"""`gym doctor`: each check reports what it found and a remedy, and a foreign `gym` is noticed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_core_dependency_is_checked_and_fits_here() -> None:
     assert {f.level for f in findings.values()} == {Level.OK}
 
 
-def test_a_dependency_outside_its_range_fails_with_the_command_that_mends_it() -> None:
+def test_a_dependency_outside_its_range_fails_with_the_command_that_fixes_it() -> None:
     finding = versions.judge_dependency(Requirement("numpy>=1,<1.1"))
     assert finding.level is Level.FAIL
     assert metadata.version("numpy") in finding.finding
@@ -200,7 +200,7 @@ def test_flowers_outside_calls_are_off_and_a_loud_variable_is_named() -> None:
     assert finding.finding == "FLWR_TELEMETRY_ENABLED is 1"
 
 
-def test_the_kernel_path_is_told() -> None:
+def test_the_kernel_path_is_reported() -> None:
     (finding,) = kernels.Kernels().findings()
     assert finding.level is Level.OK
     assert finding.finding
@@ -214,7 +214,7 @@ def test_a_finding_that_is_not_ok_must_name_a_remedy() -> None:
 def test_the_worst_finding_counts() -> None:
     assert worst([]) is Level.OK
     assert (
-        worst([Finding("a", Level.FAIL, "bad", "mend it"), Finding("b", Level.WARN, "so", "look")])
+        worst([Finding("a", Level.FAIL, "bad", "fix it"), Finding("b", Level.WARN, "so", "look")])
         is Level.FAIL
     )
 

@@ -1,4 +1,4 @@
-"""`gym doctor` tells which kernels compute, and fails where a path is asked for that is not there."""
+"""`gym doctor` reports which kernels compute, and fails where a path is set that is not there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def look() -> list[Finding]:
     return list(CHECKS.type_of("kernels")().findings())
 
 
-def test_the_path_in_use_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_in_use_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GYM_KERNELS", raising=False)
     (finding,) = look()
     assert finding.level is Level.OK
@@ -30,7 +30,7 @@ def test_a_path_that_is_not_there_fails_with_the_remedy(monkeypatch: pytest.Monk
     assert "unset GYM_KERNELS" in finding.remedy
 
 
-def test_without_native_code_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_native_code_the_command_that_builds_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GYM_KERNELS", raising=False)
     monkeypatch.setattr(native, "features", lambda: None)
     monkeypatch.setattr(native, "absence", lambda: "the native extension is not there")

@@ -195,17 +195,17 @@ class Watched(Grader):
     name = "watched"
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def setup(self) -> None:
-        self.told.append("setup")
+        self.calls.append("setup")
 
     def grade(self, samples: Any) -> list[float]:
         assert all(sample.row["answer"] for sample in samples)
         return [0.0] * len(samples)
 
     def teardown(self) -> None:
-        self.told.append("teardown")
+        self.calls.append("teardown")
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "rloo", "ppo"])
@@ -230,7 +230,7 @@ def test_graders_of_the_config_and_in_memory_reward_every_algorithm_that_generat
     assert {"rewards/watched/mean", "rewards/length/mean", "rewards/right/mean", "graders/length"} <= logged
     first = result.history[0]
     assert first["rewards/length/mean"] == pytest.approx(0.5 * first["graders/length"])
-    assert watched.told == ["setup", "teardown"]
+    assert watched.calls == ["setup", "teardown"]
 
 
 def test_grpo_learns_what_a_grader_of_its_config_rewards(tmp_path: Path) -> None:

@@ -242,22 +242,22 @@ def test_configs_that_contradict_themselves_are_refused(graders: list[Any], prob
 
 
 class Fixed(Grader):
-    """Says what it is told to, and whether it was set up and torn down."""
+    """Returns the values it is given, and records whether it was set up and torn down."""
 
     def __init__(self, name: str, values: list[float], fails: str = "") -> None:
-        self.name, self.values, self.fails, self.told = name, values, fails, ""
+        self.name, self.values, self.fails, self.calls = name, values, fails, ""
 
     def setup(self) -> None:
-        self._tell("setup")
+        self._record("setup")
 
     def grade(self, samples: Any) -> list[float]:
         return self.values
 
     def teardown(self) -> None:
-        self._tell("teardown")
+        self._record("teardown")
 
-    def _tell(self, what: str) -> None:
-        self.told += f"{what} "
+    def _record(self, what: str) -> None:
+        self.calls += f"{what} "
         if self.fails == what:
             raise RuntimeError(f"{self.name} fails")
 
@@ -275,14 +275,14 @@ def test_combined_tears_every_grader_down_even_if_one_fails() -> None:
     combined.setup()
     with pytest.raises(RuntimeError, match="b fails"):
         combined.teardown()
-    assert [grader.told for grader in graders] == ["setup teardown "] * 3
+    assert [grader.calls for grader in graders] == ["setup teardown "] * 3
 
 
 def test_combined_gives_back_what_was_set_up_when_a_later_grader_cannot_be() -> None:
     graders = [Fixed("a", []), Fixed("b", [], fails="setup"), Fixed("c", [])]
     with pytest.raises(RuntimeError, match="b fails"):
         CombinedGrader([(grader, 1.0) for grader in graders]).setup()
-    assert [grader.told for grader in graders] == ["setup teardown ", "setup teardown ", ""]
+    assert [grader.calls for grader in graders] == ["setup teardown ", "setup teardown ", ""]
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, float("nan")], [1.0, float("inf")]])

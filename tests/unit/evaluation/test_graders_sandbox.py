@@ -208,7 +208,7 @@ def test_it_is_nobody_without_rights(isolation: str) -> None:
     assert passes(isolation, code, tests)
 
 
-def test_a_machine_that_forbids_namespaces_is_told_so_at_setup(
+def test_a_machine_that_forbids_namespaces_is_refused_at_setup(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     child = Path(sandbox_module.__file__).with_name("_sandbox_child.py").read_text()

@@ -174,7 +174,7 @@ def test_a_run_after_another_algorithm_is_the_run_that_it_would_have_been(
 
 
 @pytest.mark.parametrize("algorithm", quick(ALL, "orpo", "reward_model"))
-def test_nobody_is_told_and_no_card_is_written(
+def test_nothing_is_reported_to_a_hub_and_no_card_is_written(
     tiny_base: Path,
     tmp_path: Path,
     algorithm: str,

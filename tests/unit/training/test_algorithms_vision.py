@@ -133,7 +133,7 @@ def loss(model: Any, processor: Any, rows: list[dict[str, Any]], settings: Train
 
 
 @pytest.mark.parametrize("finetuning", ["full", "lora"])
-def test_the_picture_alone_tells_the_answer_and_is_learnt(
+def test_an_answer_that_the_picture_alone_determines_is_learnt(
     tiny_llava: Path, pictures: dict[str, Path], tmp_path: Path, finetuning: str
 ) -> None:
     rows = [row(pictures[name], name) for name in COLOURS]
@@ -282,7 +282,7 @@ def test_what_cannot_be_learnt_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_template_that_marks_no_answers_wants_to_be_told(
+def test_a_template_that_marks_no_answers_is_refused(
     tiny_llava: Path, pictures: dict[str, Path], tmp_path: Path
 ) -> None:
     model, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})

@@ -1,4 +1,4 @@
-"""Longer rotary positions: beyond the old limit the loss is lower, and the result carries them to whoever loads it."""
+"""Longer rotary positions: beyond the old limit the loss is lower, and the result carries them to every loader."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 40)
-ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="asks what a machine without CUDA says")
+ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="tests the errors of a machine without CUDA")
 
 
 def config(folder: Path, **changes: Any) -> TrainingConfig:

@@ -29,7 +29,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def processor() -> Any:
-    """LLaVA-NeXT's: an image is cut into as many tiles of 16 x 16 pixels as its own size asks for."""
+    """LLaVA-NeXT's: an image is cut into as many tiles of 16 x 16 pixels as its own size needs."""
     from transformers import LlavaNextImageProcessorPil, LlavaNextProcessor
 
     tokenizer = load_tokenizer("gym-nano")

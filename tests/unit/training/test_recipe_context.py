@@ -21,7 +21,7 @@ from gym_fed.training.recipe import RecipeContext
 from gym_fed.training.trainer import Trainer
 
 
-class Told:
+class RecordingExperiment:
     """An experiment that remembers."""
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ def context(folder: Path, **keys: Any) -> RecipeContext:
     return RecipeContext(folder, **{"devices": "cpu", **keys})
 
 
-def test_an_experiment_that_is_handed_in_is_told_everything(tmp_path: Path) -> None:
-    told = Told()
-    with context(tmp_path, experiment=told, seed=3) as recipe:
+def test_an_experiment_that_is_handed_in_gets_everything(tmp_path: Path) -> None:
+    recorded = RecordingExperiment()
+    with context(tmp_path, experiment=recorded, seed=3) as recipe:
         recipe.track({"reward": 0.5}, step=1)
         recipe.save_safely("notes.txt", "x")
-    assert told.config == {"seed": 3, "devices": ["cpu"]}
-    assert told.metrics == [(1, {"reward": 0.5})]
-    assert told.artifacts == ["notes.txt"]
+    assert recorded.config == {"seed": 3, "devices": ["cpu"]}
+    assert recorded.metrics == [(1, {"reward": 0.5})]
+    assert recorded.artifacts == ["notes.txt"]
 
 
 def test_by_default_figures_go_to_the_output_folder(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_by_default_figures_go_to_the_output_folder(tmp_path: Path) -> None:
 
 def test_the_seed_decides_what_is_drawn(tmp_path: Path) -> None:
     def drawn(seed: int) -> float:
-        with context(tmp_path, experiment=Told(), seed=seed):
+        with context(tmp_path, experiment=RecordingExperiment(), seed=seed):
             return float(torch.rand(()))
 
     assert drawn(1) == drawn(1)
@@ -84,7 +84,7 @@ def trainable(model: Any) -> set[bool]:
 
 
 def test_roles_are_models_of_their_own(tiny_base: Path, tmp_path: Path) -> None:
-    recipe = context(tmp_path, experiment=Told())
+    recipe = context(tmp_path, experiment=RecordingExperiment())
     policy = recipe.spawn("policy", model=str(tiny_base))
     reference = recipe.spawn("reference", model=policy)
     value = recipe.spawn("value", model=policy)
@@ -110,18 +110,18 @@ def test_of_an_adapter_the_adapter_alone_is_trained(tiny_base: Path, tmp_path: P
         model=str(tiny_base), finetuning="lora", max_steps=1, output_dir=tmp_path / "run", device="cpu"
     )
     Trainer(settings).train(generate("copy", 8))
-    policy = context(tmp_path, experiment=Told()).spawn("policy", model=str(tmp_path / "run"))
+    policy = context(tmp_path, experiment=RecordingExperiment()).spawn("policy", model=str(tmp_path / "run"))
     learning = {name for name, weights in policy.model.named_parameters() if weights.requires_grad}
     assert learning
     assert all("lora_" in name for name in learning)
 
 
 def test_what_is_saved_is_never_overwritten(tmp_path: Path) -> None:
-    recipe = context(tmp_path, experiment=Told())
+    recipe = context(tmp_path, experiment=RecordingExperiment())
     places = [recipe.save_safely("a.bin", bytes([number])) for number in range(3)]
     assert [place.name for place in places] == ["a.bin", "a-2.bin", "a-3.bin"]
     assert [place.read_bytes() for place in places] == [b"\0", b"\1", b"\2"]
-    again = context(tmp_path, experiment=Told())
+    again = context(tmp_path, experiment=RecordingExperiment())
     assert again.save_safely("a.bin", b"later").name == "a-4.bin"
     assert places[0].read_bytes() == b"\0"
 
@@ -131,7 +131,7 @@ def test_models_texts_and_tensors_are_saved_so_that_they_can_be_read_again(
 ) -> None:
     from safetensors.torch import load_file
 
-    recipe = context(tmp_path, experiment=Told())
+    recipe = context(tmp_path, experiment=RecordingExperiment())
     policy = recipe.spawn("policy", model=str(tiny_base))
     first, second = recipe.save_safely("policy", policy), recipe.save_safely("policy", policy)
     assert (first.name, second.name) == ("policy", "policy-2")
@@ -147,7 +147,7 @@ def test_models_texts_and_tensors_are_saved_so_that_they_can_be_read_again(
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/x", ".hidden"])
 def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(GymError, match="is no name of a new file"):
-        context(tmp_path, experiment=Told()).save_safely(name, b"x")
+        context(tmp_path, experiment=RecordingExperiment()).save_safely(name, b"x")
 
 
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
             (folder / "half").write_text("x")
             raise OSError("no space left")
 
-    recipe = context(tmp_path, experiment=Told())
+    recipe = context(tmp_path, experiment=RecordingExperiment())
     with pytest.raises(OSError, match="no space left"):
         recipe.save_safely("model", Broken())
     with pytest.raises(GymError, match="does not know how to write int"):
@@ -182,4 +182,4 @@ def test_a_kill_while_saving_leaves_no_torn_folder(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], timeout=200)
     assert done.returncode == -signal.SIGKILL
     assert all(place.name.startswith(".") for place in (tmp_path / "storage").iterdir())
-    assert context(tmp_path, experiment=Told()).save_safely("model", b"whole").name == "model"
+    assert context(tmp_path, experiment=RecordingExperiment()).save_safely("model", b"whole").name == "model"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.cli.train.train import _next as told_next
+from gym_fed.cli.train.train import _next as advice_after
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
@@ -182,7 +182,9 @@ def test_early_stopping_needs_rows_and_a_metric_that_is_logged(tiny_base: Path, 
     assert "eval_loss" in caught.value.hint
 
 
-def test_the_environment_is_recorded_and_a_change_is_told_on_resume(tiny_base: Path, tmp_path: Path) -> None:
+def test_the_environment_is_recorded_and_a_change_is_reported_on_resume(
+    tiny_base: Path, tmp_path: Path
+) -> None:
     settings = config(tmp_path / "run", save_steps=4)
     train(tiny_base, settings)
     file = tmp_path / "run/environment.json"
@@ -202,7 +204,7 @@ def test_the_environment_is_recorded_and_a_change_is_told_on_resume(tiny_base: P
     assert not (tmp_path / "silent/environment.json").exists()
 
 
-def test_deterministic_refuses_or_tells_of_operations_that_are_not(tiny_base: Path, tmp_path: Path) -> None:
+def test_deterministic_refuses_or_reports_operations_that_are_not(tiny_base: Path, tmp_path: Path) -> None:
     seen: list[tuple[bool, bool]] = []
 
     def look(step: int, total: int, loss: float) -> None:
@@ -234,8 +236,8 @@ def test_libraries_are_silent_about_their_own_old_names_and_long_rows(
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_trained_model_is_good_for_is_told(tmp_path: Path) -> None:
-    assert "gym chat runs/a" in told_next(config(tmp_path), Path("runs/a"))
-    judge = told_next(config(tmp_path, algorithm="reward_model"), Path("runs/b"))
+def test_the_next_command_for_a_trained_model_is_printed(tmp_path: Path) -> None:
+    assert "gym chat runs/a" in advice_after(config(tmp_path), Path("runs/a"))
+    judge = advice_after(config(tmp_path, algorithm="reward_model"), Path("runs/b"))
     assert "{grader: reward_model, model: runs/b}" in judge
     assert "chat" not in judge

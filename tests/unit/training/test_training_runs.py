@@ -152,7 +152,7 @@ def test_a_model_in_memory_is_not_said_to_be_of_another_type(tiny_base: Path, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_model_refuses_is_told_before_anything_is_written_and_corrected_with_the_same_model(
+def test_what_the_model_refuses_is_reported_before_anything_is_written_and_corrected_with_the_same_model(
     tiny_base: Path, tmp_path: Path
 ) -> None:
     loaded = load_model(str(tiny_base))
@@ -257,7 +257,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_base: Path, tmp_path: Path
         train(tiny_base, config(tmp_path / "run", learning_rate=1e30, max_grad_norm=0))
 
 
-def test_training_tells_nobody(tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_reports_to_no_host(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent: list[Any] = []
     monkeypatch.setattr("trl.trainer.base_trainer.send_telemetry", lambda *a, **k: sent.append(a))
     monkeypatch.delenv("CI", raising=False)

@@ -248,7 +248,7 @@ def test_freezing_layers_counts_those_of_the_language_model() -> None:
         ),
     ],
 )
-def test_what_asks_for_a_frozen_part_is_refused(changes: dict[str, Any], problem: str) -> None:
+def test_a_setting_that_needs_a_frozen_part_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(GymError, match=problem) as caught:
         moved(llava(), TrainingConfig(model="x", **changes))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
