@@ -22,7 +22,7 @@ GENESIS_HASH = "0" * 64
 """What the first entry follows."""
 
 SEALED = "sealed"
-"""Kind of the entry of a verdict at the door of a private round: ``{"server_round": N, "seal": HEX}``."""
+"""Kind of the entry of a verdict at admission in a private round: ``{"server_round": N, "seal": HEX}``."""
 
 _CONTRIBUTOR = re.compile(f'"({CONTRIBUTOR_PATTERN})"', re.ASCII)
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -178,7 +178,7 @@ def subjects(body_json: str) -> set[str]:
 
 
 def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
-    """What the ledger says of a verdict at the door of a private round: a seal that only the contributor can open.
+    """What the ledger holds of a verdict at admission in a private round: a seal that only the contributor can open.
 
     A verdict that names its contributor says when somebody sent an update, and after whom. The entry of kind ``sealed``
     holds a digest instead, over the update's manifest and the verdict. The manifest has 128 secret random bits, so that

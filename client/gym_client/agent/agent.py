@@ -20,12 +20,12 @@ from gym_client.agent.account import Account
 from gym_client.agent.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
 from gym_client.agent.hooks import Hooks, hooks_set
 from gym_client.agent.policy import Policy
-from gym_client.agent.task_objects import Patient, TaskObjects
+from gym_client.agent.task_objects import Retry, TaskObjects
 from gym_client.agent.tasks import TaskFolder, drop_old
 from gym_client.agent.work import parse_task
 from gym_client.app import update_records
 from gym_client.display import Display
-from gym_client.hub.backoff import Outage, is_passing, patiently
+from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub
 from gym_client.hub.heartbeats import Lease, heartbeats
 from gym_client.hub.stream import WorkStream
 from gym_client.hub.traffic import Traffic
@@ -252,7 +252,7 @@ class Agent:
             task.message_id, reply, lambda data: passing.append(self._objects.cache.put(data))
         )
         failpoint("client-before-upload")
-        self._objects.upload(task, request, self._hooks(lease), self._patient(lease))
+        self._objects.upload(task, request, self._hooks(lease), self._retry(lease))
         failpoint("client-before-submit")
         return request, passing
 
@@ -272,14 +272,14 @@ class Agent:
             for entry in task.content.configs["task"].entries:
                 if entry.key == "spec":
                     self._check(parse_task(entry.value.text), lease)
-        passing.extend(self._objects.fetch(task, self._hooks(lease), self._patient(lease)))
+        passing.extend(self._objects.fetch(task, self._hooks(lease), self._retry(lease)))
 
     def _check(self, spec: TaskSpec, lease: Lease) -> None:
         self._private = spec.recipe.privacy is not None
         self.policy.check(spec)
         require_as_announced(self._announced, spec.recipe)
         if self._promises is not None:
-            status = self._patiently(self.client.status, lease)
+            status = self._retrying(self.client.status, lease)
             require_as_promised(self.policy, self._promises, Promises.parse(status.privacy_json))
             require_sums(self._promises, spec.secure_aggregation)
         if spec.server != self.client.pin.server:
@@ -303,7 +303,7 @@ class Agent:
             tried = True
             return self.client.call("Submit", request)
 
-        reply = self._patiently(send, lease)
+        reply = self._retrying(send, lease)
         failpoint("client-after-submit")
         self._account.keep_receipt(request.message_id, group, reply.receipt_json)
 
@@ -328,25 +328,25 @@ class Agent:
         failure = kept_here() if self._private else error
         lease.end(self.client)
         try:
-            self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, failure)), None)
+            self._retrying(lambda: self.client.call("Submit", to_refusal(task.message_id, failure)), None)
         except GymError as refused:
             if refused.code not in _GONE:
                 raise
         if self._failures >= _MAX_FAILURES_IN_A_ROW or error.code not in _TASKS_OWN:
             raise error
 
-    def _patient(self, lease: Lease) -> Patient:
-        return lambda action: self._patiently(action, lease)
+    def _retry(self, lease: Lease) -> Retry:
+        return lambda action: self._retrying(action, lease)
 
-    def _patiently(self, action: Callable[[], T], lease: Lease | None) -> T:
-        """``patiently``, which also ends when the lease is lost."""
+    def _retrying(self, action: Callable[[], T], lease: Lease | None) -> T:
+        """``retry_at_known_hub``, which also ends when the lease is lost."""
 
         def attempt() -> T:
             if lease is not None and lease.lost is not None:
                 raise lease.lost
             return action()
 
-        return patiently(self.client, self._stop, self._outage, attempt)
+        return retry_at_known_hub(self.client, self._stop, self._outage, attempt)
 
     # ---- account ----
 
@@ -377,5 +377,5 @@ class Agent:
     def _settle(self) -> list[dict[str, Any]]:
         """Ask what became of the updates, and commit or discard what their encoding lost."""
         return self._account.take(
-            self._patiently(lambda: self.client.call("Account", pb.AccountRequest()), None)
+            self._retrying(lambda: self.client.call("Account", pb.AccountRequest()), None)
         )

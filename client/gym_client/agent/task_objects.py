@@ -21,7 +21,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 T = TypeVar("T")
 
 
-class Patient(Protocol):
+class Retry(Protocol):
     """Repeats an action while the hub is away; ends when the agent stops or the lease is lost."""
 
     def __call__(self, action: Callable[[], T], /) -> T:
@@ -44,7 +44,7 @@ class TaskObjects:
         self._home, self._client, self._policy, self._traffic = home, client, policy, traffic
         self._fetched = 0  # bytes in this run
 
-    def fetch(self, task: pb.Task, hooks: Hooks, patient: Patient) -> list[Path]:
+    def fetch(self, task: pb.Task, hooks: Hooks, retry: Retry) -> list[Path]:
         """Bring what a task refers to.
 
         Returns:
@@ -77,7 +77,7 @@ class TaskObjects:
                     self._traffic.count_down,
                 )
 
-            patient(bring)
+            retry(bring)
             before += ref.size_bytes
             self._fetched += ref.size_bytes
         return [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
@@ -97,7 +97,7 @@ class TaskObjects:
 
         return read
 
-    def upload(self, task: pb.Task, request: pb.SubmitRequest, hooks: Hooks, patient: Patient) -> None:
+    def upload(self, task: pb.Task, request: pb.SubmitRequest, hooks: Hooks, retry: Retry) -> None:
         """Bring every object that the reply names to the hub."""
         refs = references(request.content)
         self._policy.check_update(sum(ref.size_bytes for ref in refs))
@@ -119,7 +119,7 @@ class TaskObjects:
                     # The stream of before a reconnect still holds the object over there; it will let go.
                     raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
 
-            patient(send)
+            retry(send)
 
     def _path(self, task: pb.Task, ref: pb.ArrayRef) -> Path:
         """The file of an object: the task's own delta, or what lies in the cache."""

@@ -17,7 +17,7 @@ from gym_client.agent.global_model import base_source, needs_a_look
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup
 from gym_client.display import Display
-from gym_client.hub.backoff import Outage, is_passing, patiently, persistently
+from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub, retry_while_away
 from gym_client.hub.known import LAST_SERVER, last_address
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
@@ -79,19 +79,19 @@ class JoinOptions:
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where to knock, and what was given to vouch for the hub and for the contributor."""
+class JoinTarget:
+    """The hub to join: its address, its TLS fingerprint, and the token that admits the contributor."""
 
     address: Address
     fingerprint: str | None
     token: str
 
 
-def find_door(options: JoinOptions, last: Address | None = None) -> Door:
+def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget:
     """Address, fingerprint and token from the options; an invite may stand for all three.
 
     Args:
-        options: What the command line says.
+        options: What the command line gives.
         last: The hub that this home joined last, for when nothing names one.
 
     Raises:
@@ -106,7 +106,7 @@ def find_door(options: JoinOptions, last: Address | None = None) -> Door:
             raise GymError(
                 ErrorCode.USAGE, "no server given", "pass --server HOST, or --invite with a whole invite"
             )
-        return Door(given, fingerprint, text)
+        return JoinTarget(given, fingerprint, text)
     invite = parse_invite(text)
     if fingerprint is not None and fingerprint != invite.fingerprint:
         raise GymError(
@@ -114,7 +114,7 @@ def find_door(options: JoinOptions, last: Address | None = None) -> Door:
             f"--fingerprint is {fingerprint}, the invite's is {invite.fingerprint}",
             "leave one away",
         )
-    return Door(given or Address(invite.host, invite.port), invite.fingerprint, invite.token)
+    return JoinTarget(given or Address(invite.host, invite.port), invite.fingerprint, invite.token)
 
 
 def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -> AgentResult:
@@ -141,7 +141,7 @@ class _Joining:
         self._home, self._options = home, options
         self._consent, self._display, self._stop = consent, display, stop
         self._outage = Outage(display)
-        self._door = find_door(options, last_address(home) if options.server is None else None)
+        self._target = find_target(options, last_address(home) if options.server is None else None)
         self._setup, self._name = _remembered(home, options)
         self._policy = Policy.load(home.policy_path)
 
@@ -159,7 +159,7 @@ class _Joining:
 
     def _meet(self) -> HubClient:
         """The hub, trusted."""
-        address = self._door.address
+        address = self._target.address
         self._display.busy(f"contacting {address}")
 
         def confirm(fingerprint: str) -> bool:
@@ -167,20 +167,20 @@ class _Joining:
             return self._consent.server_key(address, fingerprint)
 
         def meet() -> ServerPin:
-            return establish(self._home, address, self._door.fingerprint, confirm, self._options.insecure)
+            return establish(self._home, address, self._target.fingerprint, confirm, self._options.insecure)
 
         def worth_waiting(error: GymError) -> bool:
             return is_passing(error) and not _speaks_no_tls(error)
 
         if not self._options.wait:
             return HubClient(self._home, address, meet())
-        pin = persistently(self._stop, self._outage, meet, lambda: None, worth_waiting)
+        pin = retry_while_away(self._stop, self._outage, meet, lambda: None, worth_waiting)
         return HubClient(self._home, address, pin)
 
     def _terms(self, client: HubClient, data: Data) -> tuple[pb.StatusReply, Offer]:
         """The terms, within the policy. Until they are accepted only files that the contributor named are read."""
         self._display.busy(f"asking {client.address} for its terms")
-        status: pb.StatusReply = self._going_on(client, lambda: self._patiently(client, client.status))
+        status: pb.StatusReply = self._going_on(client, lambda: self._retrying(client, client.status))
         from gym_client.cli.offer import announced, bytes_to_join, make_offer, require_rows, rounds_to_come
         from gym_client.privacy.terms import Promises, check_promises
 
@@ -210,7 +210,7 @@ class _Joining:
 
     def _enter(self, client: HubClient, status: pb.StatusReply) -> None:
         self._display.busy(f"enrolling at {client.address}")
-        self._going_on(client, lambda: self._patiently(client, lambda: self._log_in(client)))
+        self._going_on(client, lambda: self._retrying(client, lambda: self._log_in(client)))
         _remember(self._home, self._setup, self._options, client.address)
         joined = f"joined {status.name} as {client.pin.contributor}"
         self._display.report("joined", joined, contributor=client.pin.contributor)
@@ -238,24 +238,24 @@ class _Joining:
         def work() -> AgentResult:
             nonlocal begun
             if begun:  # a hub of before the restore may not know the account
-                self._patiently(client, lambda: self._log_in(client))
+                self._retrying(client, lambda: self._log_in(client))
             begun = True
             return agent.run(self._options.rounds)
 
         return self._going_on(client, work)
 
     def _log_in(self, client: HubClient) -> None:
-        enter(client, self._name, self._door.token, self._stop.is_set)
+        enter(client, self._name, self._target.token, self._stop.is_set)
 
     def _going_on(self, client: HubClient, action: Callable[[], T]) -> T:
-        """Ask when it turns out that the hub was restored from a backup, and do it again."""
+        """Repeat ``action`` after a person has accepted that the hub was restored from a backup."""
         agrees = self._consent.restored
         return with_restores(self._home, lambda: bytes.fromhex(client.pin.ledger_key), agrees, action)
 
-    def _patiently(self, client: HubClient, action: Callable[[], T]) -> T:
+    def _retrying(self, client: HubClient, action: Callable[[], T]) -> T:
         if not self._options.wait:
             return action()
-        return patiently(client, self._stop, self._outage, action)
+        return retry_at_known_hub(client, self._stop, self._outage, action)
 
 
 def _speaks_no_tls(error: GymError) -> bool:

@@ -83,24 +83,24 @@ class Outage:
             self._display.report("back", text, seconds=round(seconds, 1))
 
 
-def persistently(
+def retry_while_away(
     stop: threading.Event,
     outage: Outage,
     action: Callable[[], T],
     before_retry: Callable[[], object],
     worth_waiting: Callable[[GymError], bool] = is_passing,
 ) -> T:
-    """Do something over the network, again and again while the hub is away.
+    """Call ``action``, and retry it with backoff while the hub is away.
 
     Args:
         stop: Set by a signal; ends the waiting.
-        outage: Hears when the hub is away, and when it is back.
+        outage: Reports when the hub is away, and when it is back.
         action: Must be safe to repeat.
         before_retry: Called before every further try.
         worth_waiting: Which errors to wait out.
 
     Raises:
-        GymError: ``INTERRUPTED`` after ``stop``; whatever ``action`` raises that waiting does not help.
+        GymError: ``INTERRUPTED`` after ``stop``; any error of ``action`` for which waiting does not help.
     """
     backoff = Backoff()
     while True:
@@ -120,9 +120,11 @@ def persistently(
         before_retry()
 
 
-def patiently(client: HubClient, stop: threading.Event, outage: Outage, action: Callable[[], T]) -> T:
-    """``persistently``, with the pinned key of a known hub checked before every further try."""
-    return persistently(stop, outage, action, client.check_key)
+def retry_at_known_hub(
+    client: HubClient, stop: threading.Event, outage: Outage, action: Callable[[], T]
+) -> T:
+    """``retry_while_away``, with the pinned key of a known hub checked before every further try."""
+    return retry_while_away(stop, outage, action, client.check_key)
 
 
 def readable_seconds(seconds: float) -> str:

@@ -36,7 +36,7 @@ class Tally:
         credits: Earned, by round.
         royalties: Earned by the use of versions, by usage id.
         verdicts: The last word on every update.
-        seals: Of verdicts at the door of private rounds, everybody's.
+        seals: Of verdicts at admission in private rounds, everybody's.
         pending: Transfers that reserve credits, with their amounts.
         moved: Credits received less credits given away, of transfers that are settled.
     """
@@ -99,7 +99,7 @@ class Tally:
         return found
 
     def _opened(self, reported: dict[str, Any]) -> str | None:
-        """The verdict at the door that the hub reports, if the ledger has its seal."""
+        """The verdict at admission that the hub reports, if the ledger has its seal."""
         text = [str(reported.get(key, "")) for key in ("manifest", "verdict", "code", "reason")]
         return text[1] if text[0] and seal(*text) in self.seals else None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.cli.join import JoinOptions, enter, find_door
+from gym_client.cli.join import JoinOptions, enter, find_target
 from gym_client.hub.known import LAST_SERVER, address_of, enrolled_client, last_address
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
@@ -39,7 +39,7 @@ def test_the_only_hub_needs_no_server(tmp_path: Path, hubs: list[TinyHub]) -> No
         address_of(home, None)
     joined(home, hubs[0])
     assert str(address_of(home, None)) == hubs[0].address
-    assert find_door(JoinOptions(), last_address(home)).address == Address.parse(hubs[0].address)
+    assert find_target(JoinOptions(), last_address(home)).address == Address.parse(hubs[0].address)
 
 
 def test_an_account_of_0_1_without_a_remembered_hub_is_found_by_its_pin(
@@ -66,10 +66,10 @@ def test_several_hubs_are_listed_and_join_goes_on_at_the_last(tmp_path: Path, hu
 def test_a_server_that_is_named_wins_over_the_last(tmp_path: Path, hubs: list[TinyHub]) -> None:
     home = Home.open(tmp_path / "home")
     joined(home, hubs[0])
-    door = find_door(JoinOptions(server=hubs[1].address), last_address(home))
-    assert str(door.address) == hubs[1].address
+    target = find_target(JoinOptions(server=hubs[1].address), last_address(home))
+    assert str(target.address) == hubs[1].address
     with pytest.raises(GymError, match="no server given"):
-        find_door(JoinOptions(invite="a-token"))
+        find_target(JoinOptions(invite="a-token"))
 
 
 def test_a_hub_that_was_left_is_known_to_those_who_may_ask_it(tmp_path: Path, hubs: list[TinyHub]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.cli.join import JoinOptions, find_door
+from gym_client.cli.join import JoinOptions, find_target
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
@@ -146,22 +146,22 @@ def test_a_hub_in_plain_text_is_said_to_be_that(home: Home, tmp_path: Path) -> N
 
 def test_an_invite_stands_for_address_fingerprint_and_token() -> None:
     invite = Invite("hub.example.org", 4433, "sha256:" + "a" * 64, "b" * 32)
-    door = find_door(JoinOptions(invite=format_invite(invite)))
-    assert (str(door.address), door.fingerprint, door.token) == (
+    target = find_target(JoinOptions(invite=format_invite(invite)))
+    assert (str(target.address), target.fingerprint, target.token) == (
         "hub.example.org:4433",
         invite.fingerprint,
         "b" * 32,
     )
-    moved = find_door(JoinOptions(server="other:1", invite=format_invite(invite)))
+    moved = find_target(JoinOptions(server="other:1", invite=format_invite(invite)))
     assert str(moved.address) == "other:1"
-    bare = find_door(JoinOptions(server="other:1", invite="b" * 32))
+    bare = find_target(JoinOptions(server="other:1", invite="b" * 32))
     assert (bare.fingerprint, bare.token) == (None, "b" * 32)
 
 
 def test_an_invite_and_a_fingerprint_that_disagree_are_refused() -> None:
     text = format_invite(Invite("h", 1, "sha256:" + "a" * 64, "b" * 32))
     with pytest.raises(GymError) as caught:
-        find_door(JoinOptions(invite=text, fingerprint="sha256:" + "c" * 64))
+        find_target(JoinOptions(invite=text, fingerprint="sha256:" + "c" * 64))
     assert caught.value.code is ErrorCode.USAGE
     with pytest.raises(GymError, match="--server"):
-        find_door(JoinOptions())
+        find_target(JoinOptions())
