@@ -56,7 +56,7 @@ def batch(
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Answer a file of requests. The same command goes on where Ctrl-C or a crash stopped it."""
+    """Answer a file of requests. The same command resumes after Ctrl-C or a crash."""
     from gym_fed.cli.api.app import serving_config
 
     named = {"base": base, "variants": str(variants) if variants is not None else None}

@@ -32,7 +32,7 @@ def list_runs(
     root: Annotated[Path, typer.Argument(help="Where to look, at any depth.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Every run below a folder, the newest first."""
+    """List every run below a folder, the newest first."""
     if not root.is_dir():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {root}", "give the folder that runs lie in")
     folders = sorted({file.parent for file in root.rglob("run.json")})
@@ -62,7 +62,7 @@ def list_runs(
 
 @app.command()
 def show(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: AsJson = False) -> None:
-    """One run: status, last figures, settings, and where it ran."""
+    """Show one run: status, last figures, settings, and where it ran."""
     found = summary(run)
     found["config"] = read_config(run)
     found["environment"] = _read_json(run / "environment.json")
@@ -97,7 +97,7 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: As
 
 @app.command()
 def compare(runs: Runs, as_json: AsJson = False) -> None:
-    """What differs between runs: settings, and last figures."""
+    """Compare runs: settings that differ, and last figures."""
     if len(runs) < 2:
         raise GymError(ErrorCode.USAGE, "one run compares with nothing", "give two or more run folders")
     summaries = [summary(run) for run in runs]

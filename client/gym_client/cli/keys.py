@@ -47,7 +47,7 @@ def open_home(folder: Path | None, passphrase_file: Path | None) -> Home:
 
 @key_app.command()
 def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
-    """The public key, whether the private one is under a passphrase, and the account at each hub."""
+    """Show the public key, whether the private one is under a passphrase, and the account at each hub."""
     from gym_client.identity.keystore import Keystore
     from gym_client.identity.pins import enrolled
 
@@ -110,7 +110,7 @@ def encrypt(
 
 @key_app.command()
 def decrypt(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
-    """Take the passphrase away."""
+    """Remove the passphrase."""
     from gym_client.identity.keystore import Keystore
 
     folder = open_home(home, passphrase_file)
@@ -131,7 +131,7 @@ def export(
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the newest private key to a file, always under a passphrase: the home's, or a new one."""
+    """Export the newest private key to a file, always under a passphrase: the home's, or a new one."""
     from gym_client.identity.keystore import PASSPHRASE_VARIABLE, Keystore, passphrases
     from gym_fed.identity.passphrase import PassphraseSource
 
@@ -157,7 +157,7 @@ def import_key(
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take over a private key into a home that has none; it stays under its passphrase."""
+    """Import a private key into a home that has none; it stays under its passphrase."""
     from gym_client.identity.keystore import Keystore, passphrases
     from gym_fed.files import write_atomically
     from gym_fed.identity.keys import SigningKey
@@ -187,7 +187,7 @@ def rotate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A new key for the accounts at all hubs; the ids stay. The same command again goes on."""
+    """Replace the key of the accounts at all hubs; the ids stay. The same command resumes a rotation."""
     from gym_client.hub.rotation import rotate as run
 
     folder = open_home(home, passphrase_file)
@@ -251,7 +251,7 @@ def transfer(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give credits to another contributor; they arrive when the hub's hold period is over."""
+    """Transfer credits to another contributor; they arrive when the hub's hold period is over."""
 
     from gym_client.hub.known import enrolled_client
     from gym_fed.identity.statements import TransferOrder, now

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from gym_client.identity.pins import ServerPin
 
 ledger_app = typer.Typer(
-    help="What the hub has signed, and whether it contradicts itself.", no_args_is_help=True
+    help="Show the hub's signed heads, and check that they do not contradict each other.",
+    no_args_is_help=True,
 )
 
 
@@ -36,7 +37,7 @@ def rewards(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """What you earned, round by round; --verify holds it against the hub's signed ledger."""
+    """Show what you earned, round by round; --verify compares it with the hub's signed ledger."""
     from gym_client.ledger.rewards import Tally, rewards_table, verify_copy
 
     folder = open_home(home, passphrase_file)
@@ -106,7 +107,7 @@ def head(
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """The newest signed head that this home has seen. Mail it to others: they compare it with theirs."""
+    """Print the newest signed head that this home has seen. Mail it to others: they compare it with theirs."""
     from gym_client.hub.heads import Heads
 
     folder = open_home(home, passphrase_file)
@@ -135,7 +136,7 @@ def compare(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a head that somebody else was shown against those shown here; two ledgers are proved, and refused."""
+    """Compare a head that somebody else was shown with those shown here; two ledgers are proved, and refused."""
     from gym_client.hub.heads import Heads
     from gym_client.hub.known import enrolled_client
     from gym_fed.ledger.heads import EntryProof, SignedHead
@@ -187,7 +188,7 @@ def restored(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Whether the hub says that it was restored from a backup, and what that takes from you."""
+    """Show whether the hub was restored from a backup, and what that takes from you."""
     from gym_client.hub.known import enrolled_client
     from gym_client.ledger.restored import accept_restore, loss_of
     from gym_fed.ledger.restored import HubRestored

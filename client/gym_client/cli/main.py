@@ -86,7 +86,7 @@ def join(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train for a hub, round after round. The same command again goes on where it was stopped.
+    """Train for a hub, round after round. The same command resumes after a stop.
 
     Without --server the home goes on at the hub that it joined last.
     """
@@ -142,7 +142,7 @@ def status(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Your balance at a hub, and what became of your updates."""
+    """Show your balance at a hub, and the verdicts on your updates."""
     from gym_client.cli.terminal import account_table, traffic_line
     from gym_client.hub.known import enrolled_client
     from gym_client.hub.traffic import total_of
@@ -196,7 +196,7 @@ def leave(
 
 @app.command()
 def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
-    """What your data has given away: epsilon of every data set, at every hub and at all together."""
+    """Show the epsilon that every data set has spent, at every hub and at all together."""
     from gym_client.cli.terminal import privacy_table
     from gym_client.identity.home import Home
     from gym_client.privacy.book import PrivacyBook
@@ -207,7 +207,7 @@ def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
 
 @app.command("id")
 def show_id(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
-    """Your id, which a coordinator's allow-list needs. Makes the key on first use."""
+    """Show your id, which a coordinator's allow-list needs. Creates the key on first use."""
     key = open_home(home, passphrase_file).key
     print_result(
         as_json, {"contributor": key.contributor, "public_key": key.public_key.hex()}, key.contributor

@@ -70,7 +70,7 @@ def serve(
         bool, typer.Option("--json", help="Print one line of JSON with the address, once it is ready.")
     ] = False,
 ) -> None:
-    """The default: `gym api serving.yaml` means `gym api serve serving.yaml`. Ctrl-C lets running answers finish."""
+    """Serve a base and its variants; `gym api serving.yaml` means the same. Ctrl-C lets running answers finish."""
     named = {"base": base, "variants": variants, "host": host, "port": port, "api_keys": api_keys}
     overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
     settings = serving_config(config, [*(set_ or []), *overrides])
@@ -181,7 +181,7 @@ def add(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and show it, this once: the file has its hash alone."""
+    """Add a key and print it, this once: the file has its hash alone."""
     from gym_fed.serving.http.keys import KeyFile
 
     expires_at = None if expires_days is None else int(time.time() + expires_days * _DAY_SECONDS)
@@ -203,7 +203,7 @@ def add(
 
 @keys_app.command("list")
 def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """Show whose keys there are, and what each may use."""
+    """List the keys: whose, and what each may use."""
     from rich.text import Text
 
     from gym_fed.serving.http.keys import KeyFile
@@ -229,7 +229,7 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
 
 @keys_app.command()
 def remove(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """Take a key away; a running server refuses it from its next request on, and ends no answer that is under way."""
+    """Remove a key; a running server refuses it from its next request on, and ends no answer that is under way."""
     from gym_fed.serving.http.keys import KeyFile
 
     KeyFile(file).remove(name)

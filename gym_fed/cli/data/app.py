@@ -92,7 +92,7 @@ def score(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Share of held-out prompts that a model answers exactly, task by task."""
+    """Print the share of held-out prompts that a model answers exactly, task by task."""
     from gym_fed.data.generated import generate
 
     chosen = {name: TASKS.new(name).group for name in task or TASKS.usable()}
@@ -122,7 +122,7 @@ def push(
     description: Annotated[str, typer.Option("--description", help="What it is.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Publish a file or folder as the next version of a dataset. A licence is needed."""
+    """Push a file or folder as the next version of a dataset. A licence is needed."""
     from gym_fed.data.registry import DatasetRegistry
 
     manifest = DatasetRegistry(store).push(name, path, licence=licence, description=description)
@@ -142,7 +142,7 @@ def pull(
     store: StoreOption,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a dataset, verified; a stopped pull continues, and no file is overwritten."""
+    """Pull a dataset, verified; a stopped pull continues, and no file is overwritten."""
     from gym_fed.data.registry import DatasetRegistry
 
     manifest = DatasetRegistry(store).pull(reference, folder)

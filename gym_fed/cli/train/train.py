@@ -47,7 +47,7 @@ def train(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
-    """Train a model as a config file says, ours or LLaMA-Factory's. Stopped runs are continued by the same command."""
+    """Train a model by a config file, ours or LLaMA-Factory's. The same command resumes a stopped run."""
     if not overwrite:
         _require_plugins(config, set_ or [])
     settings, notes = load_training_config(config, set_ or [], ignore_unsupported=ignore_unsupported)

@@ -50,7 +50,7 @@ def add(
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a delta into the store, signed with your own key; a running server has it at once."""
+    """Add a delta to the store, signed with your own key; a running server has it at once."""
     if not sign and (key is not None or user is None):
         what = "--user says whose it is" if user is None else "--key does not go with it"
         raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or name a user")
@@ -102,7 +102,7 @@ def show(name: NameArgument, store: StoreOption = None, as_json: AsJson = False)
 
 @app.command()
 def remove(name: NameArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
-    """Take a variant out of the store; requests that use it are finished, new ones are refused."""
+    """Remove a variant from the store; requests that use it are finished, new ones are refused."""
     with open_store(store) as opened:
         record = opened.remove(name)
     if record is None:

@@ -90,7 +90,7 @@ def create(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Make a variant from a person's own rows. Stopped work is continued by the same command."""
+    """Create a variant from a person's own rows. The same command resumes stopped work."""
     from gym_fed.data.columns import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
@@ -160,7 +160,7 @@ def rebase(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Carry a variant to a new global version of its base, and print the loss before and after."""
+    """Carry a variant to a new global version of its base; prints the loss before and after."""
     from gym_fed.data.columns import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 

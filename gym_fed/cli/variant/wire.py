@@ -57,7 +57,7 @@ def push(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a variant of the store to a hub, signed by your account there; cut short, the same command goes on."""
+    """Push a variant of the store to a hub, signed by your account there. The same command resumes a push."""
     shown = _readers(readers, public, private)
     with open_store(store) as opened, _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants.variants import push_variant, to_push
@@ -96,7 +96,7 @@ def pull(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a variant from a hub into the store, checked against its owner's signature and the hub's ledger."""
+    """Pull a variant from a hub into the store, checked against its owner's signature and the hub's ledger."""
     incoming = store_folder(store) / "incoming"
     with _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants.variants import pull_variant

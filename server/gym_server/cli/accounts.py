@@ -37,7 +37,7 @@ def accounts(
     wide: Annotated[bool, typer.Option("--wide", help="Whole ids, keys and times, as in a pipe.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Every account, its balance, and the keys that it has had. Ids are shown by how they begin."""
+    """List every account, its balance, and its keys of all times. Ids are shown by how they begin."""
     with opened(folder) as fed:
         found = accounts_of(fed)
     if as_json:
@@ -172,7 +172,7 @@ def create_invites(
 
 @invites_app.command("list")
 def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Every invite, the newest first: open, used (by whom), expired or cancelled."""
+    """List every invite, the newest first: open, used (by whom), expired or cancelled."""
     from gym_fed.tables import TextTable
     from gym_server.accounts.invitations import invites_of
 
@@ -196,7 +196,7 @@ def cancel(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Take back invites that nobody has used yet. The hub may be running."""
+    """Cancel invites that nobody has used yet. The hub may be running."""
     from gym_server.accounts.invitations import cancel_invites
 
     with opened(folder) as fed:

@@ -99,7 +99,7 @@ def restore(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a hub's folder out of a backup, and sign for contributors from which entry it goes on."""
+    """Restore a hub's folder from a backup, and sign for contributors from which entry it goes on."""
     from gym_server.backup.restore import fork_in_place, read_head
     from gym_server.backup.restore import restore as run_restore
 
@@ -145,7 +145,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether everything that a hub, or a backup, needs is there and is what it was."""
+    """Check that everything a hub, or a backup, needs is there and unchanged."""
     from gym_server.backup.backup import check_backup, check_hub
 
     if backup_at is not None:

@@ -62,7 +62,7 @@ def init(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make keys, certificate, database and a commented config in a new folder."""
+    """Create keys, certificate, database and a commented config in a new folder."""
     from gym_fed.identity.passphrase import PassphraseSource
     from gym_server.cli.setup import init_hub
     from gym_server.federation import PASSPHRASE_VARIABLE
@@ -163,7 +163,7 @@ def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
 @app.command()
 def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Where the federation stands."""
+    """Show the state of the federation: round, version, privacy, and every contributor."""
     from gym_server.cli.show import status_of, status_table
 
     with opened(folder) as fed:
@@ -173,7 +173,7 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 @app.command()
 def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Every round, and what became of every update."""
+    """List every round, and the verdict on every update."""
     from gym_server.cli.show import rounds_of, rounds_tables
 
     with opened(folder) as fed:
@@ -183,7 +183,7 @@ def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 @app.command()
 def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """What the hub promises about privacy, and what of it is spent, in all and on whom."""
+    """Show the hub's promise of privacy, and what of it is spent, in all and on whom."""
     from gym_server.cli.show import privacy_lines
     from gym_server.privacy.budget import report
 
@@ -194,7 +194,7 @@ def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 @app.command()
 def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Who has earned what: credits, reputation, and what the last updates were worth."""
+    """List credits, reputation, and the worth of the last updates, by contributor."""
     from gym_server.cli.show import rewards_shown, rewards_table
 
     with opened(folder) as fed:

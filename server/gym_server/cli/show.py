@@ -71,7 +71,7 @@ def log_to_stderr() -> None:
 
 
 def status_of(fed: Federation) -> dict[str, Any]:
-    """Where the federation stands."""
+    """Show the state of the federation: round, contributors, version, ledger."""
     head, current = fed.round_store.head(), fed.round_store.current()
     with fed.database.reading() as tx:
         connected = select(func.max(nodes.c.connected_until)).where(

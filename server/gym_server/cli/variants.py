@@ -18,7 +18,7 @@ app = typer.Typer(help="The variants that contributors keep on the hub.", no_arg
 
 @app.command("list")
 def list_variants(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Every variant: whose, which revision, of which model, how large, and who may read it."""
+    """List every variant: owner, revision, model, size, and who may read it."""
     with opened(folder) as fed:
         found = variants_of(fed)
     print_result(as_json, found, lambda: print_table(variants_table(found)))
@@ -46,7 +46,7 @@ def remove(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Take a variant down: nobody reads it, and its owner does not put it again. The hub may be running."""
+    """Remove a variant: nobody reads it, and its owner cannot push it again. The hub may be running."""
     with opened(folder) as fed:
         receipt = fed.variants.remove(owner, name, "coordinator", reason)
     print_result(as_json, receipt, plain(f"variant {name} of {owner} is removed, and the ledger says why"))
@@ -59,7 +59,7 @@ def allow(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Let an owner put again what was taken down under this name."""
+    """Allow an owner to push again what was removed under this name."""
     with opened(folder) as fed:
         fed.variants.allow(owner, name)
     print_result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def test_no_command_in_help_goes_by_a_second_verb_for_the_same_act(name: str) ->
     assert len(shown) > 5
     second = set().union(*SECOND_VERBS.values())
     assert [path for path in shown if path.split()[-1] in second] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_command_begins_with_a_verb(name: str) -> None:
+    no_verbs = re.compile(r"(The|A|An|What|Where|Who|Whether|How|Every|Your|One|Share)\b")
+    shown = [(path, str(command.help)) for path, command in commands(get_command(COMMANDS[name]), name)]
+    assert [path for path, text in shown if no_verbs.match(text)] == []
 
 
 @pytest.mark.parametrize(("command", "words", "new"), OLD, ids=lambda value: " ".join(value[:2]))
