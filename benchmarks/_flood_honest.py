@@ -170,7 +170,7 @@ def base_tensors(base: Path) -> Any:
 
 
 class Newcomer(threading.Thread):
-    """Asks for the hub's status over a new connection, again and again."""
+    """Requests the hub's status over a new connection, again and again."""
 
     def __init__(self, hub: HubUnderTest, pem: str, calls: Calls) -> None:
         super().__init__(daemon=True)

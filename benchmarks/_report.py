@@ -105,8 +105,8 @@ class Report:
         console.print(self._table(), soft_wrap=False)
         for aim in self.aims:
             sign = "<=" if aim["better"] == "lower" else ">="
-            told = f"{aim['name']}: {_short(aim['figure'])}, aim {sign} {_short(aim['aim'])}"
-            console.print("[green]met[/green]   " if aim["met"] else "[red]missed[/red]", told)
+            line = f"{aim['name']}: {_short(aim['figure'])}, aim {sign} {_short(aim['aim'])}"
+            console.print("[green]met[/green]   " if aim["met"] else "[red]missed[/red]", line)
         if arguments.plot:
             plot(self, arguments.plot)
             console.print(f"picture: {arguments.plot}")

@@ -17,12 +17,12 @@ RATE = 1e-4
 
 
 def main() -> None:
-    """Train as ``sys.argv[1]`` (JSON) says, and tell what it took."""
+    """Train as ``sys.argv[1]`` (JSON) says, and print speed, memory and losses."""
     warnings.simplefilter("ignore")
     work = json.loads(sys.argv[1])
     clock = Clock()
     (ours if work["side"] == "ours" else theirs)(work, clock)
-    print(json.dumps(clock.told()))
+    print(json.dumps(clock.report()))
 
 
 class Clock:
@@ -37,7 +37,7 @@ class Clock:
     def step(self) -> None:
         self.ends.append(time.time() - self.born)
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Tokens a second after the first two steps (steps a second where the trainer logs no tokens)."""
         seconds = self.ends[-1] - self.ends[1]
         tokens = (
@@ -118,7 +118,7 @@ def ours(work: dict[str, Any], clock: Clock) -> None:
 
 
 def theirs(work: dict[str, Any], clock: Clock) -> None:
-    """By TRL's trainers alone, told to do the same."""
+    """By TRL's trainers alone, set to do the same."""
     import os
 
     os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -94,7 +94,7 @@ def main() -> None:
     else:
         for setting in settings(arguments):
             cells = [measured(cell, arguments.cells) for cell in planned(arguments, setting)]
-            told_of(report, setting, cells, arguments.attacks)
+            print_table(report, setting, cells, arguments.attacks)
             if arguments.plot:
                 draw(cells, arguments, setting)
         if arguments.shares:
@@ -189,7 +189,7 @@ def measured(cell: Cell, file: Path | None) -> Cell:
     return found
 
 
-def told_of(report: Report, setting: Setting, cells: list[Cell], attacks: list[str]) -> None:
+def print_table(report: Report, setting: Setting, cells: list[Cell], attacks: list[str]) -> None:
     """One table a setting, worst column last, and the aim for the default."""
     by_rule: dict[str, dict[str, Cell]] = {}
     for cell in cells:

@@ -1,4 +1,4 @@
-"""Every codec of the registry: encode and decode speed as a share of memcpy, bits a weight, and bytes on disk.
+"""Every codec of the registry: encode and decode speed as a share of memcpy, bits per weight, and bytes on disk.
 
     python benchmarks/codec_speed.py [--quick] [--json] [--plot FILE]
 
@@ -77,15 +77,15 @@ def measure(report: Report, name: str, params: dict[str, Any], size: int) -> Non
         functions["encode peer"] = lambda: straight.encode(delta, option)
         functions["decode peer"] = lambda: straight.decode(there, option)
     speeds = speeds_in_turns(functions, delta)
-    told = name + "".join(f", {key} {value}" for key, value in params.items())
+    form = name + "".join(f", {key} {value}" for key, value in params.items())
     for job in ("encode", "decode"):
         share = speeds[job] / speeds["memcpy"]
-        report.compare(f"{told}: {job}", speeds[job], speeds.get(f"{job} peer"), unit="GB/s", better="higher")
-        report.figure(key(told, job, "share_of_memcpy"), share)
-    report.figure(key(told, "memcpy_gb_s"), speeds["memcpy"])
+        report.compare(f"{form}: {job}", speeds[job], speeds.get(f"{job} peer"), unit="GB/s", better="higher")
+        report.figure(key(form, job, "share_of_memcpy"), share)
+    report.figure(key(form, "memcpy_gb_s"), speeds["memcpy"])
     bits = 8 * codec.payload_bytes(as_matrix(shape), encoded.params) / delta.numel()
-    report.compare(f"{told}: bits a weight", bits, 32.0, unit="bit")
-    report.compare(f"{told}: file", file_bytes(name, params, delta) / 1e6, delta.numel() * 4 / 1e6, unit="MB")
+    report.compare(f"{form}: bits per weight", bits, 32.0, unit="bit")
+    report.compare(f"{form}: file", file_bytes(name, params, delta) / 1e6, delta.numel() * 4 / 1e6, unit="MB")
 
 
 def measure_kernels(report: Report, size: int) -> None:
@@ -115,16 +115,16 @@ def measure_kernels(report: Report, size: int) -> None:
         ("two models", "encode tuned - base (bf16)"),
         ("decode", "decode in place"),
     ):
-        told = f"kernels ({kernels.path()}): {words}"
-        report.compare(told, speeds[job], speeds[f"{job} peer"], unit="GB/s", better="higher")
+        line = f"kernels ({kernels.path()}): {words}"
+        report.compare(line, speeds[job], speeds[f"{job} peer"], unit="GB/s", better="higher")
         report.figure(key("kernels", words, "share_of_memcpy"), speeds[job] / speeds["memcpy"])
 
 
 def aims(report: Report) -> None:
     """Encoding at 40% of the speed of memcpy, whole tensors and groups."""
-    for told in ("bitdelta", "bitdelta, group_size 128"):
-        share = report.figures[key(told, "encode", "share_of_memcpy")]
-        report.aim(f"{told}: encode, share of memcpy's speed", figure=share, aim=AIM, better="higher")
+    for form in ("bitdelta", "bitdelta, group_size 128"):
+        share = report.figures[key(form, "encode", "share_of_memcpy")]
+        report.aim(f"{form}: encode, share of memcpy's speed", figure=share, aim=AIM, better="higher")
 
 
 def speeds_in_turns(functions: dict[str, Callable[[], object]], delta: Tensor) -> dict[str, float]:

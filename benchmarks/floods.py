@@ -4,7 +4,7 @@
     python benchmarks/floods.py --before OTHER/.venv/bin/python   # beside another checkout's
 
 A real hub (`gym-server run`, TLS) has twenty contributors with keys, clients and small real updates. A flood comes from
-another address, out of a process of its own, while the twenty finish three rounds; a newcomer asks for the hub's status
+another address, out of a process of its own, while the twenty finish three rounds; a newcomer requests the hub's status
 twice a second over a new connection each time. Reported of each flood: the rounds, the 99th percentile of the twenty's
 calls and of the newcomer's, and how the hub's resident memory grew. The floods: 300 installations of one account that
 take tasks and never answer, 1,000 work streams, 1,000 mute uploads, 1,100 mute TCP connections that come back when

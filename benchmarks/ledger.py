@@ -51,8 +51,8 @@ def main() -> None:
         theirs = best(lambda: one_by_one(database, key.public_key, signatures))
         report.compare(f"verify {size} entries from SQLite", ours, theirs, unit="s")
         file = Path(folder) / "ledger.jsonl"
-        told = [first_line(key.public_key), *lines(ledger.entries(), ledger.heads())]
-        file.write_text("".join(line + "\n" for line in told), encoding="utf-8")
+        exported = [first_line(key.public_key), *lines(ledger.entries(), ledger.heads())]
+        file.write_text("".join(line + "\n" for line in exported), encoding="utf-8")
         report.compare(f"verify {size} entries of an export", best(lambda: verify_file(file)), unit="s")
         ledger.proof(1)  # builds the tree
         report.compare("make and verify one proof", best(lambda: one_proof(ledger, size // 3)), unit="s")
@@ -90,8 +90,8 @@ def enrol(tx: Connection, ledger: Ledger, key: SigningKey) -> None:
     who = {"contributor": key.contributor, "public_key": key.public_key}
     tx.execute(insert(accounts).values(**who, name="n", status="active", enrolled_at=BEGAN))
     tx.execute(insert(account_keys).values(**who, status="active", valid_from=BEGAN))
-    told = {"contributor": key.contributor, "name": "n", "public_key": key.public_key.hex()}
-    ledger.append(tx, "enrolled", told)
+    body = {"contributor": key.contributor, "name": "n", "public_key": key.public_key.hex()}
+    ledger.append(tx, "enrolled", body)
 
 
 def update_row(number: int, server_round: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
         tx.execute(insert(credits).values(**credit))
     ids = [row["update_id"] for row in sent]
     digest = "sha256:" + canonical_digest(server_round)
-    told: dict[str, Any] = {"height": server_round, "digest": digest, "server_round": server_round}
+    version: dict[str, Any] = {"height": server_round, "digest": digest, "server_round": server_round}
     losses = {"heldout_before": 2.0 / server_round, "heldout_after": 2.0 / (server_round + 1)}
     ended = {
         "server_round": server_round,
@@ -144,18 +144,18 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
         "updates": ids,
     }
     body |= {"soup_bytes": 1, "state": {}, "round": round_of(ended)}
-    last = ledger.append(tx, "version", {**told, **losses, **body})
+    last = ledger.append(tx, "version", {**version, **losses, **body})
     tx.execute(insert(rounds).values(**ended, closed_at=time.time()))
     row = {"soup_sha256": digest[7:], "soup_bytes": 1, "num_updates": len(ids), "committed_at": time.time()}
-    tx.execute(insert(versions).values(**told, **losses, **row))
+    tx.execute(insert(versions).values(**version, **losses, **row))
     ledger.sign_head(tx)
     return last.sequence
 
 
 def verdict(row: dict[str, Any], word: str) -> dict[str, Any]:
     """A verdict's body."""
-    told = {"update": row["update_id"], "contributor": row["contributor"], "verdict": word, "reason": ""}
-    return {**told, "server_round": row["server_round"]}
+    body = {"update": row["update_id"], "contributor": row["contributor"], "verdict": word, "reason": ""}
+    return {**body, "server_round": row["server_round"]}
 
 
 def one_by_one(database: Database, public_key: bytes, signatures: list[bytes]) -> None:

@@ -2,14 +2,14 @@
 
     python benchmarks/privacy.py [--quick] [--json] [--plot FILE] [--parts NAME ...] [--only TEXT] [--folder FOLDER]
 
-1. Epsilon as we tell it, against dp-accounting's privacy loss distributions composed one release at a time.
+1. Epsilon as we report it, against dp-accounting's privacy loss distributions composed one release at a time.
 2. One round of contributors who teach gym-nano a task, merged with noise: held-out loss against epsilon, for deltas of
    every weight down to a thousand numbers. The clip is fixed before the round: the median norm of a rehearsal on rows
    that no contributor has, so that it says nothing of theirs and needs no account. A column for n contributors is
    measured; those for more take the same mean with the noise that as many would need, since one contributor weighs
    less among them.
-3. Contributors whose data hold secrets: how well somebody who sees the soup (or, at the hub, a single update) can tell
-   rows that were trained on from rows that were not (area under the curve; 0.5 is a coin), and how far up a list of
+3. Contributors whose data hold secrets: how well somebody who sees the soup (or, at the hub, a single update) can
+   separate rows that were trained on from other rows (area under the curve; 0.5 is a coin), and how far up a list of
    256 codes the true one is (exposure in bits, Carlini et al. 2019; 1.4 is chance, 8 is the first place). Without
    privacy, with noise at the hub, and with DP-SGD at every contributor.
 """
@@ -138,7 +138,7 @@ def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None
         noise_multiplier=noise_multiplier_for(ATTACK_EPSILON, TARGET_DELTA), clipping_norm=clip
     )
     table = Table(title=f"attacks, epsilon {ATTACK_EPSILON:g} where private", box=None, pad_edge=False)
-    for header in ("privacy", "task loss", "rows told: soup", "at the hub", "exposure: soup", "at the hub"):
+    for header in ("privacy", "task loss", "rows found: soup", "at the hub", "exposure: soup", "at the hub"):
         table.add_column(header, justify="left" if header == "privacy" else "right")
     for name, found, model in (
         ("none", plain, plain.soup()),
@@ -148,26 +148,33 @@ def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None
         everyone = range(contributors)
         loss = found.loss(model, heldout)
         own = [found.tuned(i) for i in everyone]
-        told = _told(found, model, everyone)
-        told_hub = float(np.mean([_told(found, tuned, [i]) for i, tuned in enumerate(own)]))
+        membership = _membership(found, model, everyone)
+        membership_hub = float(np.mean([_membership(found, tuned, [i]) for i, tuned in enumerate(own)]))
         bits = float(np.mean([_exposure(found, model, canary) for i in everyone for canary in canaries[i]]))
         bits_hub = float(
             np.mean([_exposure(found, own[i], canary) for i in everyone for canary in canaries[i]])
         )
         for key, value in (
             ("task_loss", loss),
-            ("auc_soup", told),
-            ("auc_hub", told_hub),
+            ("auc_soup", membership),
+            ("auc_hub", membership_hub),
             ("exposure_soup_bits", bits),
             ("exposure_hub_bits", bits_hub),
         ):
             report.figure(f"attack_{name}_{key}", value)
-        table.add_row(name, f"{loss:.2f}", f"{told:.3f}", f"{told_hub:.3f}", f"{bits:.2f}", f"{bits_hub:.2f}")
+        table.add_row(
+            name,
+            f"{loss:.2f}",
+            f"{membership:.3f}",
+            f"{membership_hub:.3f}",
+            f"{bits:.2f}",
+            f"{bits_hub:.2f}",
+        )
     console.print(table)
 
 
-def _told(found: Round, model: Any, contributors: Any) -> float:
-    """Area under the curve of telling members from others by how much the loss of a row fell."""
+def _membership(found: Round, model: Any, contributors: Any) -> float:
+    """Area under the curve of distinguishing members from others by how much the loss of a row fell."""
     falls = []
     for kind in ("member", "outsider"):
         rows = [row for i in contributors for row in secrets_of(i, SECRETS, kind)]

@@ -142,7 +142,7 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str
     points: list[dict[str, Any]] = []
     base, tuned = case.losses
     gain = f"held-out loss {base:.3f} > {tuned:.3f} nats in {case.steps} steps"
-    told(f"{case.name}: {gain}, {len(case.calibration)} rows of calibration text")
+    progress(f"{case.name}: {gain}, {len(case.calibration)} rows of calibration text")
     with tempfile.TemporaryDirectory(prefix="gym-quality-") as name:
         out = Path(name) / "variant.gymdelta"
         for variant in (one for one in variants(quick) if only in one.name):
@@ -168,7 +168,7 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str
                     "after": after,
                 }
             )
-            told(
+            progress(
                 f"  {variant.name}: {made.bits_per_weight:.3f} bits, {before:.1f} > {after:.1f}%, {seconds:.0f} s"
             )
         for label, policy in (
@@ -196,7 +196,7 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str
     small = [point for point in points if point["bits"] <= AIM_BITS]
     if small:
         best = max(small, key=lambda point: float(point["after"]))
-        told(f"  best at up to {AIM_BITS} bits: {best['name']}")
+        progress(f"  best at up to {AIM_BITS} bits: {best['name']}")
         report.aim(
             f"{case.name}: % kept at up to {AIM_BITS} bits",
             figure=best["after"],
@@ -331,7 +331,7 @@ def draw(points: list[dict[str, Any]], file: Path) -> None:
         panel.axhline(AIM_KEPT, linestyle=":", color="tab:green")
         panel.axvline(AIM_BITS, linestyle=":", color="tab:green")
         panel.set_xscale("log")
-        panel.set_xlabel("bits a weight, whole file")
+        panel.set_xlabel("bits per weight, whole file")
         panel.set_ylabel("% of the held-out gain kept: encoded (orange), distilled (blue)")
         panel.set_title(name)
         panel.set_ylim(bottom=max(0.0, min(p["before"] for p in points if p["case"] == name) - 5))
@@ -340,7 +340,7 @@ def draw(points: list[dict[str, Any]], file: Path) -> None:
     pyplot.close(figure)
 
 
-def told(text: str) -> None:
+def progress(text: str) -> None:
     """Progress, to standard error."""
     print(text, file=sys.stderr, flush=True)
 

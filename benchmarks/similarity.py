@@ -1,4 +1,4 @@
-"""How alike honest updates are, and those of one contributor under two keys: what a threshold can tell apart.
+"""How alike honest updates are, and those of one contributor under two keys: what a threshold can separate.
 
     python benchmarks/similarity.py [--beyond] [--quick] [--json]
 

@@ -47,7 +47,7 @@ def main() -> None:
         found = federate(Path(name), arguments.model.resolve(), arguments.data, steps, rounds)
     report = Report("smollm2", peer="the base")
     report.compare("held-out loss", found["after"], found["before"], unit="nats")
-    report.compare("bytes up, a contributor and round", found["up_bytes"], found["bf16_bytes"], unit="B")
+    report.compare("bytes up, per contributor and round", found["up_bytes"], found["bf16_bytes"], unit="B")
     report.figure("seconds", found["seconds"])
     report.finish(arguments)
     print(f"{rounds} rounds of {steps} steps: {found['seconds']:.0f} s", file=sys.stderr)

@@ -147,7 +147,7 @@ def floats(report: Report, bench: Bench, quick: bool, runs: int, counts: list[in
     for rule in grown[few] if many > few and not quick else ():
         growth = memory(grown[many][rule]) - memory(grown[few][rule])
         report.aim(
-            f"{told(rule)}: MB more for {many} than for {few}", figure=growth, aim=FLAT_MB, better="lower"
+            f"{in_words(rule)}: MB more for {many} than for {few}", figure=growth, aim=FLAT_MB, better="lower"
         )
 
 
@@ -163,20 +163,20 @@ def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
                     own[rule].append(found_one)
             in_memory.setdefault(n, own)
             for rule, measured in own.items():
-                where = f"{kind}, {n} x {size:,}: {told(rule)}"
+                where = f"{kind}, {n} x {size:,}: {in_words(rule)}"
                 report.compare(where, seconds(measured), unit="s")
                 spread(report, where, measured)
                 report.compare(f"{where}, memory", memory(measured), unit="MB")
     if quick:
         return
     for rule in (DEFAULT, CLASSIC):
-        name = f"packed {told(rule)} of 32 x {size:,}"
+        name = f"packed {in_words(rule)} of 32 x {size:,}"
         report.aim(
             f"{name}: seconds", figure=seconds(in_memory[32][rule]), aim=PACKED_SECONDS, better="lower"
         )
         report.aim(f"{name}: MB", figure=memory(in_memory[32][rule]), aim=PACKED_MB, better="lower")
     growth = memory(in_memory[many][DEFAULT]) - memory(in_memory[32][DEFAULT])
-    name = f"packed {told(DEFAULT)}: MB more for {many:,} than for 32"
+    name = f"packed {in_words(DEFAULT)}: MB more for {many:,} than for 32"
     report.aim(name, figure=growth, aim=PACKED_MB, better="lower")
 
 
@@ -186,7 +186,7 @@ def compare(report: Report, n: int, size: int, found: dict[str, Runs]) -> None:
         peers = {name: runs[rule] for name, runs in found.items() if name != "ours" and rule in runs}
         fastest = min(peers, key=lambda name: seconds(peers[name]), default=None)
         smallest = min((memory(runs) for runs in peers.values() if memory(runs) > 0), default=None)
-        where = f"{n} x {size:,}: {told(rule)}"
+        where = f"{n} x {size:,}: {in_words(rule)}"
         theirs = seconds(peers[fastest]) if fastest else None
         report.compare(where, seconds(ours), theirs, unit="s")
         spread(report, where, ours, fastest, peers[fastest] if fastest else None)
@@ -266,7 +266,7 @@ def unpacked(byzfl: Path, folder: Path) -> Path:
     return byzfl.resolve()
 
 
-def told(rule: str) -> str:
+def in_words(rule: str) -> str:
     """A rule in words."""
     return rule.replace("_", " ").replace("+", ", ")
 

@@ -3,10 +3,10 @@
     python benchmarks/training.py [--quick] [--json] [--plot FILE] [--only sft-full ...]
 
 Each side trains in processes of its own, in turn (ours, theirs, theirs, ours, ...), on one thread, from one folder with
-the same rows, sizes, optimiser and seed; medians are told. The model has 10 million random weights (gym-nano, of one
-million, with --quick, where what a trainer does beside computing weighs most). Tokens a second count the steps after
-the first two; start-up is the time from the process's birth to the end of its first step, imports included. Losses of
-both sides are compared, so that it is the same work (GRPO draws its answers; there they are not).
+the same rows, sizes, optimiser and seed; medians are reported. The model has 10 million random weights (gym-nano, of
+one million, with --quick, where what a trainer does beside computing weighs most). Tokens a second count the steps
+after the first two; start-up is the time from the process's birth to the end of its first step, imports included.
+Losses of both sides are compared, so that it is the same work (GRPO draws its answers; there they are not).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -> None:
     turns = QUICK_TURNS if quick else TURNS
-    told: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
     for turn in range(turns):
         for side in ("ours", "theirs") if turn % 2 == 0 else ("theirs", "ours"):
             work = {
@@ -57,15 +57,15 @@ def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -
                 "steps": QUICK_STEPS if quick else STEPS,
                 "folder": str(folder / f"{task}-{side}-{turn}"),
             }
-            told[side].append(_child(work))
+            runs[side].append(_child(work))
     if task != "grpo":
-        ours, theirs = told["ours"][0]["losses"], told["theirs"][0]["losses"]
+        ours, theirs = runs["ours"][0]["losses"], runs["theirs"][0]["losses"]
         far = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         if far > 1e-3:
             raise RuntimeError(f"{task}: the two sides do not do the same work: losses differ by {far}")
 
     def median(side: str, key: str) -> float:
-        return float(statistics.median(run[key] for run in told[side]))
+        return float(statistics.median(run[key] for run in runs[side]))
 
     report.compare(
         f"{task}, tokens",
@@ -79,7 +79,7 @@ def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -
         f"{task}, to the first step", median("ours", "first_step"), median("theirs", "first_step"), unit="s"
     )
     # Neighbouring runs share the machine's mood, so ratios are taken between them.
-    pairs = list(zip(told["ours"], told["theirs"], strict=True))
+    pairs = list(zip(runs["ours"], runs["theirs"], strict=True))
     ratio = statistics.median(a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs)
     late = statistics.median(a["first_step"] - b["first_step"] for a, b in pairs)
     report.aim(f"{task}: tokens a second of plain TRL", figure=ratio, aim=AIM_SPEED, better="higher")
@@ -102,8 +102,8 @@ def _child(work: dict[str, Any]) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError(f"{work['task']}, {work['side']}: {done.stderr[-2000:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
 def _big_model(folder: Path) -> Path:

@@ -4,10 +4,10 @@
 
 Both run as real processes on loopback with TLS, move the same random bytes, and are timed alike: inside the ServerApp,
 from the message until the reply is there and the bytes are on the hub's disk (ours) or in the ServerApp's memory
-(Flower's). A round has a fixed part, whatever the size: Flower's SuperNode asks for work every three seconds and starts
-a process for the ClientApp; ours keeps a stream open. So the marginal cost is told first: the slope of seconds over
-size, a straight line through all runs of all sizes, with the least and the most of the single runs' slopes; then what
-the line starts from, and then whole rounds. The two sides take turns, with as many runs each.
+(Flower's). A round has a fixed part, whatever the size: Flower's SuperNode polls for work every three seconds and
+starts a process for the ClientApp; ours keeps a stream open. So the marginal cost is reported first: the slope of
+seconds over size, a straight line through all runs of all sizes, with the least and the most of the single runs'
+slopes; then what the line starts from, and then whole rounds. The two sides take turns, with as many runs each.
 """
 
 from __future__ import annotations

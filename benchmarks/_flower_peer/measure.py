@@ -53,10 +53,10 @@ def measure_flower(direction: str, megabytes: int) -> Measurement:
         digest = hashlib.sha256(payload.read_bytes()).hexdigest()
         with Processes(folder, role_of) as processes:
             run_federation(processes, folder, direction, payload, result)
-        told = json.loads(result.read_text())
-        if (told["sha256"], told["size"]) != (digest, megabytes * MEGABYTE):
-            raise RuntimeError(f"Flower delivered {told}, not {megabytes} MB of sha256 {digest}")
-        return Measurement("Flower", direction, megabytes, told["seconds"], dict(processes.peak_rss_mb))
+        found = json.loads(result.read_text())
+        if (found["sha256"], found["size"]) != (digest, megabytes * MEGABYTE):
+            raise RuntimeError(f"Flower delivered {found}, not {megabytes} MB of sha256 {digest}")
+        return Measurement("Flower", direction, megabytes, found["seconds"], dict(processes.peak_rss_mb))
 
 
 def run_federation(processes: Processes, folder: Path, direction: str, payload: Path, result: Path) -> None:

@@ -41,7 +41,7 @@ def train(message: Message, context: Context) -> Message:
         (sha256,) = message.content["payload"]
         with open(cache.path(sha256), "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    reply["told"] = ConfigRecord({"size": cache.path(sha256).stat().st_size, "sha256": sha256})
+    reply["received"] = ConfigRecord({"size": cache.path(sha256).stat().st_size, "sha256": sha256})
     return Message(reply, reply_to=message)
 
 

@@ -43,10 +43,10 @@ def measure_gym(direction: str, megabytes: int) -> Measurement:
             where = [str(folder / "home"), f"127.0.0.1:{event['port']}", event["fingerprint"]]
             processes.start("client", [sys.executable, str(CLIENT), *where], os.environ)
             processes.wait_for("result", result.exists, 300)
-        told = json.loads(result.read_text())
-        if (told["sha256"], told["size"]) != (digest, megabytes * MEGABYTE):
-            raise RuntimeError(f"the hub delivered {told}, not {megabytes} MB of sha256 {digest}")
-        return Measurement("gym-fed", direction, megabytes, told["seconds"], dict(processes.peak_rss_mb))
+        found = json.loads(result.read_text())
+        if (found["sha256"], found["size"]) != (digest, megabytes * MEGABYTE):
+            raise RuntimeError(f"the hub delivered {found}, not {megabytes} MB of sha256 {digest}")
+        return Measurement("gym-fed", direction, megabytes, found["seconds"], dict(processes.peak_rss_mb))
 
 
 def make_hub(processes: Processes, folder: Path) -> None:

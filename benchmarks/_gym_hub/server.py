@@ -40,8 +40,8 @@ def main(folder: str, direction: str, payload: str, result: str) -> None:
         seconds = time.perf_counter() - started
         if reply.has_error():
             raise RuntimeError(f"the contributor failed: {reply.error}")
-        told = reply.content.config_records["told"]
-        digest, size = str(told["sha256"]), int(str(told["size"]))
+        received = reply.content.config_records["received"]
+        digest, size = str(received["sha256"]), int(str(received["size"]))
         if direction == "up":
             stored = store.local_path(digest)
             digest, size = file_digest(stored), stored.stat().st_size

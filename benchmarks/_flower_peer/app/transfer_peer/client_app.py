@@ -17,8 +17,8 @@ def train(message: Message, context: Context) -> Message:
     if task["up"]:
         data = Path(str(task["payload"])).read_bytes()
         reply["payload"] = ArrayRecord({"delta": Array("uint8", (len(data),), "gym.delta.v1", data)})
-        reply["told"] = ConfigRecord({"size": len(data)})
+        reply["received"] = ConfigRecord({"size": len(data)})
     else:
         data = message.content.array_records["payload"]["delta"].data
-        reply["told"] = ConfigRecord({"size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+        reply["received"] = ConfigRecord({"size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     return Message(reply, reply_to=message)

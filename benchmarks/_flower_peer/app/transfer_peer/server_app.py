@@ -29,18 +29,18 @@ def main(grid: Grid, context: Context) -> None:
     (reply,) = replies
     if reply.has_error():
         raise RuntimeError(f"the ClientApp failed: {reply.error}")
-    told = reply.content.config_records["told"]
+    received = reply.content.config_records["received"]
     if upwards:
         data = reply.content.array_records["payload"]["delta"].data
         seconds = time.perf_counter() - started
         digest, size = hashlib.sha256(data).hexdigest(), len(data)
     else:
         seconds = time.perf_counter() - started
-        digest, size = str(told["sha256"]), int(str(told["size"]))
+        digest, size = str(received["sha256"]), int(str(received["size"]))
     result = Path(str(config["result"]))
     draft = result.with_suffix(".draft")
     draft.write_text(json.dumps({"seconds": seconds, "sha256": digest, "size": size}))
-    draft.rename(result)  # whoever waits for the result finds it whole
+    draft.rename(result)  # a reader of the result finds it whole
 
 
 def as_array(data: bytes) -> Array:
