@@ -11,11 +11,13 @@ import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from demo.end_together import end_together
 from tests.support import postgres as _postgres
+from tests.support.rooms import seconds_by_room
 from tests.support.wait import BUSY
 
 end_together()  # a suite that is killed leaves no hub and no contributor behind
@@ -32,6 +34,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) * BUSY))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how long each room took; two workers need half of it."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    if len(seconds := seconds_by_room(reports)) > 1:
+        terminalreporter.section("seconds of tests by room")
+        for room, taken in seconds.items():
+            terminalreporter.write_line(f"{taken:7.0f} {room}")
 
 
 @pytest.fixture(scope="module", autouse=True)

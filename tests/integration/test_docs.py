@@ -48,7 +48,16 @@ def scripts(page: Path) -> list[str]:
     return re.findall(r"^<!-- run -->\n```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-SLOW = ("coordinate.md", "keys.md", "privacy-local.md", "features.md", "tuning.md", "recipes.md")
+SLOW = (
+    "coordinate.md",
+    "keys.md",
+    "privacy-local.md",
+    "features.md",
+    "tuning.md",
+    "recipes.md",
+    "runs.md",
+    "variants.md",
+)
 """Pages whose commands, trained or waited for, are tried by `make test-all` only."""
 SERVERS = {"gym-server run": "listens on", "gym api serving.yaml": "from openai import"}
 """Commands that stay, and what each prints once it answers."""

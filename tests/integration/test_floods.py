@@ -183,6 +183,7 @@ def test_a_flood_of_calls_is_refused_beyond_its_share_and_the_log_stays_short(
     assert len(hub.log().splitlines()) - lines < 100
 
 
+@pytest.mark.slow  # tests/contract/test_call_limits.py does the same without a process
 def test_three_hundred_installations_of_one_account_leave_eight(
     hub: HubProcess, honest: HubClient, flooder: HubClient, tmp_path: Path
 ) -> None:

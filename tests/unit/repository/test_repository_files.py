@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.support.rooms import seconds_by_room
 
 ROOT = Path(__file__).resolve().parents[3]
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
@@ -65,6 +68,32 @@ def test_what_templates_and_hooks_name_exists() -> None:
         named = re.findall(r"\b(?:docs/[\w-]+\.md|SECURITY\.md|CHANGELOG\.md|\.ci/run)\b", text)
         assert [name for name in named if not (ROOT / name).exists()] == []
         assert set(re.findall(r"`make ([a-z-]+)", text)) - targets == set(), place
+
+
+def test_seconds_of_tests_are_summed_by_room() -> None:
+    def report(file: str, seconds: float, when: Any) -> pytest.TestReport:
+        return pytest.TestReport(f"{file}::test_a", ("", 0, ""), {}, "passed", None, when, duration=seconds)
+
+    found = seconds_by_room(
+        [
+            report("tests/crash/test_a.py", 3.0, "call"),
+            report("tests/unit/soup/test_b.py", 1.0, "setup"),
+            report("tests/unit/soup/test_c.py", 2.5, "call"),
+            "a warning, which took no time",
+        ]
+    )
+    assert list(found.items()) == [("tests/unit/soup", 3.5), ("tests/crash", 3.0)]
+
+
+def make(*targets: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_every_room_of_the_unit_tests_has_a_target() -> None:
+    rooms = {file.parent.name for file in (ROOT / "tests/unit").glob("*/test_*.py")}
+    made = make(*(f"test-{room}" for room in sorted(rooms)))
+    assert set(re.findall(r"tests/unit/(\S+)", made.stdout)) == rooms, made.stderr
+    assert make("test-no-such-room").returncode != 0
 
 
 def test_an_editor_wraps_lines_where_ruff_does() -> None:
