@@ -21,7 +21,7 @@ MAX_NEWS = 1000
 
 _LINES_PER_PHASE = 10
 _SILENT_SECONDS = 1.5
-"""After so much silence what goes on is shown; on a terminal it then moves, elsewhere at twice the time again."""
+"""After this much silence the current activity is printed; a terminal updates it, other outputs double the time."""
 _TICK_SECONDS = 0.25
 _LABELS = {
     "fetch": "fetching",
@@ -37,13 +37,13 @@ class Display:
     """The base class, and the one that shows nothing."""
 
     def report(self, event: str, text: str, **fields: Any) -> None:
-        """News: an event's name and fields for programs, a text for people."""
+        """Report an event: its name and fields for programs, a text for people."""
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         """How far a phase is; ``done == total`` ends it."""
 
     def busy(self, what: str) -> None:
-        """What goes on from now on, in case it takes long; empty where nothing does that anybody waits for."""
+        """The current activity, in case it takes long; empty for none."""
 
     def still(self, what: str, seconds: float) -> None:
         """``what`` has gone on for so long, and nothing else was shown meanwhile."""
@@ -53,11 +53,11 @@ class Display:
 
 
 class Narrator(Display):
-    """Passes everything on, and breaks a silence of more than ``_SILENT_SECONDS`` with what goes on.
+    """Passes everything on, and prints the current activity after ``_SILENT_SECONDS`` of silence.
 
     Args:
         inner: The display that shows.
-        often: Whether a silence that is broken stays so: a line that moves. Else it is broken again at twice the time.
+        often: Whether the activity is updated on every tick (a terminal). Else it is printed again at twice the time.
         clock: Seconds, rising.
     """
 
@@ -225,7 +225,7 @@ class TerminalDisplay(Display):
 
 
 def make_display(console: Console, as_json: bool) -> Display:
-    """The display for where the output goes."""
+    """The display that fits the output."""
     if as_json:
         return Narrator(JsonDisplay(), often=False)
     if console.is_terminal:

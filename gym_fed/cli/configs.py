@@ -139,7 +139,7 @@ def import_file(
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a LLaMA-Factory file in our words; comments name what was left out, and why."""
+    """Write a LLaMA-Factory file with our keys; comments name what was left out, and why."""
     from gym_fed.config.llamafactory.files import as_yaml, load_training_config
 
     text, notes = as_yaml(file, ignore_unsupported=ignore_unsupported)

@@ -267,7 +267,7 @@ class Agent:
             raise GymError(ErrorCode.INTERNAL, f"the app failed: {type(error).__name__}: {error}") from error
 
     def _fetch(self, task: pb.Task, lease: Lease, passing: list[Path]) -> None:
-        """Hold the task against the policy, then bring what it refers to."""
+        """Check the task against the policy, then bring what it refers to."""
         if "task" in task.content.configs:
             for entry in task.content.configs["task"].entries:
                 if entry.key == "spec":

@@ -15,7 +15,7 @@ from gym_fed.kinds import ALGORITHMS, TUNING
 
 
 class Policy(StrictModel):
-    """Limits that a task is held against before anything is fetched or trained."""
+    """Limits that a task is checked against before anything is fetched or trained."""
 
     max_steps: int = Field(default=2_000, ge=1)
     """Most optimiser steps in one round."""

@@ -47,7 +47,7 @@ class Outage:
     """Reports once that a hub is away, once a minute that it still is, and once that it is back.
 
     Args:
-        display: Where that goes.
+        display: Prints the reports.
         clock: Seconds, rising.
     """
 

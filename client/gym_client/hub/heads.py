@@ -1,7 +1,8 @@
 """Every signed head that a hub has shown, and the check that no two of them contradict each other.
 
-They lie in ``servers/<id of the hub>/heads.jsonl``. A hub that rewrote its ledger, or shows another one to others, has
-to contradict a head that it signed; the contradiction is written to ``proofs/``, and nothing goes on with that hub.
+They are in ``servers/<id of the hub>/heads.jsonl``. A hub that rewrote its ledger, or shows another one to others, has
+to contradict a head that it signed. The contradiction is written to ``proofs/``, and further calls to that hub are
+refused.
 
 A hub that was restored from a backup contradicts itself too. Where its signed statement explains that, it is shown to
 the contributor; accepted, it is a line of the file, and the lines before it stand for what was lost from there on.
@@ -136,13 +137,13 @@ class Heads:
         is_newest: bool = False,
         statements: Statements = no_statements,
     ) -> None:
-        """Hold a head against all that were seen before, and keep it.
+        """Compare a head with all that were seen before, and keep it.
 
         Args:
             head: What the hub, or somebody else, shows.
-            prove: The hub's own word on how the head and the one kept go together.
+            prove: The hub's proof that the head extends the one kept.
             is_newest: Whether the hub sent it as its newest.
-            statements: Asked for when the head contradicts a kept one.
+            statements: Called when the head contradicts a kept one.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; ``HUB_RESTORED`` where a

@@ -1,6 +1,6 @@
 """Another key for every account of a home, and the end of a key that was lost.
 
-The new key is on disk before any hub hears of it, each hub's answer is kept as it comes, and a replaced key stays until
+The new key is on disk before any hub gets it, each hub's answer is kept as it comes, and a replaced key stays until
 no hub needs it: whatever is killed, the same command goes on.
 """
 

@@ -1,4 +1,4 @@
-"""Bytes of objects that went down and up, for each hub: of the task under way, and of all so far in the home."""
+"""Bytes of objects that went down and up, for each hub: of the current task, and of all tasks of the home."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class HubClient:
             heads.require_shown(self.prove, statements)
 
     def _require_one_ledger(self, method: str) -> None:
-        """Nothing goes on with a hub that was found to have two ledgers, but that a lost key can be revoked there.
+        """Refuse calls to a hub that was found to have two ledgers; revoking a lost key is still allowed.
 
         Its status can be asked for, since it may say that the hub was restored; ``status`` refuses what that leaves.
         """

@@ -1,6 +1,6 @@
 """Which hubs are trusted: a file an address, with the key's fingerprint, the certificate and the hub's id.
 
-With it goes which of a home's keys speaks to which hub, and for which account.
+The pin also records which of a home's keys is used at which hub, and for which account.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a contributor earned, and whether the hub's signed ledger bears it out: `gym-client rewards --verify`."""
+"""What a contributor earned, checked against the hub's signed ledger: `gym-client rewards --verify`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tally:
     Attributes:
         credits: Earned, by round.
         royalties: Earned by the use of versions, by usage id.
-        verdicts: The last word on every update.
+        verdicts: The last verdict on every update.
         seals: Of verdicts at admission in private rounds, everybody's.
         pending: Transfers that reserve credits, with their amounts.
         moved: Credits received less credits given away, of transfers that are settled.

@@ -1,9 +1,9 @@
-"""A contributor's side of secure aggregation: its secrets of one round on disk, and its word at every stage.
+"""A contributor's side of secure aggregation: its secrets of one round on disk, and its message at every stage.
 
 ``secure/<server>-<round>/state.json`` (mode 0600) holds the round's private keys and what was promised with them.
 It is written before anything that follows from it leaves this machine, so that a killed agent goes on with the same
 keys, masks one vector only, and answers for each other contributor once: with a share of its seed or of its mask key,
-never with both. It is no task's folder, whose name would be the hub's to choose. It goes when the round is over;
+never with both. It is no task's folder, whose name would be the hub's to choose. It is deleted when the round is over;
 ``secure/begun.json`` remembers the last round that was begun with each hub, and neither it nor any before it is begun
 again, whatever the hub says of it.
 """
@@ -203,9 +203,7 @@ class SecureRound:
             received[sender] = _pair_of_shares(plain, sender)
             seed, mask_key = map(bytes.fromhex, received[sender])
             if masking.commitments.get(sender) != share_commitments(seed, mask_key, sender, self._me):
-                raise self._refused(
-                    f"the shares that {sender} sealed are not those that the hub has its word on"
-                )
+                raise self._refused(f"the shares that {sender} sealed are not those that it committed to")
         self._keep(state.model_copy(update={"received": received}))
 
     def mask(self, folder: TaskFolder, trained: Trained, base: BaseSpec, uses: str) -> Trained:
@@ -371,7 +369,7 @@ def titled(task: pb.Task) -> str:
 
 
 def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:
-    """Delete the secrets of every round on whose update the last word is spoken, and those of a hub that went away."""
+    """Delete the secrets of every round whose update has its last verdict, and those of a hub that is gone."""
     if rounds_folder(home).exists():
         drop_old(rounds_folder(home))
     for verdict in verdicts:

@@ -221,7 +221,7 @@ def make_terms(
 
 
 def check_promises(policy: Policy, promises: Promises) -> None:
-    """Hold a hub's promises against the policy.
+    """Check a hub's promises against the policy.
 
     Raises:
         GymError: ``POLICY_REFUSED`` naming the limit.

@@ -116,7 +116,7 @@ class SealedShares(StrictModel):
         return cls(sealed=sealed, commitments=commitments, signature=signature)
 
     def verify(self, dealer: Advert, participants: Participants) -> None:
-        """Whether there is a sealed pair for everybody else, and the dealer's word on what is in each.
+        """Check that there is a sealed pair for everybody else, and the dealer's commitment to each.
 
         Raises:
             GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``.
