@@ -63,6 +63,9 @@ def test_a_form_for_issues_has_the_keys_that_its_host_requires(form: Path) -> No
 def test_what_templates_and_hooks_name_exists() -> None:
     places = [*FORMS, ROOT / ".github/pull_request_template.md", ROOT / "CONTRIBUTING.md"]
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets |= {f"test-{room.name}" for room in (ROOT / "tests/unit").iterdir()} | {
+        "test-"
+    }  # `make test-ROOM`
     for place in places:
         text = place.read_text(encoding="utf-8")
         named = re.findall(r"\b(?:docs/[\w-]+\.md|SECURITY\.md|CHANGELOG\.md|\.ci/run)\b", text)
