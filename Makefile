@@ -59,10 +59,10 @@ $(addprefix test-,$(ROOMS)): test-%: $(STAMP)
 mutations: $(STAMP) ## Plant the faults of tests/mutations.toml one by one; each must fail its tests. About an hour.
 	$(BIN)/python tools/mutations.py $(ARGS)
 
-lint: $(STAMP) ## Style, types and the import contract.
+lint: $(STAMP) ## Style, types, the import contract, words and pages.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --no-print-directory types imports
+	$(MAKE) --no-print-directory types imports checks
 
 types: $(STAMP) ## mypy, strict, over the four packages, the benchmarks and the demo.
 	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
