@@ -313,7 +313,7 @@ def test_answers_that_do_not_end_are_left_out_and_counted(
 def test_the_settings_of_the_teacher_decide_its_answers(tmp_path: Path) -> None:
     from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
 
-    rows = [{"prompt": [{"role": "user", "content": "tell me about the sea"}]}, {"prompt": "plain words"}]
+    rows = [{"prompt": [{"role": "user", "content": "describe the sea"}]}, {"prompt": "plain words"}]
     sections: list[dict[str, Any]] = [{}, {"temperature": 1.5}, {"teacher_dtype": "bfloat16"}]
     runs = [
         TeacherAnswers(sequence(tmp_path / str(i), model_init=STUDENT, section=section, seed=seed)).of(rows)
