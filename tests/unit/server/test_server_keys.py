@@ -487,5 +487,5 @@ def test_a_ledger_in_which_a_nonce_moves_credits_twice_is_found_by_its_readers(
         body |= {"statement": order.signed(), "signature": order.sign(owner).hex(), "at": int(hub.now)}
         if amount == 5:
             history.add("transfer", body)
-    with pytest.raises(GymError, match="told before"):
+    with pytest.raises(GymError, match="recorded before"):
         history.add("transfer", body)
