@@ -30,7 +30,7 @@ from gym_fed.delta.file import DeltaFile  # noqa: E402
 from gym_fed.errors import ErrorCode, GymError  # noqa: E402
 from gym_fed.models import load_model  # noqa: E402
 from gym_fed.personalization import PersonalizedTrainer  # noqa: E402
-from gym_fed.personalization.made import CreatedVariant  # noqa: E402
+from gym_fed.personalization.results import CreatedVariant  # noqa: E402
 
 TASK = "dash"
 PEOPLE = 3

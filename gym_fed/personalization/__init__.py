@@ -1,4 +1,4 @@
-"""Personal variants of one base model: made from a user's own data, served by name. Names are imported on first use.
+"""Personal variants of one base model: created from a user's own data, served by name. Names are imported on first use.
 
 Neighbours: imports config, data, delta, errors, evaluation, files, identity, kinds, lazy, models,
 quantization, renamed, serving, training, version; imported by cli.

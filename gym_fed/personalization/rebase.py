@@ -1,43 +1,223 @@
-"""Follow the community: a variant is carried to a new global version, measured there, and refitted if asked.
+"""Rebase a variant onto a new global version: carry its delta, measure it there, and refit it where wanted.
 
-Carried are the same signs, codes and factors, scales perhaps smaller. What the new version has learnt of the variant
-already (a soup that its owner contributed to) would be added a second time, so the scale of what is carried is searched
-on the owner's rows: ``base' + alpha * delta``, alpha in (0, 1].
+The carried delta has the same signs, codes and factors, with smaller scales where the rows want it. The new version may
+have learnt part of the variant already, from a soup that its owner contributed to. That part would be added twice, so
+the scale is searched on the owner's rows: ``base' + alpha * delta``, alpha in (0, 1].
 """
 
 from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gym_quant.codec import CodecError, Params, Payload
 from gym_quant.registry import get_codec
 
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import quiet_loading
-from gym_fed.personalization.made import Losses, begin, require_wanted
-from gym_fed.personalization.making import Order, make
-from gym_fed.personalization.recipe import Encoding, Method
+from gym_fed.personalization.base import Base
+from gym_fed.personalization.create import FORM_KEY, VariantJob, train_and_encode
+from gym_fed.personalization.evaluator import LossEvaluator
+from gym_fed.personalization.recipe import (
+    Encoding,
+    Method,
+    encoding_of,
+    require_fitting,
+    set_keys,
+    training_config,
+)
+from gym_fed.personalization.results import (
+    Listener,
+    Losses,
+    RebasedVariant,
+    begin,
+    require_better,
+    require_wanted,
+)
+from gym_fed.personalization.rows import PersonalRows
+from gym_fed.personalization.writer import VariantWriter
+from gym_fed.serving.store.records import VariantRecord
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.personalization.base import Base
-    from gym_fed.personalization.made import Listener
-    from gym_fed.personalization.making import Judge
-    from gym_fed.personalization.rows import PersonalRows
 
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 _FINER = (-0.1, 0.1)
 _WORTH = 0.02
 """A smaller alpha is taken where it adds more than this share to what the delta gains; otherwise the delta stays as it
 is."""
+_UNREADABLE = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_INVALID)
+
+
+@dataclass(frozen=True)
+class RebaseRequest:
+    """A variant to rebase; see ``PersonalizedTrainer.rebase_variant``."""
+
+    name: str
+    onto: str
+    output_name: str
+    rows: PersonalRows | None
+    as_chat: bool | None
+    steps: int
+    force: bool
+    overwrite: bool
+
+
+def rebase(
+    request: RebaseRequest,
+    *,
+    old_base: str,
+    writer: VariantWriter,
+    codec: str,
+    encoding: Mapping[str, Any] | CodecPolicy | None,
+    training: Mapping[str, Any] | TrainingConfig | None,
+    device: str,
+    listener: Listener,
+) -> RebasedVariant:
+    """Rebase one variant; see ``PersonalizedTrainer.rebase_variant``."""
+    with writer.opened() as store:
+        record = store.verify(request.name)
+        path = store.path(request.name)
+        renamed = request.output_name != request.name
+        revision = writer.next_revision(store, request.output_name, record.owner, replace=not renamed)
+    begin(listener, f"loading {request.onto}")
+    base = Base.load(request.onto, device)
+    if base.spec.digest == record.base_digest:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"variant {request.name!r} is of {base.spec.model_name!r} ({base.spec.digest[:19]}...) already",
+            "give the new global version",
+        )
+    with DeltaFile.open(path) as delta:
+        require_shapes(delta, base.spec)
+        if request.rows is not None:
+            as_chat = _learnt_as_chat(delta) if request.as_chat is None else request.as_chat
+            request = replace(request, rows=request.rows.formed(base.tokenizer, as_chat))
+        folder = writer.work_folder(f"{request.output_name}.rebase-{record.sha256[:12]}")
+        if request.overwrite and folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        evaluator, old = _evaluator(request.rows, record, delta, base, old_base, device, training, listener)
+        carried = carry(delta, base, evaluator, folder, listener)
+        carried = replace(carried, losses=replace(carried.losses, old=old))
+        method, rank = method_of(delta)
+    if request.steps and request.rows is not None and evaluator is not None:
+        rows = request.rows
+        overrides = _refit_overrides(training, request.steps, rank)
+        config = training_config(
+            method, rows, folder / "refit" / "run", str(folder / "start"), overrides, base.context
+        )
+        how = encoding_of(method, codec, encoding, base.spec)
+        require_fitting(config, how)
+        job = VariantJob(
+            folder / "refit",
+            config.model_copy(update={"device": device}),
+            product_encoding(how, rank) if how.keeps_factors else how,
+        )
+        carried = refit(carried, job, base, rows, evaluator, listener)
+    if not request.force:
+        require_better(carried.losses, bool(request.steps))
+    note = _note(record, carried)
+    begin(listener, "putting it into the store")
+    with writer.opened() as store:
+        added = writer.put(
+            store,
+            carried.path,
+            request.output_name,
+            record.owner,
+            revision=revision,
+            note=note,
+            replace=not renamed,
+        )
+        path = store.path(request.output_name)
+    shutil.rmtree(folder)
+    return RebasedVariant(
+        name=added.name,
+        owner=added.owner,
+        revision=added.revision,
+        signed=added.is_signed,
+        path=path,
+        sha256=added.sha256,
+        size_bytes=added.size_bytes,
+        from_base=record.base_digest,
+        onto_base=added.base_digest,
+        alpha=carried.alpha,
+        steps=carried.steps,
+        measured_as=None if request.rows is None else request.rows.learnt_as,
+        judged_on="nothing" if request.rows is None else request.rows.judged_on,
+        losses=carried.losses,
+        note=note,
+    )
+
+
+def _evaluator(
+    rows: PersonalRows | None,
+    record: VariantRecord,
+    delta: DeltaFile,
+    base: Base,
+    old_base: str,
+    device: str,
+    training: Mapping[str, Any] | TrainingConfig | None,
+    listener: Listener,
+) -> tuple[LossEvaluator | None, float | None]:
+    """The evaluator, and the loss of the variant on its old base, if that is on this machine.
+
+    Preferences are measured against the old base, so that the new one's progress shows.
+    """
+    if rows is None:
+        return None, None
+    length = int(set_keys(training).get("max_length", min(512, base.context or 512)))
+    try:
+        old = Base.load(old_base, device)
+    except GymError as error:
+        if error.code not in _UNREADABLE:
+            raise
+        listener.phase(f"the old base is not at hand ({error.message}): its loss is not measured")
+        return LossEvaluator(rows.kind, rows.judged, base.tokenizer, base.model, length), None
+    if old.spec.digest != record.base_digest:
+        listener.phase(f"{old_base} is not the base of {record.name!r}: the loss there is not measured")
+        return LossEvaluator(rows.kind, rows.judged, base.tokenizer, base.model, length), None
+    evaluator = LossEvaluator(rows.kind, rows.judged, old.tokenizer, old.model, length)
+    begin(listener, "measuring it on its old base")
+    with old.plus(delta) as model:
+        return evaluator, evaluator.loss(model)
+
+
+def _learnt_as_chat(delta: DeltaFile) -> bool | None:
+    """Whether its rows were a chat; None for a delta that was not created here."""
+    form = delta.manifest.extra.get(FORM_KEY)
+    return None if form is None else form == "chat"
+
+
+def _refit_overrides(
+    training: Mapping[str, Any] | TrainingConfig | None, steps: int, rank: int
+) -> dict[str, Any]:
+    """The trainer's own overrides, with the number of steps and, of factors, their rank."""
+    given = set_keys(training)
+    given["max_steps"] = steps
+    if rank:
+        given["lora"] = {"r": rank, "lora_alpha": 2 * rank, **(given.get("lora") or {})}
+    return given
+
+
+def _note(record: VariantRecord, carried: Carried) -> str:
+    """The manifest's note: its origin, and nothing of the rows, because every user of the variant can read it."""
+    what = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
+    if carried.losses.took_refit:
+        what += f", refitted in {carried.steps} steps"
+    elif carried.alpha != 1.0:
+        what += f", scaled by {carried.alpha:g}"
+    return what
 
 
 @dataclass(frozen=True)
@@ -51,7 +231,7 @@ class Carried:
 
 
 def search_alpha(
-    judge: Judge, base: Base, carried: DeltaFile, alone: float, listener: Listener
+    evaluator: LossEvaluator, base: Base, carried: DeltaFile, alone: float, listener: Listener
 ) -> tuple[float, dict[float, float]]:
     """The scale of a delta that fits the rows best, and all losses that were measured, by scale.
 
@@ -64,7 +244,7 @@ def search_alpha(
     def measure(alpha: float) -> None:
         require_wanted(listener, "while scales were compared")
         with base.plus(carried, alpha) as model:
-            found = judge.loss(model)
+            found = evaluator.loss(model)
         losses[alpha] = found if math.isfinite(found) else math.inf
 
     for alpha in ALPHAS:
@@ -78,7 +258,9 @@ def search_alpha(
     return (best if losses[1.0] - losses[best] > worth else 1.0), losses
 
 
-def carry(delta: DeltaFile, base: Base, judge: Judge | None, folder: Path, listener: Listener) -> Carried:
+def carry(
+    delta: DeltaFile, base: Base, evaluator: LossEvaluator | None, folder: Path, listener: Listener
+) -> Carried:
     """Write a delta for the new base, scaled as the rows want it; without rows as it is.
 
     Raises:
@@ -87,35 +269,40 @@ def carry(delta: DeltaFile, base: Base, judge: Judge | None, folder: Path, liste
     begin(listener, f"carrying it to {base.spec.model_name}")
     path = folder / "carried.gymdelta"
     carry_delta(delta, base.spec, path)
-    if judge is None:
+    if evaluator is None:
         return Carried(path, 1.0, Losses())
-    alone = judge.loss(base.model)
+    alone = evaluator.loss(base.model)
     with base.opened(path) as carried:
-        alpha, losses = search_alpha(judge, base, carried, alone, listener)
+        alpha, losses = search_alpha(evaluator, base, carried, alone, listener)
     if alpha != 1.0:
         carry_delta(delta, base.spec, path, alpha)
     with base.opened(path) as carried, base.plus(carried) as model:
-        scaled = judge.loss(model)
+        scaled = evaluator.loss(model)
     return Carried(path, alpha, Losses(new_base=alone, carried=losses[1.0], scaled=scaled))
 
 
 def refit(
-    carried: Carried, order: Order, base: Base, rows: PersonalRows, judge: Judge, listener: Listener
+    carried: Carried,
+    job: VariantJob,
+    base: Base,
+    rows: PersonalRows,
+    evaluator: LossEvaluator,
+    listener: Listener,
 ) -> Carried:
     """Train on from the new base plus what was carried, and encode the sum of both as one delta.
 
     Args:
         carried: Where it starts.
-        order: Its training starts from ``order.folder / "start"``, which is written here.
+        job: Its training starts from ``job.folder / "start"``, which is written here.
         base: The new base.
         rows: The owner's.
-        judge: On the owner's rows.
+        evaluator: On the owner's rows.
         listener: Hears of the work.
 
     Returns:
         The refitted delta if it is better than the carried one, which is kept otherwise; with all losses.
     """
-    start = Path(str(order.training.model))
+    start = Path(str(job.training.model))
     if not start.exists():
         part = start.with_name(f"{start.name}.part")
         shutil.rmtree(part, ignore_errors=True)
@@ -123,10 +310,10 @@ def refit(
             model.save_pretrained(part)
         base.tokenizer.save_pretrained(part)
         part.rename(start)
-    made = make(order, base, rows, judge, listener)
-    losses = replace(carried.losses, refitted=made.loss_encoded)
-    path = order.delta_path if losses.took_refit else carried.path
-    return Carried(path, carried.alpha, losses, made.steps)
+    result = train_and_encode(job, base, rows, evaluator, listener)
+    losses = replace(carried.losses, refitted=result.loss_encoded)
+    path = job.delta_path if losses.took_refit else carried.path
+    return Carried(path, carried.alpha, losses, result.steps)
 
 
 def method_of(delta: DeltaFile) -> tuple[Method, int]:

@@ -1,14 +1,13 @@
-"""Make personal variants of one base from people's own rows, and serve them.
+"""Create personal variants of one base from people's own rows, rebase them, and serve them.
 
 trainer = PersonalizedTrainer(base_model="gym-nano")
-made = trainer.create_variant(user_id="ada", preferences="ada.jsonl")
+created = trainer.create_variant(user_id="ada", preferences="ada.jsonl")
 with trainer.serve_variant("ada") as ada:
     print(ada.chat("How do you do?").text)
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,27 +17,25 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.kinds import TUNING
-from gym_fed.personalization.keeping import Shelf, default_folder
-from gym_fed.personalization.made import (
+from gym_fed.personalization.recipe import Method
+from gym_fed.personalization.results import (
     CreatedVariant,
     Listener,
     Losses,
     RebasedVariant,
-    begin,
     require_better,
 )
-from gym_fed.personalization.recipe import Method, encoding_of, require_fitting, training_config
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.served import ServedVariant, SharedServing
+from gym_fed.personalization.writer import VariantWriter, default_folder
 
 if TYPE_CHECKING:
-    from gym_fed.personalization.making import Made, Order
     from gym_fed.personalization.rows import PersonalRows
     from gym_fed.serving.setup import Serving
 
 
 class PersonalizedTrainer:
-    """Makes variants of one base into one store.
+    """Creates variants of one base in one store.
 
     Args:
         base_model: ``gym-nano``, a model folder, or a name in the local cache.
@@ -78,7 +75,9 @@ class PersonalizedTrainer:
         self.device = device
         self._training = training
         self._encoding = encoding
-        self._shelf = Shelf(default_folder() if variants is None else Path(variants), key, unsigned=unsigned)
+        self._writer = VariantWriter(
+            default_folder() if variants is None else Path(variants), key, unsigned=unsigned
+        )
         self._shared = SharedServing(self._open_serving)
 
     def create_variant(
@@ -105,7 +104,7 @@ class PersonalizedTrainer:
             user_id: Whose it is, an account or a plain id; its name too, unless ``name`` is given.
             preferences: A path, or rows with ``prompt``, ``chosen`` and ``rejected``: learnt by DPO.
             examples: A path, or rows with ``messages``, ``prompt`` and ``completion``, or ``text``.
-            data: A path, or rows of either kind; their columns tell which.
+            data: A path, or rows of either kind, recognized by their columns.
             name: What it is served as.
             held_out: Share of the rows that is never trained on: it measures, and chooses the step to stop at.
             columns: What the rows call their columns, by the name that the format expects.
@@ -114,68 +113,37 @@ class PersonalizedTrainer:
             replace: Make the next revision of a variant that exists.
             output: Where the work is kept, and left; by default inside the store, and removed at the end.
             overwrite: Forget unfinished work of this variant.
-            listener: Hears of the work, and may stop it.
+            listener: Follows the progress, and may stop it.
 
         Raises:
             GymError: ``FILE_EXISTS`` for a variant that exists, or unfinished work of other rows or settings;
                 ``DATA_INVALID`` naming the row; ``INTERRUPTED``; ``CONFIG_INVALID`` naming the key; ``USAGE`` for
                 ``as_chat`` with a base that has no chat template.
         """
-        told = listener or Listener()
-        chosen = name or user_id
         rows = self._rows(preferences, examples, data, held_out, columns)
-        revision = self._shelf.planned_revision(chosen, user_id, replace=replace)
-        from gym_fed.personalization.base import Base
-        from gym_fed.personalization.making import Judge, Order, make
+        chosen = name or user_id
+        revision = self._writer.planned_revision(chosen, user_id, replace=replace)
+        from gym_fed.personalization.create import CreateRequest, create
 
-        begin(told, f"loading {self.base_model}")
-        base = Base.load(self.base_model, self.device)
-        rows = rows.formed(base.tokenizer, as_chat)
-        folder = self._shelf.work_folder(chosen) if output is None else Path(output)
-        if overwrite:
-            _forget(folder)
-        encoding = encoding_of(self.method, self.codec, self._encoding, base.spec)
-        training = training_config(
-            self.method, rows, folder / "run", self.base_model, self._training, base.context
-        ).model_copy(update={"device": self.device})
-        require_fitting(training, encoding)
-        order = Order(folder, training, encoding)
-        judge = Judge(rows.kind, rows.judged, base.tokenizer, base.model, training.max_length)
-        made = make(order, base, rows, judge, told)
-        note = _note(order, made)
-        begin(told, "putting it into the store")
-        with self._shelf.opened() as store:
-            record = self._shelf.put(
-                store, order.delta_path, chosen, user_id, revision=revision, note=note, replace=replace
-            )
-            path = store.path(chosen)
-        if output is None:
-            shutil.rmtree(folder)
-        return CreatedVariant(
-            name=record.name,
-            owner=record.owner,
-            revision=record.revision,
-            signed=record.is_signed,
-            path=path,
-            sha256=record.sha256,
-            size_bytes=record.size_bytes,
-            bits_per_weight=made.report.bits_per_weight,
-            times_smaller=16.0 / made.report.bits_per_weight,
-            base_model=record.base_model,
-            base_digest=record.base_digest,
-            learnt_as=rows.learnt_as,
-            judged_on=rows.judged_on,
-            loss_before=made.loss_before,
-            loss_trained=made.loss_trained,
-            loss_encoded=made.loss_encoded,
-            kept=made.kept,
-            chosen_before=made.chosen_before,
-            chosen_encoded=made.chosen_encoded,
-            steps=made.steps,
-            best_step=made.best_step,
-            encoding=encoding.why,
-            note=note,
-            rows=made.rows,
+        return create(
+            CreateRequest(
+                chosen,
+                user_id,
+                revision,
+                rows,
+                as_chat,
+                replace,
+                None if output is None else Path(output),
+                overwrite,
+            ),
+            base_model=self.base_model,
+            writer=self._writer,
+            method=self.method,
+            codec=self.codec,
+            encoding=self._encoding,
+            training=self._training,
+            device=self.device,
+            listener=listener or Listener(),
         )
 
     def rebase_variant(
@@ -214,30 +182,29 @@ class PersonalizedTrainer:
             force: Put it into the store even if it is no better than the new base alone, or nobody knows.
             output_name: Add it under another name, and leave the old one.
             overwrite: Forget an unfinished refit of this variant.
-            listener: Hears of the work, and may stop it.
+            listener: Follows the progress, and may stop it.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` when it is no better than the new base alone; ``USAGE`` without rows and
                 ``force``; ``BASE_MISMATCH`` naming a tensor that the new base has in another shape; ``NOT_FOUND``.
         """
-        told = listener or Listener()
         sources = (preferences, examples, data)
         rows = None if all(s is None for s in sources) else self._rows(*sources, held_out, columns)
         if rows is None and not force:
             require_better(Losses(), False)
         if rows is None and steps:
             raise GymError(ErrorCode.USAGE, f"steps {steps}: there are no rows to refit on", "give data")
-        from gym_fed.personalization.rebasing import Move, move
+        from gym_fed.personalization.rebase import RebaseRequest, rebase
 
-        return move(
-            Move(name, onto, output_name or name, rows, as_chat, steps, force, overwrite),
+        return rebase(
+            RebaseRequest(name, onto, output_name or name, rows, as_chat, steps, force, overwrite),
             old_base=self.base_model,
-            shelf=self._shelf,
+            writer=self._writer,
             codec=self.codec,
             encoding=self._encoding,
             training=self._training,
             device=self.device,
-            listener=told,
+            listener=listener or Listener(),
         )
 
     def serve_variant(self, user_id: str, *, name: str | None = None) -> ServedVariant:
@@ -253,7 +220,7 @@ class PersonalizedTrainer:
             GymError: ``NOT_FOUND``; ``USAGE`` when the user has several; as ``VariantStore.poll`` for one that does not
                 verify, or belongs to another base.
         """
-        return ServedVariant(name or self._shelf.variant_of(user_id), self._shared)
+        return ServedVariant(name or self._writer.variant_of(user_id), self._shared)
 
     def _open_serving(self) -> Serving:
         from gym_fed.config.serving import ServingConfig
@@ -262,9 +229,9 @@ class PersonalizedTrainer:
         return open_serving(
             ServingConfig(
                 base=self.base_model,
-                variants=self._shelf.folder,
+                variants=self._writer.folder,
                 device=self.device,
-                require_signature=self._shelf.requires_signatures,
+                require_signature=self._writer.requires_signatures,
             )
         )
 
@@ -287,27 +254,3 @@ class PersonalizedTrainer:
                 "give exactly one of preferences, examples and data",
             )
         return read_rows(given[0][0], wanted=given[0][1], held_out=held_out, columns=columns)
-
-
-def _forget(folder: Path) -> None:
-    """Remove unfinished work, and nothing else."""
-    if not folder.exists():
-        return
-    if not (folder / "order.json").exists() and any(folder.iterdir()):
-        raise GymError(
-            ErrorCode.FILE_EXISTS,
-            f"{folder}: holds no work of this kind, so it is not deleted",
-            "name another",
-        )
-    shutil.rmtree(folder)
-
-
-def _note(order: Order, made: Made) -> str:
-    """For the manifest: what it was made by; nothing of the rows, not their number nor how well they are learnt.
-
-    The manifest travels with the variant, and whoever may read that reads this.
-    """
-    from gym_fed.version import __version__
-
-    training = order.training
-    return f"gym-fed {__version__}: {training.algorithm}, {training.finetuning}, {made.best_step or made.steps} steps"

@@ -20,7 +20,7 @@ from gym_fed.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.identity.keys import SigningKey
-    from gym_fed.personalization.made import CreatedVariant, Listener, RebasedVariant
+    from gym_fed.personalization.results import CreatedVariant, Listener, RebasedVariant
 
 Base = Annotated[str, typer.Option("--base", help="gym-nano, a model folder, or a name in the local cache.")]
 Device = Annotated[str, typer.Option(help="auto takes CUDA, then MPS, then the CPU.")]
@@ -46,7 +46,7 @@ AsBefore = Annotated[
     typer.Option(
         "--as-chat/--plain",
         help="What prompts and answers that are strings are.",
-        show_default="as when the variant was made",
+        show_default="as when the variant was created",
     ),
 ]
 Unsigned = Annotated[bool, typer.Option("--unsigned", help="Sign nothing; no key is needed.")]
@@ -95,7 +95,7 @@ def create(
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
     with listening() as listener:
-        made = PersonalizedTrainer(
+        created = PersonalizedTrainer(
             base,
             variants=store_folder(store),
             method=method,
@@ -117,12 +117,12 @@ def create(
             listener=listener,
         )
     if as_json:
-        print_json(made.to_dict())
+        print_json(created.to_dict())
         return
-    out.print(summary(made))
-    if as_chat is not False and made.signed:
+    out.print(summary(created))
+    if as_chat is not False and created.signed:
         where = "" if store is None else f" --variants {store}"
-        out.print(f"try it with: gym chat {base}{where} --variant {made.name}")
+        out.print(f"try it with: gym chat {base}{where} --variant {created.name}")
 
 
 def rebase(
@@ -150,7 +150,7 @@ def rebase(
     as_chat: AsBefore = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also if it is no better than the new base alone, or nobody knows."),
+        typer.Option("--force", help="Also if it is no better than the new base alone, or untested."),
     ] = False,
     store: StoreOption = None,
     set_: Settings = None,
@@ -168,7 +168,7 @@ def rebase(
         with open_store(store) as opened:
             base = opened.get(name).base_model
     with listening() as listener:
-        moved = PersonalizedTrainer(
+        rebased = PersonalizedTrainer(
             base,
             variants=store_folder(store),
             training=training_overrides(set_, None),
@@ -188,23 +188,23 @@ def rebase(
             overwrite=overwrite,
             listener=listener,
         )
-    print_result(as_json, moved.to_dict(), rebase_summary(moved))
+    print_result(as_json, rebased.to_dict(), rebase_summary(rebased))
 
 
-def rebase_summary(moved: RebasedVariant) -> str:
+def rebase_summary(rebased: RebasedVariant) -> str:
     """A rebased variant in words."""
-    found = moved.losses
+    found = rebased.losses
     figures = [
         ("old base and variant", found.old),
         ("new base alone", found.new_base),
         ("new base and variant", found.carried),
-        (f"the same, scaled by {moved.alpha:g}", found.scaled if moved.alpha != 1.0 else None),
-        (f"refitted in {moved.steps} steps{'' if found.took_refit else ' (not kept)'}", found.refitted),
+        (f"the same, scaled by {rebased.alpha:g}", found.scaled if rebased.alpha != 1.0 else None),
+        (f"refitted in {rebased.steps} steps{'' if found.took_refit else ' (not kept)'}", found.refitted),
     ]
     lines = [
-        f"variant {moved.name} (revision {moved.revision}, {moved.owner}'s, {_signed(moved.signed)})",
-        f"  from base {moved.from_base[:19]} to {moved.onto_base[:19]}, {moved.size_bytes} bytes",
-        f"  loss on {moved.judged_on} ({moved.measured_as}):"
+        f"variant {rebased.name} (revision {rebased.revision}, {rebased.owner}'s, {_signed(rebased.signed)})",
+        f"  from base {rebased.from_base[:19]} to {rebased.onto_base[:19]}, {rebased.size_bytes} bytes",
+        f"  loss on {rebased.judged_on} ({rebased.measured_as}):"
         if found.best is not None
         else "  not measured: no rows were given",
         *(f"    {value:8.4f}  {what}" for what, value in figures if value is not None),
@@ -214,25 +214,25 @@ def rebase_summary(moved: RebasedVariant) -> str:
     return "\n".join(lines)
 
 
-def summary(made: CreatedVariant) -> str:
+def summary(created: CreatedVariant) -> str:
     """A variant in words."""
-    kept = "" if made.kept is None else f"; {100 * made.kept:.1f}% of the gain is kept"
-    what = "loss" if made.chosen_before is None else "preference loss"
+    kept = "" if created.kept is None else f"; {100 * created.kept:.1f}% of the gain is kept"
+    what = "loss" if created.chosen_before is None else "preference loss"
     lines = [
-        f"variant {made.name} (revision {made.revision}, {made.owner}'s, {_signed(made.signed)})",
-        f"  learnt from {made.learnt_as}",
-        f"  {made.encoding}",
-        f"  {made.size_bytes} bytes, {made.bits_per_weight:.3f} bits per weight: "
-        f"{made.times_smaller:.1f} times smaller than the base in bfloat16",
-        f"  {what} on {made.judged_on}: base {made.loss_before:.4f}, trained {made.loss_trained:.4f}, "
-        f"encoded {made.loss_encoded:.4f}{kept}",
+        f"variant {created.name} (revision {created.revision}, {created.owner}'s, {_signed(created.signed)})",
+        f"  learnt from {created.learnt_as}",
+        f"  {created.encoding}",
+        f"  {created.size_bytes} bytes, {created.bits_per_weight:.3f} bits per weight: "
+        f"{created.times_smaller:.1f} times smaller than the base in bfloat16",
+        f"  {what} on {created.judged_on}: base {created.loss_before:.4f}, trained {created.loss_trained:.4f}, "
+        f"encoded {created.loss_encoded:.4f}{kept}",
     ]
-    if made.chosen_before is not None and made.chosen_encoded is not None:
+    if created.chosen_before is not None and created.chosen_encoded is not None:
         lines.append(
-            f"  loss of the preferred answers themselves: base {made.chosen_before:.4f}, "
-            f"encoded {made.chosen_encoded:.4f}"
+            f"  loss of the preferred answers themselves: base {created.chosen_before:.4f}, "
+            f"encoded {created.chosen_encoded:.4f}"
         )
-    if not made.helps:
+    if not created.helps:
         lines.append("  warning: on these rows it is no better than the base alone")
     return "\n".join(lines)
 
@@ -272,7 +272,7 @@ def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
 @contextmanager
 def listening() -> Iterator[Listener]:
     """Shows the work on standard error, and stops it at the first Ctrl-C; what can be continued is kept."""
-    from gym_fed.personalization.made import Listener as Silent
+    from gym_fed.personalization.results import Listener as Silent
 
     with readable_warnings(), stop_on_ctrl_c(keeping="") as should_stop, progress(10) as on_report:
 

@@ -16,9 +16,9 @@ from gym_fed.identity.keys import SigningKey
 from gym_fed.models import load_model
 from gym_fed.personalization import PersonalizedTrainer
 from gym_fed.personalization.base import Base
-from gym_fed.personalization.made import CreatedVariant, Listener
-from gym_fed.personalization.making import Judge
+from gym_fed.personalization.evaluator import LossEvaluator
 from gym_fed.personalization.rebase import search_alpha
+from gym_fed.personalization.results import CreatedVariant, Listener
 from gym_fed.personalization.rows import read_rows
 from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
@@ -78,14 +78,14 @@ def test_what_is_reported_is_what_the_stored_file_gives(
     loaded = load_model(str(tiny_base))
     spec = BaseSpec.of(loaded.model, "tiny")
     rows = read_rows(CHATS)
-    judge = Judge("supervised", rows.held_out, loaded.tokenizer, loaded.model, 32)
-    assert judge.loss(loaded.model) == pytest.approx(ada.loss_before)
+    evaluator = LossEvaluator("supervised", rows.held_out, loaded.tokenizer, loaded.model, 32)
+    assert evaluator.loss(loaded.model) == pytest.approx(ada.loss_before)
     with DeltaFile.open(ada.path, spec) as delta:
         apply_delta(loaded.model, delta)
         assert delta.sha256() == ada.sha256
         assert delta.bits_per_weight == pytest.approx(ada.bits_per_weight)
         assert {delta.record(name).codec for name in delta.names} == {"lora"}
-    assert judge.loss(loaded.model) == pytest.approx(ada.loss_encoded)
+    assert evaluator.loss(loaded.model) == pytest.approx(ada.loss_encoded)
     assert ada.helps
     assert ada.judged_on == "2 held-out rows"
     with VariantStore.open(store) as opened:
@@ -300,11 +300,11 @@ def test_what_the_new_base_has_learnt_already_is_not_added_twice(
     """A soup that holds more than the variant itself: nearly nothing of it is still wanted."""
     base = Base.load(str(tiny_base), "cpu")
     rows = read_rows(CHATS)
-    judge = Judge("supervised", rows.judged, base.tokenizer, base.model, 32)
+    evaluator = LossEvaluator("supervised", rows.judged, base.tokenizer, base.model, 32)
     with DeltaFile.open(ada.path) as delta:
-        fresh, _ = search_alpha(judge, base, delta, judge.loss(base.model), Listener())
+        fresh, _ = search_alpha(evaluator, base, delta, evaluator.loss(base.model), Listener())
         apply_delta(base.model, delta, 20.0)
-        again, losses = search_alpha(judge, base, delta, judge.loss(base.model), Listener())
+        again, losses = search_alpha(evaluator, base, delta, evaluator.loss(base.model), Listener())
     assert min(losses, key=lambda alpha: losses[alpha]) < 0.5
     assert again < fresh
 
@@ -369,4 +369,6 @@ def test_rows_to_judge_by_that_do_not_fit_are_refused_as_those(tiny_base: Path, 
     row = {"prompt": "x" * 40, "completion": "y", "chosen": "y", "rejected": "z"}
     keys = ("prompt", "completion") if kind == "supervised" else ("prompt", "chosen", "rejected")
     with pytest.raises(GymError, match=r"judged by: none of the 2 rows .* max_length=16"):
-        Judge(kind, [{key: row[key] for key in keys}] * 2, base.tokenizer, base.model, 16).loss(base.model)
+        LossEvaluator(kind, [{key: row[key] for key in keys}] * 2, base.tokenizer, base.model, 16).loss(
+            base.model
+        )

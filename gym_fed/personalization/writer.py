@@ -1,4 +1,4 @@
-"""Into the store, and whose key signs it."""
+"""Writes variants into a store, signed by their maker's key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def default_folder() -> Path:
     return Path(named or Path(os.environ.get("GYM_HOME") or "~/.gym-fed") / "variants").expanduser()
 
 
-class Shelf:
+class VariantWriter:
     """A variant store, and the key that its maker signs with.
 
     Args:
@@ -55,7 +55,7 @@ class Shelf:
             yield store
 
     def work_folder(self, name: str) -> Path:
-        """Where a variant is made before it is whole."""
+        """The folder of a variant's unfinished work."""
         return self.folder / WORK_FOLDER / name
 
     @property
@@ -88,7 +88,7 @@ class Shelf:
         return owned[0]
 
     def planned_revision(self, name: str, user_id: str, *, replace: bool) -> int:
-        """``next_revision``; where there is no store yet, none is made."""
+        """As ``next_revision``, without making a store where there is none yet."""
         from gym_fed.serving.store.records import validate_name, validate_owner
 
         if self.folder.exists():
@@ -99,7 +99,7 @@ class Shelf:
         return 1
 
     def next_revision(self, store: VariantStore, name: str, user_id: str, *, replace: bool) -> int:
-        """What a new variant of a name is numbered.
+        """The revision of a new variant of a name.
 
         Raises:
             GymError: ``USAGE`` for a name or user id; ``FILE_EXISTS`` for a name that is taken and not to be replaced;

@@ -1,4 +1,4 @@
-"""What making or rebasing a variant came to, and who hears of it on the way. No torch here."""
+"""Results of creating or rebasing a variant, and the listener that follows its progress. No torch here."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AGAIN = "the same command again goes on from there"
 
 
 class Listener:
-    """Hears of the work, and may stop it; this one is silent."""
+    """Follows the progress, and may stop it; this one prints nothing."""
 
     def phase(self, what: str) -> None:
-        """Something begins."""
+        """A phase begins."""
 
     def rows(self, name: str, counts: RowCounts, max_length: int) -> None:
         """What became of the rows, before they are learned; ``name`` is ``data`` or ``eval_data`` (held out)."""
@@ -32,12 +32,12 @@ class Listener:
         """A step of scale distillation is done."""
 
     def should_stop(self) -> bool:
-        """Asked after every step and before each phase; True keeps what can be continued and raises ``INTERRUPTED``."""
+        """Called after every step and before each phase; True keeps a checkpoint and raises ``INTERRUPTED``."""
         return False
 
 
 def begin(listener: Listener, what: str) -> None:
-    """A phase begins, if it is still wanted.
+    """Report the beginning of a phase, unless a stop is requested.
 
     Raises:
         GymError: ``INTERRUPTED``.
@@ -47,7 +47,7 @@ def begin(listener: Listener, what: str) -> None:
 
 
 def require_wanted(listener: Listener, where: str) -> None:
-    """Stop here if that is asked for.
+    """Stop here if the listener requests it.
 
     Raises:
         GymError: ``INTERRUPTED``.
@@ -72,12 +72,12 @@ class CreatedVariant:
         times_smaller: How many times the base in bfloat16 is larger.
         base_model: The base's name.
         base_digest: Of its tensors.
-        learnt_as: What the rows were to the model: turns of a chat, or bare text.
+        learnt_as: The form in which the rows were learnt: a chat, or bare text.
         judged_on: What the losses were measured on.
         loss_before: Of the base there, in nats: a token, or of preferences a pair.
         loss_trained: After training.
         loss_encoded: Of the base plus the file.
-        kept: Share of the gain that the file keeps; None where training gained nothing.
+        kept: Share of training's gain that the file keeps; None where training gained nothing.
         chosen_before: Of preferences: loss of the preferred answers themselves with the base, in nats a token.
         chosen_encoded: The same with the base plus the file.
         rows: Of those trained on, counts of what became of them; see ``RowCounts``.
@@ -169,7 +169,7 @@ class RebasedVariant:
         onto_base: Digest of the new one.
         alpha: What the carried delta was scaled by.
         steps: Of the refit; 0 without.
-        measured_as: What the rows were to the model, as in ``CreatedVariant.learnt_as``; None without rows.
+        measured_as: The form of the rows, as in ``CreatedVariant.learnt_as``; None without rows.
     """
 
     name: str

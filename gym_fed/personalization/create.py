@@ -1,0 +1,324 @@
+"""Create a variant: train on a person's rows, encode the difference, measure it, and add it to the store.
+
+The work lies in a folder, so that it can be interrupted and continued.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.models import load_model
+from gym_fed.personalization.base import Base
+from gym_fed.personalization.evaluator import LossEvaluator
+from gym_fed.personalization.recipe import Encoding, Method, encoding_of, require_fitting, training_config
+from gym_fed.personalization.results import AGAIN, CreatedVariant, Listener, begin
+from gym_fed.personalization.rows import PersonalRows
+from gym_fed.personalization.writer import VariantWriter
+from gym_fed.quantization.refining import distiller
+from gym_fed.renamed import with_new_names
+from gym_fed.training.run.folder import RunFolder
+from gym_fed.training.trainer import Trainer
+from gym_fed.training.tuning.lora import lora_factors
+
+if TYPE_CHECKING:
+    from gym_fed.delta.encode import Refine
+
+FORM_KEY = "rows"
+"""The key in a delta's manifest (``extra``) for the form of its rows: ``rows.Form``."""
+
+
+@dataclass(frozen=True)
+class CreateRequest:
+    """A variant to create; see ``PersonalizedTrainer.create_variant``."""
+
+    name: str
+    owner: str
+    revision: int
+    rows: PersonalRows
+    as_chat: bool | None
+    replace: bool
+    output: Path | None
+    overwrite: bool
+
+
+def create(
+    request: CreateRequest,
+    *,
+    base_model: str,
+    writer: VariantWriter,
+    method: Method,
+    codec: str,
+    encoding: Mapping[str, Any] | CodecPolicy | None,
+    training: Mapping[str, Any] | TrainingConfig | None,
+    device: str,
+    listener: Listener,
+) -> CreatedVariant:
+    """Create one variant; see ``PersonalizedTrainer.create_variant``."""
+    begin(listener, f"loading {base_model}")
+    base = Base.load(base_model, device)
+    rows = request.rows.formed(base.tokenizer, request.as_chat)
+    folder = request.output or writer.work_folder(request.name)
+    if request.overwrite:
+        _forget(folder)
+    how = encoding_of(method, codec, encoding, base.spec)
+    config = training_config(method, rows, folder / "run", base_model, training, base.context)
+    config = config.model_copy(update={"device": device})
+    require_fitting(config, how)
+    job = VariantJob(folder, config, how)
+    evaluator = LossEvaluator(rows.kind, rows.judged, base.tokenizer, base.model, config.max_length)
+    result = train_and_encode(job, base, rows, evaluator, listener)
+    note = _note(job, result)
+    begin(listener, "putting it into the store")
+    with writer.opened() as store:
+        record = writer.put(
+            store,
+            job.delta_path,
+            request.name,
+            request.owner,
+            revision=request.revision,
+            note=note,
+            replace=request.replace,
+        )
+        path = store.path(request.name)
+    if request.output is None:
+        shutil.rmtree(folder)
+    return CreatedVariant(
+        name=record.name,
+        owner=record.owner,
+        revision=record.revision,
+        signed=record.is_signed,
+        path=path,
+        sha256=record.sha256,
+        size_bytes=record.size_bytes,
+        bits_per_weight=result.report.bits_per_weight,
+        times_smaller=16.0 / result.report.bits_per_weight,
+        base_model=record.base_model,
+        base_digest=record.base_digest,
+        learnt_as=rows.learnt_as,
+        judged_on=rows.judged_on,
+        loss_before=result.loss_before,
+        loss_trained=result.loss_trained,
+        loss_encoded=result.loss_encoded,
+        kept=result.kept,
+        chosen_before=result.chosen_before,
+        chosen_encoded=result.chosen_encoded,
+        steps=result.steps,
+        best_step=result.best_step,
+        encoding=how.why,
+        note=note,
+        rows=result.rows,
+    )
+
+
+@dataclass(frozen=True)
+class VariantJob:
+    """The work of one variant.
+
+    Attributes:
+        folder: Holds ``order.json``, the run in ``run/``, and the delta.
+        training: Its ``output_dir`` is ``run/``.
+        encoding: How the delta is encoded.
+    """
+
+    folder: Path
+    training: TrainingConfig
+    encoding: Encoding
+
+    @property
+    def delta_path(self) -> Path:
+        return self.folder / "variant.gymdelta"
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """An encoded delta with its losses; see ``CreatedVariant``."""
+
+    report: EncodeReport
+    loss_before: float
+    loss_trained: float
+    loss_encoded: float
+    steps: int
+    best_step: int | None
+    rows: dict[str, Any]
+    chosen_before: float | None
+    chosen_encoded: float | None
+
+    @property
+    def kept(self) -> float | None:
+        """Share of training's gain that the file keeps."""
+        return kept_share(self.loss_before, self.loss_trained, self.loss_encoded)
+
+
+def kept_share(before: float, trained: float, encoded: float) -> float | None:
+    """Share of training's gain that the encoded variant keeps; None where training gained nothing."""
+    gain = before - trained
+    return (before - encoded) / gain if math.isfinite(gain) and gain > 0 else None
+
+
+def train_and_encode(
+    job: VariantJob, base: Base, rows: PersonalRows, evaluator: LossEvaluator, listener: Listener
+) -> VariantResult:
+    """Train (or resume), encode, and measure; the delta is then at ``job.delta_path``.
+
+    Raises:
+        GymError: ``INTERRUPTED`` with a checkpoint kept; ``FILE_EXISTS`` for a folder with other work; what data, model
+            and training give.
+    """
+    _claim(job, base, rows)
+    begin(listener, "measuring the base")
+    before, chosen_before = evaluator.loss(base.model), evaluator.chosen_loss(base.model)
+    model, summary = _trained(job, rows, listener)
+    begin(listener, "measuring what was learnt")
+    trained = evaluator.loss(model)
+    begin(listener, "encoding")
+    report = encode(model, job, base, rows, listener)
+    with base.opened(job.delta_path) as delta, base.plus(delta) as whole:
+        encoded, chosen_encoded = evaluator.loss(whole), evaluator.chosen_loss(whole)
+    best = summary.get("best_step")
+    return VariantResult(
+        report,
+        before,
+        trained,
+        encoded,
+        int(summary["steps"]),
+        None if best is None else int(best),
+        summary.get("rows", {}),
+        chosen_before,
+        chosen_encoded,
+    )
+
+
+def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener: Listener) -> EncodeReport:
+    """Write what training changed.
+
+    Raises:
+        GymError: ``INTERRUPTED`` while scales are distilled; ``MODEL_INVALID`` for more than factors.
+    """
+    policy = job.encoding.policy
+    extra = {FORM_KEY: rows.form}
+    if job.encoding.keeps_factors:
+        return lora_delta(lora_factors(model), job.delta_path, base.spec, policy=policy, extra=extra)
+    whole = model.merge_and_unload() if hasattr(model, "peft_config") else model
+    tuned = {name: tensor.to("cpu") for name, tensor in model_tensors(whole).items()}
+    refine = _refine(tuned, job, base, rows, listener) if policy.distill_steps else None
+    return encode_delta(tuned, base.model, policy, job.delta_path, base.spec, extra=extra, refine=refine)
+
+
+def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
+    """Begin the folder, or check that it holds the same work. The encoding may have changed, and is done again."""
+    what = {
+        "rows": rows.digest,
+        "base": base.spec.digest,
+        "training": job.training.model_dump(mode="json", exclude={"output_dir"}),
+    }
+    path = job.folder / "order.json"
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(training := found.get("training"), dict):
+            found["training"] = with_new_names(training, type(job.training).renamed_keys)
+        changed = [key for key, value in what.items() if found.get(key) != value]
+        if changed:
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{job.folder}: holds the unfinished work of a variant with other {' and '.join(changed)}",
+                "give what was given then, pass --overwrite to begin anew, or choose another output",
+            )
+        return
+    if job.folder.exists() and any(job.folder.iterdir()):
+        raise GymError(
+            ErrorCode.FILE_EXISTS,
+            f"{job.folder}: is not empty and holds no work of this kind",
+            "name a new folder",
+        )
+    job.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomically(path, json.dumps(what, indent=2, sort_keys=True).encode())
+
+
+def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[Any, dict[str, Any]]:
+    """The trained model and the run's figures."""
+    run = RunFolder(Path(job.training.output_dir))
+    if run.result.exists():
+        listener.phase("training was finished before")
+        found: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
+        return load_model(str(run.path), device=job.training.device).model, found
+    begun = run.last_checkpoint()
+    begin(
+        listener,
+        f"training on {len(rows.train)} rows"
+        if begun is None
+        else f"training on {len(rows.train)} rows, going on after step {begun.name.rpartition('-')[2]}",
+    )
+    trainer = Trainer(
+        job.training,
+        on_rows=lambda name, counts: listener.rows(name, counts, job.training.max_length),
+        on_report=listener.trained,
+        should_stop=listener.should_stop,
+    )
+    try:
+        result = trainer.train(rows.train, rows.held_out or None)
+    except GymError as error:
+        if error.code is not ErrorCode.INTERRUPTED:
+            raise
+        raise GymError(error.code, error.message, AGAIN) from error
+    return result.model, result.summary()
+
+
+def _refine(
+    tuned: dict[str, Any], job: VariantJob, base: Base, rows: PersonalRows, listener: Listener
+) -> Refine:
+    """Scale distillation on the rows that were trained on."""
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        listener.distilled(step, total, loss)
+        if listener.should_stop():
+            raise GymError(
+                ErrorCode.INTERRUPTED, f"stopped while distilling, at step {step} of {total}", AGAIN
+            )
+
+    return distiller(
+        job.encoding.policy,
+        base.model,
+        model_tensors(base.model),
+        tuned,
+        rows.supervised,
+        base.tokenizer,
+        max_length=job.training.max_length,
+        seed=job.training.seed,
+        on_step=on_step,
+    )
+
+
+def _forget(folder: Path) -> None:
+    """Remove unfinished work, and nothing else."""
+    if not folder.exists():
+        return
+    if not (folder / "order.json").exists() and any(folder.iterdir()):
+        raise GymError(
+            ErrorCode.FILE_EXISTS,
+            f"{folder}: holds no work of this kind, so it is not deleted",
+            "name another",
+        )
+    shutil.rmtree(folder)
+
+
+def _note(job: VariantJob, result: VariantResult) -> str:
+    """The manifest's note: how the variant was trained, and nothing of the rows, not even their number or loss.
+
+    The manifest travels with the variant: every user of the variant can read it.
+    """
+    from gym_fed.version import __version__
+
+    training, steps = job.training, result.best_step or result.steps
+    return f"gym-fed {__version__}: {training.algorithm}, {training.finetuning}, {steps} steps"

@@ -1,0 +1,102 @@
+"""How well a model fits a person's rows: the loss of the answers it should give, or should prefer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from gym_fed.data.rows import Row, as_kind
+from gym_fed.errors import GymError
+from gym_fed.evaluation.loss import heldout_loss
+from gym_fed.personalization.rows import PersonalKind
+from gym_fed.training.algorithms.preference._answers import cut_answers, encode_answers
+
+BETA = 0.1
+"""Of the preference loss that is reported; DPO's own default."""
+
+
+@contextmanager
+def _of_judged_rows() -> Iterator[None]:
+    """A refusal counts the rows held out for judging, which are not all that were given."""
+    try:
+        yield
+    except GymError as error:
+        raise GymError(
+            error.code, f"rows that the variant is judged by: {error.message}", error.hint
+        ) from error
+
+
+class LossEvaluator:
+    """Losses of models of one architecture on the same rows, in nats.
+
+    Examples: per token, ``heldout_loss``. Preferences: per pair, DPO's loss (Rafailov et al. 2023, equation 7, with
+    beta 0.1) against a fixed reference; a model that prefers nothing beyond it has log 2.
+
+    Args:
+        kind: Of the rows.
+        rows: At least one.
+        tokenizer: Of the base.
+        reference: For preferences; scored now, and not kept.
+        max_length: Tokens a row.
+    """
+
+    def __init__(
+        self, kind: PersonalKind, rows: Sequence[Row], tokenizer: Any, reference: Any, max_length: int
+    ) -> None:
+        self._kind = kind
+        self._rows = rows
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._pairs: list[dict[str, Any]] = []
+        if kind == "preference":
+            with _of_judged_rows():
+                encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"))
+                self._pairs = cut_answers(encoded, max_length)
+            self._reference = self._margins(reference)
+
+    def loss(self, model: Any) -> float:
+        """Of one model; may be inf or NaN for a broken one."""
+        if self._kind == "supervised":
+            with _of_judged_rows():
+                return heldout_loss(model, self._tokenizer, self._rows, max_length=self._max_length)
+        gained = self._margins(model) - self._reference
+        return float(-logsigmoid(BETA * gained).mean())
+
+    def chosen_loss(self, model: Any) -> float | None:
+        """Of the preferred answers themselves, in nats a token; None of examples.
+
+        The preference loss falls as well where both answers become unlikely, and then neither is said.
+        """
+        if self._kind == "supervised":
+            return None
+        chosen = as_kind(self._rows, "supervised")
+        return heldout_loss(model, self._tokenizer, chosen, max_length=self._max_length)
+
+    @torch.inference_mode()
+    def _margins(self, model: Any) -> torch.Tensor:
+        """Log-probability of the chosen answer less that of the rejected one, ``[pairs]`` float32."""
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        try:
+            return torch.tensor(
+                [
+                    _log_prob(model, p, "chosen", device) - _log_prob(model, p, "rejected", device)
+                    for p in self._pairs
+                ]
+            )
+        finally:
+            model.train(was_training)
+
+
+def _log_prob(model: Any, pair: dict[str, Any], answer: str, device: torch.device) -> float:
+    """Of an answer after its prompt, in nats."""
+    prompt, words = pair["prompt_ids"], pair[f"{answer}_ids"]
+    ids = torch.tensor([prompt + words], device=device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    tokens = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    return float(tokens[max(0, len(prompt) - 1) :].sum())
