@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.train.tuning import AdaLoraSettings
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.kinds import TUNING
 from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
+from gym_fed.training.tuning._checks import adalora_schedule
 from gym_fed.training.tuning.lora import lora_factors
 from tests.support.tuning_cases import CASES, METHODS, ROWS, config, train, weights
 
@@ -160,7 +162,16 @@ def test_adalora_takes_ranks_away(runs: dict[str, Any]) -> None:
     assert sum(ranks) <= 8 * len(kept) < 12 * len(kept)
 
 
-def test_loraplus_and_lora_fa_move_what_they_say(runs: dict[str, Any], tiny_base: Path) -> None:
+def test_adalora_needs_a_step_that_measures_before_the_one_that_settles_ranks() -> None:
+    halves = AdaLoraSettings(warmup_fraction=0.0, final_fraction=0.5)
+    assert adalora_schedule(halves, 4) == (0, 2)
+    for steps in (1, 2):
+        with pytest.raises(GymError, match=f"a run of {steps} optimiser step") as caught:
+            adalora_schedule(halves, steps)
+        assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_loraplus_and_lora_fa_move_their_own_weights(runs: dict[str, Any], tiny_base: Path) -> None:
     from gym_fed.kinds import OPTIMIZERS
 
     settings = TrainingConfig(finetuning="lora", lora={"loraplus_lr_ratio": 16}, learning_rate=1e-3)
