@@ -78,7 +78,7 @@ class Search:
         if config.privacy is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "privacy: each trial of a search costs privacy, and the search is not accounted for",
+                "privacy: every trial of a search costs privacy, and the search is not accounted for",
                 "search on rows that are not private, and train with what was found",
             )
         for values in _tried_alone(
