@@ -20,7 +20,7 @@ from gym_fed.data.encoding import IGNORED
 from gym_fed.training.rows.global_batch import GlobalBatch
 from gym_fed.training.run.job import padded
 
-_Gkd: Any = GKDTrainer  # its annotations are no promise
+_Gkd: Any = GKDTrainer  # its annotations are not relied on
 
 
 class _Unanswered(_Gkd):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Knowledge distillation: the student's distribution is drawn to the teacher's at every token it learns from.
+"""Knowledge distillation: the student learns the teacher's distribution at every token.
 
 ``L = D_beta(teacher, student)`` in nats per token (``divergence``), on the data's words or the student's own. Agarwal
 et al. 2024, "On-Policy Distillation of Language Models" (GKD), equations 1 and 2; Hinton et al. 2015 for the

@@ -21,7 +21,6 @@ from gym_fed.training.run.job import Job
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 _SMALLEST_DEVIATION = 1e-4
 
 
@@ -53,7 +52,7 @@ def group_advantages(rewards: Tensor, *, scale: str) -> Tensor:
             ``batch`` (Hu et al. 2025, "REINFORCE++"), or ``none`` (Liu et al. 2025, "Dr. GRPO").
 
     Returns:
-        ``[prompts, answers]``; 0 where all answers to a prompt are worth the same.
+        ``[prompts, answers]``; 0 where all answers to a prompt have the same reward.
     """
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
     if scale == "group":

@@ -1,4 +1,4 @@
-"""Preference trainers on rows that are tokenised here, and the reference model that their losses are held against."""
+"""Preference trainers on rows that are tokenised here, and the reference model of their losses."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from trl import DPOTrainer
 
 from gym_fed.training.rows.global_batch import RowMeans
 
-_Dpo: Any = DPOTrainer  # its annotations are no promise
+_Dpo: Any = DPOTrainer  # its annotations are not relied on
 
 
 class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]

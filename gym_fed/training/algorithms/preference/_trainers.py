@@ -12,7 +12,7 @@ from trl.trainer.utils import use_adapter
 
 from gym_fed.training.rows.global_batch import RowMeans
 
-_Dpo: Any = DPOTrainer  # their annotations are no promise
+_Dpo: Any = DPOTrainer  # their annotations are not relied on
 _Kto: Any = KTOTrainer
 _Reward: Any = RewardTrainer
 
@@ -25,7 +25,7 @@ class DpoMeans(RowMeans, _Dpo):  # type: ignore[misc]
     """``DPOTrainer``, whose loss is a mean over pairs, but for ``sft``: that one is over the chosen answers' tokens.
 
     ``aot`` and ``aot_unpaired`` sort the pairs of a batch, and ``use_weighting`` multiplies ``sft`` by a batch's mean
-    weight: these stay what they are in a batch.
+    weight: these remain functions of one batch.
     """
 
     loss_weights: list[float]
@@ -56,7 +56,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
     """``KTOTrainer``, whose loss is a mean over rows, with one estimate of the KL for all batches of a step.
 
     Ethayarajh et al. 2024, section 4.1, take the mean over a batch, and TRL that over the batches which the processes
-    hold at one time. Here it is the mean over the whole step, before the first of its batches is learnt from; the cost
+    hold at one time. Here it is the mean over the whole step, computed before its first batch; the cost
     is the same. An evaluation has no step and takes TRL's.
     """
 
@@ -66,7 +66,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
         self._given_kl: list[float] = []  # the constructor may compute reference log-probabilities
         arguments = kwargs["args"]
         size = arguments.per_device_train_batch_size
-        # TRL refuses batches of one row, whose own KL would be estimated by nothing; here a step has several.
+        # TRL refuses batches of one row, which have no neighbour to estimate the KL on; here a step has several.
         arguments.per_device_train_batch_size = max(size, 2)
         try:
             super().__init__(*args, **kwargs)

@@ -12,9 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.algorithms.preference import TdpoSettings
-from gym_fed.training.algorithms.preference._answers import (
-    Pairs,
-)
+from gym_fed.training.algorithms.preference._answers import Pairs
 from gym_fed.training.algorithms.preference._reference import build_on_ids, is_adapted, require_start_as_base
 from gym_fed.training.run.job import Job
 
@@ -61,22 +59,22 @@ def answer_terms(
         labels: ``[n, length]`` int64: the token at each position, -100 outside the answer.
 
     Returns:
-        Three ``[n]``: log-probability under the policy, its lead over the reference's, and ``D(x, y)``.
+        Three ``[n]``: ``log pi(y|x)``, ``log pi(y|x) / ref(y|x)``, and ``D(x, y)``.
     """
     targets = labels[:, 1:]
     mask = targets != -100
     rows = mask.nonzero()[:, 0]
     policy = logits[:, :-1][mask].log_softmax(-1)  # answers' positions alone
-    held = reference[:, :-1][mask].log_softmax(-1)
+    start = reference[:, :-1][mask].log_softmax(-1)
     token = targets[mask].unsqueeze(-1)
     log_probs = policy.gather(-1, token).squeeze(-1)
-    leads = log_probs - held.gather(-1, token).squeeze(-1)
-    divergences = (held.exp() * (held - policy)).sum(-1)
+    log_ratios = log_probs - start.gather(-1, token).squeeze(-1)
+    kls = (start.exp() * (start - policy)).sum(-1)
     empty = policy.new_zeros(len(labels))
-    log_prob, lead, divergence = (
-        empty.index_add(0, rows, value) for value in (log_probs, leads, divergences)
+    log_prob, log_ratio, sequential_kl = (
+        empty.index_add(0, rows, value) for value in (log_probs, log_ratios, kls)
     )
-    return log_prob, lead, divergence
+    return log_prob, log_ratio, sequential_kl
 
 
 def tdpo_loss(
@@ -84,7 +82,13 @@ def tdpo_loss(
     rejected: tuple[torch.Tensor, torch.Tensor],
     settings: TdpoSettings,
 ) -> torch.Tensor:
-    """The loss ``[n]`` of pairs; an answer is its lead over the reference and its sequential KL, ``[n]`` each."""
+    """TDPO1 or TDPO2 of pairs, ``[n]``.
+
+    Args:
+        chosen: Log-ratios to the reference and sequential KLs of the chosen answers, ``[n]`` each.
+        rejected: The same of the rejected answers.
+        settings: ``variant``, ``beta`` and, for variant 2, ``alpha``.
+    """
     from torch.nn.functional import logsigmoid
 
     u = chosen[0] - rejected[0]

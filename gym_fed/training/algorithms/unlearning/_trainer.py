@@ -13,7 +13,7 @@ from gym_fed.data.encoding import IGNORED
 from gym_fed.training.rows.global_batch import GlobalBatch
 from gym_fed.training.run.job import padded
 
-_Sft: Any = SFTTrainer  # its annotations are no promise
+_Sft: Any = SFTTrainer  # its annotations are not relied on
 
 
 class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
