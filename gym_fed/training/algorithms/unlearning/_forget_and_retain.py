@@ -1,4 +1,4 @@
-"""What the unlearning algorithms share: rows in pairs, one to forget and one to keep, and who refuses what.
+"""What the unlearning algorithms share: rows in pairs, one to forget and one to keep, and their refusals.
 
 Pairs are made once, by the seed: an epoch goes over the larger group, and the rows of the smaller one are repeated,
 each time in another order. So every batch holds both kinds, and a resumed run sees the same ones.
