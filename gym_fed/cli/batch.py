@@ -78,13 +78,13 @@ def batch(
             raise GymError(
                 ErrorCode.INTERRUPTED,
                 f"stopped: {len(output.done)} of {len(given.custom_ids)} requests are answered",
-                "the same command goes on from there",
+                "the same command continues",
             ) from None
     _print_report(report, target, errors, as_json)
 
 
 def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: int) -> BatchReport:
-    """Answer what has no line; loads no model where all have one."""
+    """Answer the requests without a line; loads no model where all have one."""
     from gym_fed.serving.batch.run import BatchReport, run_batch
 
     done = len(output.done)

@@ -258,7 +258,7 @@ def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[A
         listener,
         f"training on {len(rows.train)} rows"
         if begun is None
-        else f"training on {len(rows.train)} rows, going on after step {begun.name.rpartition('-')[2]}",
+        else f"training on {len(rows.train)} rows, resuming after step {begun.name.rpartition('-')[2]}",
     )
     trainer = Trainer(
         job.training,

@@ -21,7 +21,7 @@ BETA = 0.1
 
 @contextmanager
 def _of_judged_rows() -> Iterator[None]:
-    """A refusal counts the rows held out for judging, which are not all that were given."""
+    """Add to an error that its row numbers are those of the held-out rows, not of all rows."""
     try:
         yield
     except GymError as error:
@@ -67,9 +67,9 @@ class LossEvaluator:
         return float(-logsigmoid(BETA * gained).mean())
 
     def chosen_loss(self, model: Any) -> float | None:
-        """Of the preferred answers themselves, in nats a token; None of examples.
+        """Of the preferred answers themselves, in nats per token; None of examples.
 
-        The preference loss falls as well where both answers become unlikely, and then neither is said.
+        The preference loss also falls where both answers become unlikely, and then the model gives neither.
         """
         if self._kind == "supervised":
             return None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gym_fed.training.run.hooks import StepReport
 
 
-AGAIN = "the same command again goes on from there"
+AGAIN = "the same command continues from there"
 
 
 class Listener:

@@ -1,4 +1,4 @@
-"""A person's rows: of what kind they are, whether they are turns of a chat, and which of them are held out."""
+"""A person's rows: their kind, whether they form a chat, and which of them are held out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Source: TypeAlias = "str | Path | Sequence[Mapping[str, Any]]"
 
 MIN_HELD_OUT = 2
 MIN_ROWS = 8
-"""With fewer different rows none is held out: one or two sentences would decide whether the rest was learnt."""
+"""With fewer different rows none is held out: one or two sentences would decide the measured loss."""
 
 _KINDS = ("supervised", "preference")
 _REMEDY = (
@@ -54,10 +54,10 @@ class PersonalRows:
         return "chat" if any(_is_conversation(row) for row in (*self.train, *self.held_out)) else "plain"
 
     def formed(self, tokenizer: Any, as_chat: bool | None = None) -> PersonalRows:
-        """With prompts and answers that are plain strings as a user's turn and the assistant's answer.
+        """Turn prompts and answers that are plain strings into a user's message and the assistant's answer.
 
-        That is how a chat, and ``/v1/chat/completions``, will ask for them: through the chat template. The same rows
-        are held out. Conversations and texts stay as they are.
+        A chat, and ``/v1/chat/completions``, render them so, by the chat template. The same rows are held out.
+        Conversations and texts stay as they are.
 
         Args:
             tokenizer: Of the base.
@@ -110,8 +110,8 @@ def read_rows(
 ) -> PersonalRows:
     """Read the rows, find their kind by the columns, and hold a share out.
 
-    Which rows are held out depends on what is in them alone, not on their order; equal rows count once, and never stand
-    on both sides.
+    Which rows are held out depends on what is in them alone, not on their order; equal rows count once, and are never
+    in both parts.
 
     Args:
         source: Where the rows are.
@@ -202,15 +202,15 @@ def _as_turns(row: Row) -> Row:
     if not _is_bare_pair(row):
         return row
     rest = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
-    asked = [{"role": "user", "content": row["prompt"]}]
+    question = [{"role": "user", "content": row["prompt"]}]
 
     def answer(key: str) -> list[dict[str, str]]:
         return [{"role": "assistant", "content": row[key]}]
 
     turns = (
-        {**rest, "prompt": asked, "chosen": answer("chosen"), "rejected": answer("rejected")}
+        {**rest, "prompt": question, "chosen": answer("chosen"), "rejected": answer("rejected")}
         if "chosen" in row
-        else {**rest, "messages": [*asked, *answer("completion")]}
+        else {**rest, "messages": [*question, *answer("completion")]}
     )
     return PlacedDict.like(turns, row)
 

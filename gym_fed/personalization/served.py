@@ -31,7 +31,7 @@ class SharedServing:
         self._users = 0
 
     def take(self) -> Serving:
-        """For one more user. Raises as ``open_serving``."""
+        """Count one more user. Raises as ``open_serving``."""
         with self._lock:
             if self._open is None:
                 self._open = self._opens()
@@ -39,7 +39,7 @@ class SharedServing:
             return self._open
 
     def give_back(self) -> None:
-        """One user less."""
+        """Count one user less."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._open is not None:
@@ -76,7 +76,7 @@ class ServedVariant:
         """The answer to a conversation, or to one thing that a user says.
 
         Raises:
-            GymError: ``USAGE`` for sampling that is unknown or off; ``DATA_INVALID`` without a chat template;
+            GymError: ``USAGE`` for unknown or invalid sampling; ``DATA_INVALID`` without a chat template;
                 as ``Engine.submit``.
         """
         return self._submit(self._conversation(messages), sampling).result()
@@ -86,7 +86,7 @@ class ServedVariant:
         return self._submit(self._text(prompt), sampling).result()
 
     def stream(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Iterator[str]:
-        """``chat`` chunk by chunk, as it is written; leaving the iterator calls the answer off."""
+        """``chat`` chunk by chunk, as it is written; leaving the iterator cancels the answer."""
         return _texts(self._submit(self._conversation(messages), sampling))
 
     def stream_completion(self, prompt: str, **sampling: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`gym api`: serve a base and its variants over OpenAI's API; `gym api keys` says who may use what."""
+"""`gym api`: serve a base and its variants over OpenAI's API; `gym api keys` manages who may use what."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def serve(
 
     def on_draining(active: int) -> None:
         # Not through the console: the signal may have come while it was writing.
-        left = f"; answers under way: {active}, which have {drain_seconds:g} s; Ctrl-C again breaks them off"
+        left = f"; {active} active answers have {drain_seconds:g} s to finish; Ctrl-C again cancels them"
         text = f"\nleaving{left if active else ''}\n"
         os.write(sys.stderr.fileno(), text.encode())
 
@@ -104,7 +104,7 @@ def serve(
         on_draining=on_draining,
     )
     if not finished:
-        raise GymError(ErrorCode.INTERRUPTED, "answers that were under way were broken off")
+        raise GymError(ErrorCode.INTERRUPTED, "active answers were cancelled")
 
 
 def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
@@ -229,7 +229,7 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
 
 @keys_app.command()
 def remove(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """Remove a key; a running server refuses it from its next request on, and ends no answer that is under way."""
+    """Remove a key; a running server refuses it from its next request on, and lets active answers finish."""
     from gym_fed.serving.http.keys import KeyFile
 
     KeyFile(file).remove(name)

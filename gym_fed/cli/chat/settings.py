@@ -1,4 +1,4 @@
-"""How an answer is written, as `gym chat`'s options and its `/set` give it; the names are OpenAI's and vLLM's."""
+"""Sampling settings of `gym chat`, from its options and `/set`; the names are OpenAI's and vLLM's."""
 
 from __future__ import annotations
 

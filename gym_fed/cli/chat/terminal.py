@@ -29,7 +29,7 @@ class Terminal:
     """One session.
 
     Args:
-        conversation: With whom.
+        conversation: The session.
         settings: Its sampling; `/set` changes it.
         as_json: Answers are one JSON line each, when whole.
     """
@@ -45,7 +45,7 @@ class Terminal:
         """Until the end of input, `/exit`, or Ctrl-C twice at the prompt.
 
         Raises:
-            GymError: A refusal, where nobody is there to read it and go on: input that is not typed.
+            GymError: A refusal, where the input is not typed.
         """
         if self._typed:
             self._note(f"{self.conversation.model}: /help lists what there is, /exit leaves")
@@ -78,7 +78,7 @@ class Terminal:
                 self._note(f"{error.message}\n  {error.hint}" if error.hint else error.message)
 
     def answer(self, text: str) -> None:
-        """Ask, and write the answer as it comes. On Ctrl-C the conversation keeps what was said.
+        """Send a message, and print the answer as it comes. On Ctrl-C the session keeps the text so far.
 
         Raises:
             GymError: The writer's refusal.
@@ -158,7 +158,7 @@ class Terminal:
         for name, command in _COMMANDS.items():
             self._note(f"{name:9} {command.__doc__}")
         self._note("/exit     leave")
-        self._note('a line ending in \\ goes on in the next; lines between """ and """ are one message')
+        self._note('a line ending in \\ continues in the next; lines between """ and """ are one message')
 
     def _variant(self, argument: str) -> None:
         """[NAME|none]: list the variants, or answer with another one; the conversation stays"""
@@ -186,7 +186,7 @@ class Terminal:
         )
 
     def _history(self, argument: str) -> None:
-        """show what was said"""
+        """show the messages"""
         if self.conversation.system is not None:
             self._write(f"system: {self.conversation.system}\n")
         for number, message in enumerate(self.conversation.messages):
@@ -194,7 +194,7 @@ class Terminal:
             self._write(f"{message['role']}{seen}: {message['content']}\n")
 
     def _reset(self, argument: str) -> None:
-        """forget what was said"""
+        """remove all messages"""
         self.conversation.reset()
         self._forgotten = 0
         self._note("forgotten")
@@ -204,7 +204,7 @@ class Terminal:
         before = list(self.conversation.messages), self.conversation.forgotten
         question = self.conversation.undo()
         if question is None:
-            raise GymError(ErrorCode.USAGE, "nothing was asked yet")
+            raise GymError(ErrorCode.USAGE, "there is no question yet")
         kept = len(self.conversation.messages)
         try:
             self.answer(question)
@@ -215,9 +215,9 @@ class Terminal:
             self._note("the same again: /set temperature=0.7 seed=none lets answers differ")
 
     def _undo(self, argument: str) -> None:
-        """take the last question and its answer back"""
+        """remove the last question and its answer"""
         question = self.conversation.undo()
-        self._note("nothing was asked yet" if question is None else f"taken back: {question}")
+        self._note("there is no question yet" if question is None else f"removed: {question}")
 
     def _save(self, argument: str) -> None:
         """FILE: write the conversation as JSON messages"""
@@ -226,13 +226,13 @@ class Terminal:
         self._note(f"{len(self.conversation.messages)} messages in {path}")
 
     def _load(self, argument: str) -> None:
-        """FILE: go on with a conversation that was saved"""
+        """FILE: continue a saved conversation"""
         self.conversation.load(_path(argument))
         self._forgotten = 0
         self._note(f"{len(self.conversation.messages)} messages")
 
     def _set(self, argument: str) -> None:
-        """[NAME=VALUE ...]: show or change how answers are written, such as temperature=0.7"""
+        """[NAME=VALUE ...]: show or change the sampling, such as temperature=0.7"""
         changed = self.settings
         for word in _words(argument):
             changed = changed.changed(word)
@@ -263,7 +263,7 @@ def _path(argument: str) -> Path:
 def read_message(prompt: str) -> str | None:
     """One message, or None at the end of input.
 
-    A line that ends with a backslash goes on in the next one; between two lines of three quotes everything is text.
+    A line that ends with a backslash continues in the next one; text between two lines of three quotes is one message.
 
     Args:
         prompt: Shown where a person types.

@@ -93,7 +93,7 @@ def list_variants(
 
 @app.command()
 def show(name: NameArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
-    """Show what is known of a variant, and where its file is."""
+    """Show a variant's record, and where its file is."""
     with open_store(store) as opened:
         record = opened.get(name)
         found = {**record.to_dict(), "file": str(opened.path(name))}

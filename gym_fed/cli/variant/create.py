@@ -259,7 +259,7 @@ def training_overrides(settings: list[str] | None, steps: int | None) -> dict[st
 
 
 def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
-    """Whose key signs; None: nobody's.
+    """The key that signs; None: unsigned.
 
     Raises:
         GymError: ``USAGE`` for a key that is to sign nothing.
@@ -271,7 +271,7 @@ def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    """Shows the work on standard error, and stops it at the first Ctrl-C; what can be continued is kept."""
+    """Show the progress on standard error, and stop at the first Ctrl-C; a checkpoint is kept."""
     from gym_fed.personalization.results import Listener as Silent
 
     with readable_warnings(), stop_on_ctrl_c(keeping="") as should_stop, progress(10) as on_report:

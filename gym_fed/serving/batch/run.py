@@ -1,8 +1,8 @@
-"""Runs a batch: as many requests at once as the engine takes, answers appended as they come, the rest where it stopped.
+"""Runs a batch: as many requests at once as the engine takes, answers appended as they come, resumable at any point.
 
-Each request without a seed gets one that follows from the run's seed and its custom_id, so that a run that was killed
-and continued has the answers of one that was not. Lines are appended whole, so that the same command goes on after a
-kill. Beside ``out.jsonl`` stands ``out.jsonl.batch.json``, which says of which input and which model the answers are.
+A request without a seed gets one derived from the run's seed and its custom_id, so that a resumed run gives the same
+answers as an uninterrupted one. Lines are appended whole, so that the same command continues after a kill. Beside
+``out.jsonl`` lies ``out.jsonl.batch.json``, which records the input and the model of the answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gym_fed.serving.batch.input import BatchInput, BatchRequest
 from gym_fed.serving.openai.refusals import error_body
 
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""URL and body in, OpenAI's answer out; raises ``GymError``, ``BUSY`` when as many wait as may."""
+"""URL and body in, OpenAI's answer out; raises ``GymError``, ``BUSY`` when the queue is full."""
 
 _LINES_OWN = (ErrorCode.DEADLINE_EXCEEDED,)
 """Server errors that are one request's own. Any other ends the run: the next request would meet it, too."""
@@ -35,7 +35,7 @@ _LINES_OWN = (ErrorCode.DEADLINE_EXCEEDED,)
 
 @dataclass(frozen=True)
 class BatchReport:
-    """How far a run is, or came.
+    """The progress of a run.
 
     Attributes:
         total: Requests of the input.
@@ -85,7 +85,7 @@ def run_batch(
     on_report: OnReport = lambda report: None,
     on_stop: Callable[[], None] = lambda: None,
 ) -> BatchReport:
-    """Answer what has no line yet.
+    """Answer the requests that have no line yet.
 
     Args:
         given: A checked input.
@@ -94,11 +94,11 @@ def run_batch(
         at_once: Requests that run or wait in the engine's queue.
         seed: Of requests that name none.
         on_report: Called after every line, and about once a second.
-        on_stop: Makes the calls of ``answer`` that are under way return soon; called when the run ends early.
+        on_stop: Makes active calls of ``answer`` return soon; called when the run ends early.
 
     Raises:
         GymError: What is not one request's own failure.
-        KeyboardInterrupt: On Ctrl-C; what was written stays, and the same call goes on.
+        KeyboardInterrupt: On Ctrl-C; the written answers stay, and the same call continues.
     """
     began = time.monotonic()
     before = frozenset(output.done)

@@ -28,7 +28,7 @@ class LocalWriter:
     """A ``Writer`` over a service.
 
     Args:
-        service: Writes the answers.
+        service: Generates the answers.
         base: The served name.
         tokenizer: Counts what a prompt takes.
         context: Tokens that prompt and answer may have together.
@@ -125,7 +125,7 @@ def _names(serving: Serving) -> list[str]:
 
 
 def open_plain(model: str, *, device: str = "auto") -> LocalWriter:
-    """A model that the engine cannot serve, by transformers' own generation."""
+    """A model that the engine cannot serve, by transformers' own ``generate``."""
     from gym_fed.models import load_model, model_name
     from gym_fed.serving.chat.plain_writer import PlainGeneration
 

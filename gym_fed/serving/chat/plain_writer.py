@@ -1,4 +1,4 @@
-"""Answers from a model that the mixed step cannot compute, one at a time, by transformers' own ``generate``."""
+"""Answers from a model that the multi-variant step cannot compute, one at a time, by transformers' ``generate``."""
 
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ class _TextQueue(BaseStreamer):
             self._texts.put(self._stream.push(token_id))
 
     def end(self) -> None:
-        """Hand on what was held back."""
+        """Pass on the held-back text."""
         if self._stream is not None:
             self._texts.put(self._stream.finish())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 600.0
-"""A server may read a long prompt, or let a request wait, for so long before the next piece comes."""
+"""Longest time between two chunks: the server may queue the request, or prefill a long prompt."""
 
 _CODES = {
     401: ErrorCode.UNAUTHENTICATED,
@@ -125,7 +125,7 @@ def _chunk(place: str, data: str) -> dict[str, Any]:
     return chunk
 
 
-# Our own codes as gym api writes them; model_not_found is OpenAI's, and says less than ours of that name.
+# Our own codes as gym api writes them; model_not_found is OpenAI's, and less specific than ours.
 _OWN = {one.value.replace("-", "_"): one for one in ErrorCode if one is not ErrorCode.MODEL_NOT_FOUND}
 
 

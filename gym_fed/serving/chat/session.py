@@ -1,6 +1,6 @@
-"""A conversation: its messages, who answers, what is forgotten when the context is full. Nothing here is a model.
+"""A chat session: its messages, its writer, and the dropping of old messages when the context is full.
 
-Who answers is a ``Writer``: the model in this process, or a server with OpenAI's API; both get the same request.
+A ``Writer`` answers: the model in this process, or a server with OpenAI's API. Both get the same request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Message = dict[str, str]
 
 
 class Writer(Protocol):
-    """Who writes the answers."""
+    """Generates the answers."""
 
     @property
     def base(self) -> str:
@@ -27,7 +27,7 @@ class Writer(Protocol):
 
     @property
     def remembers(self) -> bool:
-        """Whether the model has a chat template. One that has none continues each text for itself."""
+        """Whether the model has a chat template. One without continues each text on its own."""
 
     def variants(self) -> list[str]:
         """Names of the variants that may be requested."""
@@ -84,7 +84,7 @@ class ChatSession:
         return self.writer.base if self.variant is None else f"{self.writer.base}:{self.variant}"
 
     def switch(self, variant: str | None) -> None:
-        """Answer with another variant from here on; what was said stays.
+        """Answer with another variant from here on; the messages stay.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -130,7 +130,7 @@ class ChatSession:
                 self.messages += [question, {"role": "assistant", "content": "".join(said)}]
 
     def undo(self) -> str | None:
-        """Take the last question and its answer back; the question, or None if there is none."""
+        """Remove the last question and its answer; returns the question, or None if there is none."""
         while self.messages:
             message = self.messages.pop()
             self.forgotten = min(self.forgotten, len(self.messages))
@@ -139,7 +139,7 @@ class ChatSession:
         return None
 
     def reset(self) -> None:
-        """Forget what was said, but not the system message."""
+        """Remove all messages but the system's."""
         self.messages = []
         self.forgotten = 0
 
@@ -176,7 +176,7 @@ class ChatSession:
             ) from error
 
     def load(self, path: Path) -> None:
-        """Go on with what ``save`` wrote, in place of what was said here.
+        """Replace the messages by those that ``save`` wrote.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming the message that is off; then nothing changes.

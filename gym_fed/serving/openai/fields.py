@@ -1,4 +1,4 @@
-"""Reading a request strictly, and the fields that chat and completions have in common.
+"""Strict parsing of a request, and the fields that chat and completions have in common.
 
 Unknown fields, and known ones that this server lacks, are refused by name. A field of OpenAI's specification that
 changes nothing here at its neutral value is accepted at that value alone.
@@ -34,7 +34,7 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
     """Validate a request.
 
     Raises:
-        RequestError: Naming the first field that is off, and how.
+        RequestError: Naming the first invalid field, and why.
     """
     if not isinstance(body, dict):
         raise RequestError("the request must be a JSON object")
@@ -167,10 +167,10 @@ class SamplingFields(RequestModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
-    """Goes into the usage log; turns in the queue are by API key."""
+    """Goes into the usage log; the queue is fair by API key."""
 
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """Not OpenAI's, but vLLM's, like the rest below; 0 and -1 are all tokens."""
+    """Not OpenAI's, but vLLM's, like all fields below; 0 and -1 are all tokens."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None

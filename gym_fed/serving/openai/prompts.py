@@ -32,13 +32,13 @@ _CHARACTERS_A_TOKEN = 8
 class Prompts:
     """Renders prompts with one tokenizer; from any thread.
 
-    A text that cannot fit is refused after a piece of it was read, so that nobody holds the tokenizers for long.
+    A text that cannot fit is refused after a part of it was tokenized, so that no request blocks the tokenizers.
 
-    Control tokens are the template's to write: ``<|im_end|>`` in a message is read as those characters, so that
-    nobody's text, a tool's result or a quoted page, can end its turn and begin another's.
+    Only the template writes control tokens. ``<|im_end|>`` in a message is tokenized as those characters, so that no
+    text, such as a tool's result or a quoted page, can end its message and begin another.
 
     Args:
-        tokenizer: Of the base; copies are used, for one that is being set to read text so cannot be used elsewhere.
+        tokenizer: Of the base; copies are used, because this setting would affect its other users.
         vocab_size: Rows of the model's embedding: the token ids that exist.
         context: Tokens of the longest prompt; None: the engine alone judges lengths.
     """

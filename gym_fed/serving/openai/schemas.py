@@ -116,7 +116,7 @@ class Function(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Held to where a call is required; elsewhere nothing could hold the answer to it, and true is refused."""
+    """Enforced where a call is required; elsewhere it cannot be, and true is refused."""
 
 
 class Tool(RequestModel):
@@ -150,10 +150,10 @@ class NamedSchema(RequestModel):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """Either way the answer is held to the schema."""
+    """Either way the schema is enforced."""
 
     description: Annotated[Any, only("")] = None
-    """The model would have to be shown it, and templates have no place for it."""
+    """Refused: the model would need to see it, and templates have no place for it."""
 
 
 class SchemaFormat(RequestModel):
@@ -165,7 +165,7 @@ ResponseFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type
 
 
 class ChatRequest(SamplingFields):
-    """One turn of a conversation."""
+    """The messages of a conversation."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -243,7 +243,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def json_schema(self) -> dict[str, Any] | None:
-        """What the answer is held to; an empty one is any object."""
+        """The enforced schema; an empty one is any object."""
         if isinstance(self.response_format, SchemaFormat):
             return self.response_format.json_schema.schema_
         if self.response_format is not None and self.response_format.type == "json_object":

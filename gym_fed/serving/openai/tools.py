@@ -30,8 +30,8 @@ class Call:
 class FreeCalls:
     """Splits an answer into text and ``<tool_call>{...}</tool_call>``; what is not a call stays text.
 
-    A call is whole before it is handed on, and text that may be the beginning of a tag is held back. Arguments are the
-    model's own: nothing has held them to a schema.
+    A call is passed on when it is complete, and text that may be the beginning of a tag is held back. Arguments are the
+    model's own: no schema constrains them.
 
     Args:
         names: Of the tools that there are; a call of another one is no call.
@@ -43,7 +43,7 @@ class FreeCalls:
         self._inside = False
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
-        """Take a piece of the answer; gives the text that is certain by now, and calls that are whole."""
+        """Take the answer's next text; returns the text that is certain by now, and complete calls."""
         self._held += text
         shown, calls = "", []
         while True:
@@ -66,7 +66,7 @@ class FreeCalls:
         return shown, calls
 
     def end(self) -> tuple[str, list[Call]]:
-        """What was held back: a last call that was ended by a stop text, or else text."""
+        """The held-back text: a last call that was ended by a stop text, or else text."""
         held, self._held = self._held, ""
         if self._inside:
             call = self._parse(held)

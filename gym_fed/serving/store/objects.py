@@ -37,7 +37,7 @@ class Staged:
 
 
 class DeltaObjects:
-    """``objects/ab/<sha256>.gymdelta`` below a folder, and ``staging/`` for copies under way."""
+    """``objects/ab/<sha256>.gymdelta`` below a folder, and ``staging/`` for unfinished copies."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "objects"

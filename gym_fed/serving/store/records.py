@@ -1,4 +1,4 @@
-"""What the registry knows of a variant: one row, without its bytes."""
+"""A variant's row in the registry, without its bytes."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StoreStats:
-    """How the cache does.
+    """Figures of the cache.
 
     Attributes:
         cache_bytes: Its limit.

@@ -79,7 +79,7 @@ class VariantStore:
                 be registered, and none can be loaded.
             layout: ``ModelLayout`` of the served model.
             cache_bytes: Memory for variants.
-            require_signature: Whether unsigned variants are refused, at the door and before use.
+            require_signature: Whether unsigned variants are refused, when added and before use.
             create: Make the folder where there is none.
             loader: Makes what the model computes with of an open delta.
 
@@ -124,8 +124,8 @@ class VariantStore:
         """Copy a delta into the store and register it; durable on return, and seen by every process.
 
         A plain user id has no key of its own: the first that signs for it in this store is the one that must sign for
-        it from then on (``trust`` adds others). A signed variant gives way to a signed one with a higher revision
-        only. The manifest that is there already, given again, repairs a damaged file and changes nothing else.
+        it from then on (``trust`` adds others). Only a signed variant with a higher revision replaces a
+        signed one. The manifest that is there already, given again, repairs a damaged file and changes nothing else.
 
         Args:
             delta: The `.gymdelta`.
@@ -172,7 +172,7 @@ class VariantStore:
         return record
 
     def remove(self, name: str) -> VariantRecord | None:
-        """Unregister a variant; who uses it goes on, new requests find nothing.
+        """Unregister a variant; running requests finish, new ones are refused.
 
         Its revisions are forgotten: a user with write access to this folder can add an older one afterwards.
 
@@ -243,7 +243,7 @@ class VariantStore:
         self._registry.set_key(owner, public_key, revoked=False)
 
     def revoke(self, owner: str, public_key: bytes) -> None:
-        """What this key signed for the owner is refused from now on, and for good."""
+        """Refuse for good what this key signed for the owner."""
         validate_owner(owner)
         self._registry.set_key(owner, public_key, revoked=True)
 
@@ -267,7 +267,7 @@ class VariantStore:
     def gc(self) -> tuple[int, int]:
         """Remove files that no variant has, which kills left; returns how many, and their bytes.
 
-        Objects can go at once, since additions wait meanwhile; copies under way are left for an hour.
+        Objects can go at once, since additions wait meanwhile; unfinished copies are left for an hour.
         """
         with self._registry.writing() as transaction:
             return self._objects.collect(transaction.is_used)
@@ -275,11 +275,11 @@ class VariantStore:
     # ---- what the engine calls ----
 
     def prefetch(self, name: str) -> None:
-        """Begin to page a variant in, unless others need the room. Raises as ``get``."""
+        """Start loading a variant, unless others need the room. Raises as ``get``."""
         self._cache.prefetch(self._servable(name))
 
     def poll(self, name: str) -> LoadedVariant | None:
-        """The variant, pinned until ``release``, if it is in memory; else its load begins, and None.
+        """The variant, pinned until ``release``, if it is in memory; otherwise None, and its load starts.
 
         Every poll reports a failed load for some seconds, or until row or file change; then it is tried again.
 
@@ -300,7 +300,7 @@ class VariantStore:
                 return found
 
     def release(self, variant: LoadedVariant) -> None:
-        """It is no longer in use by this caller.
+        """End this caller's use of it.
 
         Raises:
             GymError: ``USAGE`` when it is not in use.
@@ -308,7 +308,7 @@ class VariantStore:
         self._cache.release(variant)
 
     def stats(self) -> StoreStats:
-        """How the cache does; without looking at the disk."""
+        """Figures of the cache, without access to the disk."""
         return self._cache.stats()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is checked before a delta becomes a variant, takes the place of one, or is used.
+"""Checks before a delta becomes a variant, replaces one, or is used.
 
 Nothing of a variant is used before its bytes, its base, its manifest, and its owner's signature are checked.
 """

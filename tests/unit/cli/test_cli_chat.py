@@ -120,16 +120,14 @@ def test_commands_change_what_is_asked_next(
     assert second["model"] == "rule"
     assert "temperature" not in second
     assert [m["content"] for m in second["messages"]] == ["hey", "HEY", "you"]
-    assert [m["content"] for m in again["messages"]] == [
-        "hey"
-    ]  # asked again, after the second was taken back
+    assert [m["content"] for m in again["messages"]] == ["hey"]  # sent again, after the second was removed
     assert conversation.messages == [
         {"role": "user", "content": "hey"},
         {"role": "assistant", "content": "HEY"},
     ]
     shown = capsys.readouterr()
     assert shown.out == "HEY\nYOU\nHEY\nuser: hey\nassistant: HEY\n"
-    assert "taken back: you" in shown.err
+    assert "removed: you" in shown.err
 
 
 def test_variants_and_help_are_listed(
@@ -215,7 +213,7 @@ def test_what_is_no_conversation_is_not_loaded(tmp_path: Path, text: str, messag
         ("/load", "which file"),
         ("hey\n/save /proc/x.json", "cannot be written"),
         ("/load /nowhere/x.json", "No such file"),
-        ("/retry", "nothing was asked"),
+        ("/retry", "there is no question"),
         ("/variant eve", "no variant 'eve'"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_full_variant_has_one_bit_a_weight_and_work_that_was_stopped_anywhere_
         listener = StopsAt(phase, step)
         with pytest.raises(GymError, match="stopped") as caught:
             maker("parts").create_variant("eve", examples=CHATS, listener=listener)
-        resumed_after = [phase for phase in listener.phases if "going on after step 2" in phase]
+        resumed_after = [phase for phase in listener.phases if "resuming after step 2" in phase]
         assert bool(resumed_after) == ((phase, step) == ("train", 3)), "where it continues is reported"
         assert caught.value.code is ErrorCode.INTERRUPTED
         with VariantStore.open(tmp_path / "parts") as opened:
