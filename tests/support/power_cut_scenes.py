@@ -80,8 +80,8 @@ class Scenes:
             num_examples=3,
         )
         text, signature = manifest.model_dump_json(), manifest.sign(home.key)
-        candidate = UpdateSubmission(contributor, home.key.public_key, "task-1", 1, text, signature)
-        receipt = fed.admission.judge(candidate, lambda tx, receipt: None)
+        submission = UpdateSubmission(contributor, home.key.public_key, "task-1", 1, text, signature)
+        receipt = fed.admission.judge(submission, lambda tx, receipt: None)
         assert receipt.verdict == "admitted", receipt
         self.cut("admitted", update=receipt.update, sequence=receipt.ledger_sequence)
 

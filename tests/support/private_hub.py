@@ -112,7 +112,7 @@ class PrivateRounds:
             expires_at_seconds=expires,
             num_examples=3,
         )
-        candidate = UpdateSubmission(
+        submission = UpdateSubmission(
             key.contributor,
             key.public_key,
             manifest.task,
@@ -120,7 +120,7 @@ class PrivateRounds:
             manifest.model_dump_json(),
             manifest.sign(key),
         )
-        return self.fed.admission.judge(candidate, lambda tx, receipt: None)
+        return self.fed.admission.judge(submission, lambda tx, receipt: None)
 
     def finish(self, number: int) -> Round:
         """Merge, gate, commit or abort."""

@@ -1,4 +1,4 @@
-"""`gym-server backup`, a snapshot of a hub that may be running, and `check`: whether a hub or a backup is whole.
+"""`gym-server backup`, a snapshot of a hub that may be running, and `check`, which verifies a hub or a backup.
 
 The database is copied by its own means, in one state; everything that this state names is immutable, and copied after
 it. The ledger of the copy is verified, and the manifest comes last, so that a killed backup is none.

@@ -1,4 +1,4 @@
-"""`gym-server gc`: delete what nothing names any more, beside a running hub.
+"""`gym-server gc`: delete files that nothing refers to any more, beside a running hub.
 
 Objects that no version, ledger entry, variant, upload, message or counted update names
 (``gym_server.store.usage``), parts of uploads that nobody declared, copies of remote objects, and what killed

@@ -1,4 +1,4 @@
-"""Where backups lie, a folder or any fsspec URL, and the manifest of each: what belongs to it, by sha256.
+"""Places of backups (a folder or any fsspec URL), and each backup's manifest: its files by sha256.
 
 objects/ab/<sha256>              every object once, whichever snapshots name it
 snapshots/<time>-<entries>/      database, config, keys and state of one moment, and manifest.json, written last

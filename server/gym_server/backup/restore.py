@@ -1,4 +1,4 @@
-"""`gym-server restore`: a hub's folder from a backup, whole or not at all, and the statement that it goes on.
+"""`gym-server restore`: make a hub's folder from a backup, whole or not at all, and sign the statement of the restore.
 
 Everything is brought into a folder beside the new one, checked, signed, and then renamed into place. A killed restore
 leaves nothing but that folder, which the next one deletes.

@@ -1,4 +1,4 @@
-"""`gym-server backup`, `restore`, `check` and `gc`: the coordinator's care for what the hub has."""
+"""`gym-server backup`, `restore`, `check` and `gc`: maintenance of a hub's data."""
 
 from __future__ import annotations
 

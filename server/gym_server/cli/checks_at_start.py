@@ -1,4 +1,4 @@
-"""What a round will need, looked at before the first contributor trains: data, model, folders, the privacy budget.
+"""Checks before the first contributor trains: data, model, folders and privacy budget of the rounds to come.
 
 A config that can be read may still name a held-out file that is absent, or promise rounds that its budget does not pay
 for. Found at the first merge, that would cost everybody's work.

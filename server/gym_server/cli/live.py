@@ -1,4 +1,4 @@
-"""What the coordinator sees while the hub runs: who joined, who trains and how far, who is awaited, verdicts, losses.
+"""Live display of a running hub: who joined, who trains and how far, who is awaited, verdicts, losses.
 
 An observer that reads the database a few times a second and reports what changed; the rounds know nothing of it.
 """

@@ -1,4 +1,4 @@
-"""What the commands of `gym-server` share: ``--dir``, and the hub in that folder, opened."""
+"""Options that the commands of `gym-server` share: ``--dir``, and the opened hub of that folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands print: plain data first (``--json``), tables made from it."""
+"""Output of the commands: plain data first (``--json``), tables made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gym-server variants`: what contributors keep here, and taking something down."""
+"""`gym-server variants`: list the variants of contributors, remove one, allow it again."""
 
 from __future__ import annotations
 

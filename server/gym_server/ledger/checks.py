@@ -272,7 +272,7 @@ def _readable(value: Any) -> str:
 
 
 def _seal(row: Any) -> str:
-    """Of the verdict at the door; what came later has an entry of its own."""
+    """Of the verdict at admission; what came later has an entry of its own."""
     refused = row.verdict == "refused"
     return seal(row.manifest, "refused" if refused else "admitted", row.code, row.reason if refused else "")
 

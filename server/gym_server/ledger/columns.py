@@ -1,8 +1,9 @@
-"""Every column of updates, versions and rounds against the ledger, and what contributors signed against their keys.
+"""Compare every column of updates, versions and rounds with the ledger, and contributors' signatures with their keys.
 
-What an entry says in the open is compared as it is. The rest is under a digest in the entry: ``record`` of a verdict at
-the door (with the manifest in it, whose nonce nobody can guess, so that it gives nothing of a private round away) and
-``round`` of the entry that ends a round. Entries of before there were digests are held to what they say.
+Open fields of an entry are compared as they are. The other columns are under a digest in the entry: ``record`` of the
+verdict at admission, and ``round`` of the entry that ends a round. ``record`` covers the manifest, whose nonce nobody
+can guess, so that it reveals nothing of a private round. Entries from before there were digests are compared by their
+open fields alone.
 
 ``UNCOVERED`` names every column that the ledger does not stand for, with the reason.
 """
@@ -62,7 +63,7 @@ UNCOVERED: dict[str, str] = {
 
 
 def record_of(row: Any) -> str:
-    """Digest of what an update's row holds from the door on; of a row, or of the values that will be one."""
+    """Digest of what an update's row holds from admission on; of a row, or of the values that will be one."""
     norm = None if row["norm"] is None else float(row["norm"]).hex()
     recorded = {"manifest": row["manifest"], "signature": bytes(row["signature"]).hex(), "norm": norm}
     recorded |= {key: row[key] for key in ("message_id", "server_round", "code")}
@@ -93,7 +94,7 @@ class _RecordedEntry:
 class ColumnChecks:
     """Shown every entry of a ledger, it compares the columns."""
 
-    _door: dict[int, _RecordedEntry] = field(default_factory=dict)
+    _admissions: dict[int, _RecordedEntry] = field(default_factory=dict)
     _last: dict[str, _RecordedEntry] = field(default_factory=dict)
     _ends: dict[int, _RecordedEntry] = field(default_factory=dict)
     _variants: dict[int, _RecordedEntry] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class ColumnChecks:
         recorded = _RecordedEntry(entry.sequence, entry.kind, body)
         if entry.kind == SEALED or (entry.kind == "verdict" and body.get("update")):
             if entry.kind == SEALED or body["verdict"] in AT_THE_DOOR:
-                self._door[entry.sequence] = recorded
+                self._admissions[entry.sequence] = recorded
             if entry.kind != SEALED:
                 self._last[body["update"]] = recorded
         elif entry.kind in _ENDS:
@@ -136,30 +137,32 @@ class ColumnChecks:
             signed = _signed(row)
             if signed is None:
                 raise corrupt(f"{where}: its manifest does not hash to its id")
-            door = self._door.get(row["ledger_sequence"])
-            if door is None or (door.kind != SEALED and door.body["update"] != row["update_id"]):
-                raise corrupt(f"{where}: entry {row['ledger_sequence']} is not its verdict at the door")
+            admission = self._admissions.get(row["ledger_sequence"])
+            if admission is None or (
+                admission.kind != SEALED and admission.body["update"] != row["update_id"]
+            ):
+                raise corrupt(f"{where}: entry {row['ledger_sequence']} is not its verdict at admission")
             for column in ("contributor", "nonce", "delta_sha256", "delta_bytes"):
                 if row[column] != signed[column]:
                     raise corrupt(f"{where}: {column} is not that of its manifest")
-            if door.body["server_round"] != row["server_round"]:
+            if admission.body["server_round"] != row["server_round"]:
                 raise corrupt(f"{where}: server_round is not that of its verdict")
             if row["verdict"] != "refused" and (
                 (signed["server_round"], signed["task"]) != (row["server_round"], row["message_id"])
             ):
                 raise corrupt(f"{where}: server_round or message_id is not that of its manifest")
-            if "record" in door.body and door.body["record"] != record_of(row):
+            if "record" in admission.body and admission.body["record"] != record_of(row):
                 raise corrupt(
                     f"{where}: manifest, signature, norm, message or code is not that of its verdict"
                 )
-            if not near(row["received_at"], *door.at):
+            if not near(row["received_at"], *admission.at):
                 raise corrupt(f"{where}: received_at is another time than its verdict's")
-            self._check_reason(where, row, door)
-            self._check_signer(where, row, signed, door, keys.get(row["contributor"], []))
+            self._check_reason(where, row, admission)
+            self._check_signer(where, row, signed, admission, keys.get(row["contributor"], []))
 
-    def _check_reason(self, where: str, row: Any, door: _RecordedEntry) -> None:
+    def _check_reason(self, where: str, row: Any, admission: _RecordedEntry) -> None:
         last = self._last.get(row["update_id"])
-        recorded = door if last is None else last
+        recorded = admission if last is None else last
         reason = row["reason"]
         if recorded.kind == SEALED:
             return  # the seal stands for verdict, code and reason (``checks``)
@@ -170,7 +173,7 @@ class ColumnChecks:
             said = f"{row['code']}: {reason}" if row["verdict"] == "refused" else reason
             if recorded.body["reason"] != said or (row["code"] != "" and row["verdict"] != "refused"):
                 raise corrupt(f"{where}: its reason or code is not that of its verdict")
-        if recorded.body.get("heldout_change") != row["heldout_change"] and "record" in door.body:
+        if recorded.body.get("heldout_change") != row["heldout_change"] and "record" in admission.body:
             raise corrupt(f"{where}: its heldout_change is not that of its verdict")
 
     def _check_signer(
@@ -178,11 +181,11 @@ class ColumnChecks:
         where: str,
         row: Any,
         signed: dict[str, Any],
-        door: _RecordedEntry,
+        admission: _RecordedEntry,
         keys: list[tuple[bytes, float, float]],
     ) -> None:
         """One of the keys that the account had when the update came signed it."""
-        at, bucket = door.at
+        at, bucket = admission.at
         for key, since, until in keys:
             if since - SLACK_SECONDS <= at + bucket and at - bucket - SLACK_SECONDS <= until:
                 try:

@@ -1,4 +1,4 @@
-"""What keeps the ledger short, which everybody keeps for good: a pace for each account, and refusals as numbers.
+"""Bounds on the ledger's growth: a rate limit of entries per account, and counts in the place of repeated refusals.
 
 The pace is counted in the ledger itself, so that it outlives restarts and needs no memory. Everyone who can log in can
 send forgeries without end: the first of a contributor in a round has an entry of its own, and the others are a number

@@ -1,4 +1,4 @@
-"""Royalties at the hub: from what was used to whom it is credited, and on request into the ledger, once."""
+"""Royalties at the hub: split credits for the use of versions over their contributors, and record them once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The time of a ledger entry, and the times of rows against it: of keys, transfers, rounds and royalties.
+"""Times of ledger entries, and the check of keys', transfers', rounds' and royalties' times against them.
 
-An entry has whole seconds, or in private rounds a span that says little about who sent when: what is written at the
-door has the hours from the round's opening to its deadline, and what comes later, or ends the round, the hour that it
-is. Everything else keeps its second: keys and transfers, since their hold periods rest on it. A row has the clock's
+An entry has whole seconds, or in private rounds a span that says little about who sent when: a verdict at
+admission has the hours from the round's opening to its deadline; what comes later, or ends the round, has its own
+hour. Everything else keeps its second: keys and transfers, since their hold periods rest on it. A row has the clock's
 time, taken in the same transaction, so that the two differ by little.
 """
 

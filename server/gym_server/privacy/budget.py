@@ -1,4 +1,4 @@
-"""The hub's privacy budget: what every round cost whom, what is left, where the run stops, and what is said of it.
+"""The hub's privacy budget: the cost of every round per contributor, what is left, and where the run stops.
 
 What a round costs is written in the transaction that ends it, whether it is committed or rolled back: who saw the
 noised soup saw it. Costs add up, for the run and for each contributor: rounds without an update of theirs cost nothing.

@@ -1,4 +1,4 @@
-"""A round merged with differential privacy on the hub: the seed of its noise, and what the task lets an update hold.
+"""Merges with differential privacy on the hub: the seed of a round's noise, and the tensors that an update may hold.
 
 A seed belongs to one list of updates and one way of merging it. It is drawn when such a merge begins and kept, for the
 operator alone: merging again after a crash, or in a replay, adds the very same noise.

@@ -1,4 +1,4 @@
-"""The stages of secure rounds as rows, so that a hub that is killed in the middle of one goes on from there."""
+"""The stages of secure rounds as rows of the database, so that a killed hub continues in the middle of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the shares that survivors revealed to the sum of their votes: for the merge, and again for a replay."""
+"""Compute the sum of survivors' votes from the shares that they revealed, for the merge and for a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round that is about to be committed: what each update gave, what it earns, and what becomes of reputations."""
+"""Appraise a round before its commit: score its updates, split the pool of credits, update reputations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates that nobody worked for: zeros, near copies, and what was sent or merged before.
+"""Find free-riders: zeros, near copies, and updates that were sent or merged before.
 
 Found by the updates' norms and angles alone. Noise has the angles of honest work on unusual data; its score shows it.
 """

@@ -1,4 +1,4 @@
-"""What each merged update gave, by the method that the config names."""
+"""Score each merged update by the method that the config names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Admission: the door that every update passes, with a verdict and a reason either way.
+"""Admission of updates: every one gets a verdict, with a reason where it is refused.
 
-Checks run from cheap to dear: form, whose signature, nonce, freshness, round and base, copies, bytes, norm. A verdict
-is written to the ledger before the contributor gets it. The same manifest sent again gets the same answer.
+Checks run from cheap to expensive: form, signer, nonce, freshness, round and base, copies, bytes, norm. A verdict is
+written to the ledger before the contributor gets it. The same manifest sent again gets the same answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_CLOCK_AHEAD_SECONDS = 300
 
 @dataclass(frozen=True)
 class UpdateSubmission:
-    """An update at the door: its sender, its task, and what was signed."""
+    """An update that was sent to the hub: its sender, its task, and what was signed."""
 
     contributor: str
     public_key: bytes
@@ -68,7 +68,7 @@ class Receipt:
 
 
 class Admission:
-    """Checks candidates for one hub."""
+    """Checks submissions for one hub."""
 
     def __init__(
         self,
@@ -93,22 +93,22 @@ class Admission:
         self._base = base
 
     @rerun
-    def judge(self, candidate: UpdateSubmission, also: Callable[[Connection, Receipt], None]) -> Receipt:
-        """Judge a candidate; the verdict, its ledger entry and whatever ``also`` writes are one transaction.
+    def judge(self, submission: UpdateSubmission, also: Callable[[Connection, Receipt], None]) -> Receipt:
+        """Judge a submission; the verdict, its ledger entry and whatever ``also`` writes are one transaction.
 
         Files are read before the write lock is taken. An update that was judged before gets its first receipt again.
 
         Raises:
-            GymError: When the candidate is not authentic (form, signer, nonce): nothing counts as answered then, but
+            GymError: When the submission is not authentic (form, signer, nonce): nothing counts as answered then, but
                 the refusal is in the ledger.
         """
-        norm, flaw = self._examine(candidate)
+        norm, flaw = self._examine(submission)
         unauthentic: GymError | None = None
         with self._database.transaction() as tx:
             try:
-                manifest = self._check_signed(tx, candidate)
+                manifest = self._check_signed(tx, submission)
             except GymError as error:
-                self._count_refused(tx, candidate, error)
+                self._count_refused(tx, submission, error)
                 unauthentic = error
             else:
                 known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).first()
@@ -118,7 +118,9 @@ class Admission:
                         raise GymError(
                             ErrorCode.NOT_FOUND, f"object {manifest.delta_sha256} is gone", "upload it again"
                         )
-                    self._record(tx, candidate, manifest, norm, self._refusal(tx, candidate, manifest, flaw))
+                    self._record(
+                        tx, submission, manifest, norm, self._refusal(tx, submission, manifest, flaw)
+                    )
                     known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).one()
                 receipt = self._receipt(tx, known)
                 also(tx, receipt)
@@ -132,20 +134,20 @@ class Admission:
             return {}
         return {"manifest": row.manifest, "code": row.code}
 
-    def _examine(self, candidate: UpdateSubmission) -> tuple[float | None, GymError | None]:
-        """The norm of an authentic candidate's file, or what is wrong with it."""
+    def _examine(self, submission: UpdateSubmission) -> tuple[float | None, GymError | None]:
+        """The norm of an authentic submission's file, or what is wrong with it."""
         try:
             with self._database.reading() as tx:
-                manifest = self._check_signed(tx, candidate)
+                manifest = self._check_signed(tx, submission)
             return self._inspect(manifest), None
         except GymError as error:
             return None, error
 
     def _refusal(
-        self, tx: Connection, candidate: UpdateSubmission, manifest: UpdateManifest, flaw: GymError | None
+        self, tx: Connection, submission: UpdateSubmission, manifest: UpdateManifest, flaw: GymError | None
     ) -> GymError | None:
         try:
-            self._check_round(tx, candidate, manifest)
+            self._check_round(tx, submission, manifest)
             self._check_copies(tx, manifest)
         except GymError as error:
             return error
@@ -165,24 +167,24 @@ class Admission:
             row.update_id, verdict, row.code, reason, entry.sequence, entry.hash, proof.to_dict(), manifest
         )
 
-    def _check_signed(self, tx: Connection, candidate: UpdateSubmission) -> UpdateManifest:
+    def _check_signed(self, tx: Connection, submission: UpdateSubmission) -> UpdateManifest:
         """Form, signer and nonce.
 
         Raises:
             GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``, ``REPLAYED``.
         """
-        manifest = UpdateManifest.parse(candidate.manifest_json)
-        if manifest.contributor != candidate.contributor:
+        manifest = UpdateManifest.parse(submission.manifest_json)
+        if manifest.contributor != submission.contributor:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"the manifest is by {manifest.contributor}, but {candidate.contributor} sends it",
+                f"the manifest is by {manifest.contributor}, but {submission.contributor} sends it",
                 "sign your own updates with your own key",
             )
-        manifest.verify(candidate.public_key, candidate.signature)
+        manifest.verify(submission.public_key, submission.signature)
         where = (updates.c.contributor == manifest.contributor) & (updates.c.nonce == manifest.nonce)
         used = tx.execute(select(updates.c.update_id, updates.c.message_id).where(where)).first()
         if used is not None and (
-            used.update_id != manifest.digest or used.message_id != candidate.message_id
+            used.update_id != manifest.digest or used.message_id != submission.message_id
         ):
             raise GymError(
                 ErrorCode.REPLAYED,
@@ -239,13 +241,13 @@ class Admission:
                 "encode it as the task says",
             ) from error
 
-    def _check_round(self, tx: Connection, candidate: UpdateSubmission, manifest: UpdateManifest) -> None:
+    def _check_round(self, tx: Connection, submission: UpdateSubmission, manifest: UpdateManifest) -> None:
         now = time.time()
         if manifest.server != self._server:
             raise GymError(
                 ErrorCode.STALE, f"the manifest is for hub {manifest.server}, this is {self._server}"
             )
-        if manifest.task != candidate.message_id:
+        if manifest.task != submission.message_id:
             raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
         if not manifest.issued_at_seconds - _MAX_CLOCK_AHEAD_SECONDS <= now <= manifest.expires_at_seconds:
             raise GymError(
@@ -253,14 +255,14 @@ class Admission:
                 "the manifest has expired or is from the future",
                 "check this machine's clock",
             )
-        row = tx.execute(select(rounds).where(rounds.c.server_round == candidate.server_round)).first()
-        if manifest.server_round != candidate.server_round or row is None or row.state != COLLECTING:
+        row = tx.execute(select(rounds).where(rounds.c.server_round == submission.server_round)).first()
+        if manifest.server_round != submission.server_round or row is None or row.state != COLLECTING:
             state = row.state if row else "unknown"
-            late = "late: " if row is not None and manifest.server_round == candidate.server_round else ""
+            late = "late: " if row is not None and manifest.server_round == submission.server_round else ""
             raise GymError(
                 ErrorCode.STALE,
                 f"{late}round {manifest.server_round} takes no more updates "
-                f"(round {candidate.server_round} is {state})",
+                f"(round {submission.server_round} is {state})",
                 "wait for the next round",
             )
         expected = json.loads(row.spec)["version_digest"]
@@ -295,7 +297,7 @@ class Admission:
     def _record(
         self,
         tx: Connection,
-        candidate: UpdateSubmission,
+        submission: UpdateSubmission,
         manifest: UpdateManifest,
         norm: float | None,
         refusal: GymError | None,
@@ -303,10 +305,10 @@ class Admission:
         row = {
             "update_id": manifest.digest,
             "contributor": manifest.contributor,
-            "server_round": candidate.server_round,
-            "message_id": candidate.message_id,
-            "manifest": candidate.manifest_json,
-            "signature": candidate.signature,
+            "server_round": submission.server_round,
+            "message_id": submission.message_id,
+            "manifest": submission.manifest_json,
+            "signature": submission.signature,
             "nonce": manifest.nonce,
             "delta_sha256": manifest.delta_sha256,
             "delta_bytes": manifest.delta_bytes,
@@ -316,18 +318,18 @@ class Admission:
             "reason": "" if refusal is None else refusal.message,
             "received_at": time.time(),
         }
-        entry = self._append_entry(tx, candidate, manifest, refusal, record_of(row))
+        entry = self._append_entry(tx, submission, manifest, refusal, record_of(row))
         tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))
 
-    def _count_refused(self, tx: Connection, candidate: UpdateSubmission, error: GymError) -> None:
+    def _count_refused(self, tx: Connection, submission: UpdateSubmission, error: GymError) -> None:
         """The first refusal of a contributor in a round has an entry; the others are counted, for the round's end."""
-        if count_refusal(tx, candidate.contributor, candidate.server_round, error.code) == 1:
-            self._append_entry(tx, candidate, None, error)
+        if count_refusal(tx, submission.contributor, submission.server_round, error.code) == 1:
+            self._append_entry(tx, submission, None, error)
 
     def _append_entry(
         self,
         tx: Connection,
-        candidate: UpdateSubmission,
+        submission: UpdateSubmission,
         manifest: UpdateManifest | None,
         refusal: GymError | None,
         record: str = "",
@@ -335,12 +337,12 @@ class Admission:
         verdict = "admitted" if refusal is None else "refused"
         code, reason = ("", "") if refusal is None else (refusal.code.value, refusal.message)
         if self._ledger.private and manifest is not None:
-            sealed = seal(candidate.manifest_json, verdict, code, reason)
-            hidden = {"server_round": candidate.server_round, "seal": sealed, "record": record}
+            sealed = seal(submission.manifest_json, verdict, code, reason)
+            hidden = {"server_round": submission.server_round, "seal": sealed, "record": record}
             return self._ledger.append(tx, SEALED, hidden)
         body: dict[str, Any] = {
-            "contributor": candidate.contributor,
-            "server_round": candidate.server_round,
+            "contributor": submission.contributor,
+            "server_round": submission.server_round,
             "verdict": verdict,
             "reason": "" if refusal is None else f"{code}: {reason}",
         }

@@ -1,4 +1,4 @@
-"""What comes down to a contributor: how many bytes to join and per round, and in which form a soup travels.
+"""Downloads of a contributor: bytes to join and per round, and the form in which a soup travels.
 
 The hub announces it before anybody joins, prints it when it starts, and a contributor holds it against a policy.
 """

@@ -1,4 +1,4 @@
-"""From a round's frozen list of updates to a committed version, or to an abort with its reason.
+"""Merge a round: from its frozen list of updates to a committed version, or to an abort with its reason.
 
 Everything before the commit can be done again: the same updates and recipe give the same soup, byte for byte.
 """

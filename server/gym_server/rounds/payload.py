@@ -1,4 +1,4 @@
-"""How a delta file travels inside Flower messages: by reference on the hub, inline on a stock SuperLink."""
+"""Delta files inside Flower messages: by reference on the hub, inline on a stock SuperLink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plug-ins of a round: what its contributors need to train, to encode, and to read the soups before it."""
+"""The plug-ins that contributors of a round need to train, to encode, and to read earlier soups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make a committed soup again, or its scores, from the stored objects and what the ledger says, and compare.
+"""Replay a round: make its soup or its scores again from stored objects and the ledger, and compare.
 
 Nothing that the hub believes is taken over: which updates were merged and by which recipe is read from the signed
 ledger, every object must hash to its name, every manifest to the id under which the ledger knows it, and the server's

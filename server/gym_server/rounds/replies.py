@@ -1,4 +1,4 @@
-"""What a reply may name: its references are held against its task before a byte of them is read.
+"""Bounds on a reply: its references are compared with its task before a byte of them is read.
 
 A reference of a hundred bytes stands for an object of any size, and fifty kilobytes of them for as much memory as a
 machine has. An update is one delta, which nobody reads into memory here. Any other reply may expand to a small multiple

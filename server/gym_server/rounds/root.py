@@ -1,4 +1,4 @@
-"""The coordinator's own update: trained on the hub, on data that it vouches for, for rules that need such a measure.
+"""The coordinator's own (root) update, trained on the hub on trusted data, for rules that compare with one.
 
 Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping": a small clean root dataset,
 trained on as every contributor trains, gives the direction and the length by which updates are judged.

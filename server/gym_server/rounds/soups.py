@@ -1,4 +1,4 @@
-"""What a round's soup is made of, and the making: the same for the merge and for its replay.
+"""The ingredients of a round's soup, and the function that makes it, for the merge and for its replay alike.
 
 Objects, recipe, parent version and the server's own state determine the soup's bytes; nothing else goes in.
 """

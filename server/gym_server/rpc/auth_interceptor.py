@@ -1,8 +1,8 @@
-"""The door of every call: who calls, whether it is within its share, and what becomes of failures.
+"""Authentication, rate limits and errors of every call.
 
-A call is looked at before its body is read. Who is logged in is counted as its account, everybody else as the address
-the connection comes from, so that a flood slows down the one who makes it. A refusal beyond a share is given late:
-a caller in a loop waits, and the door has little to do. gRPC's own message cap holds before anything is buffered.
+A call is checked before its body is read. A logged-in caller is counted as its account, every other one as the address
+of its connection, so that a flood slows down only its sender. A refusal beyond a share is sent late: a caller in a
+loop waits, and the hub has little to do. gRPC's own message cap holds before anything is buffered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hub's TCP connections: a port that is free, and how many come from one address.
+"""The hub's TCP connections: a free port, and a bound on connections per address.
 
 gRPC accepts connections by itself and counts only their sum, so one address could take every place. The limiter
 looks at the process's own sockets and hangs up on what an address has beyond its share: connections that never made a

@@ -155,9 +155,9 @@ class Hub(CallsBesideRounds):
         self._check_reply(contributor, message, request)
         if "update" not in request.content.configs:
             return self._accept_plain(contributor, message, request)
-        candidate = self._candidate(contributor, message, request)
+        submission = self._submission(contributor, message, request)
         if self._fed.config.privacy is not None:
-            manifest = UpdateManifest.parse(candidate.manifest_json)
+            manifest = UpdateManifest.parse(submission.manifest_json)
             self._transfers.check_sent(contributor, manifest.delta_sha256)
 
         def answer(tx: Connection, receipt: Receipt) -> None:
@@ -169,7 +169,7 @@ class Hub(CallsBesideRounds):
                 reply = request
             record_reply(tx, message.message_id, reply.SerializeToString(), receipt.to_json())
 
-        receipt = self._fed.admission.judge(candidate, answer)
+        receipt = self._fed.admission.judge(submission, answer)
         return receipt.to_json()
 
     def _check_reply(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> None:
@@ -182,7 +182,7 @@ class Hub(CallsBesideRounds):
         cap = self._fed.config.admission.max_update_bytes
         check_reply(pb.Records.FromString(message.content), request, cap, size_of)
 
-    def _candidate(
+    def _submission(
         self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest
     ) -> UpdateSubmission:
         fields = {entry.key: entry.value for entry in request.content.configs["update"].entries}

@@ -1,4 +1,4 @@
-"""Threads for what takes long: reading and writing objects, judging updates. Short calls never wait for these."""
+"""Threads for long work: reading and writing objects, judging updates. Short calls never wait for these."""
 
 from __future__ import annotations
 

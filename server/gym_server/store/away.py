@@ -1,4 +1,4 @@
-"""What is raised while the database or the object store cannot be reached: nobody's fault, and over after a while."""
+"""The error of a database or object store that cannot be reached for a while."""
 
 from __future__ import annotations
 

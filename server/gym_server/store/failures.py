@@ -1,4 +1,4 @@
-"""Failures of the database, each with its code and its remedy. No text holds the database's password."""
+"""Errors of the database, each with its code and its remedy. No text holds the database's password."""
 
 from __future__ import annotations
 

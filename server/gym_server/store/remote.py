@@ -1,4 +1,4 @@
-"""Object stores that are not a folder: S3 by obstore, or what fsspec reaches; with local copies, up to a bound.
+"""Remote object stores: S3 by obstore, or any other by fsspec, with local copies up to a bound.
 
 Whatever comes from there is hashed before it is used. Temporary names are nobody else's, so that two fetches of one
 object do not write into each other. Credentials come from the environment, and are in no message.

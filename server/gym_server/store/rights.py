@@ -1,4 +1,4 @@
-"""Who may read an object, and what one account has on the hub's disk that nothing names: no update, version or reply.
+"""Who may read an object, and how many bytes of an account no update, version or reply refers to.
 
 Readers are its senders, those whom a task or version names it to, and a variant's readers.
 The right to read that an upload gives (``readers``) is the record of who brought an object. ``FORMERLY`` marks who gave

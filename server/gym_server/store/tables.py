@@ -147,7 +147,7 @@ updates = _table(
     Column("code", String, nullable=False, default=""),
     Column("reason", Text, nullable=False, default=""),
     Column("heldout_change", Float),
-    Column("ledger_sequence", Integer, nullable=False),  # of the verdict at the door
+    Column("ledger_sequence", Integer, nullable=False),  # of the verdict at admission
     Column("received_at", Float, nullable=False),
     UniqueConstraint("contributor", "nonce"),
 )

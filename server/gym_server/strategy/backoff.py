@@ -1,4 +1,4 @@
-"""What happens after a round that came to nothing: the hub waits, longer each time, and serves on.
+"""Backoff after rounds without a version: the hub waits, longer each time, and keeps serving.
 
 A hub never leaves because rounds are aborted: a night below quorum, or one contributor that answers every task with an
 error, is no reason to be gone in the morning. A contributor that newly connects ends the wait. One that spoilt a round

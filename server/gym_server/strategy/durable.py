@@ -294,7 +294,7 @@ class DurableDeltaSoup(Strategy):
         else:
             contributor = accounts.meet(key)
             signer = accounts.public_key(contributor)
-        candidate = UpdateSubmission(
+        submission = UpdateSubmission(
             contributor,
             signer,
             message_id,
@@ -302,7 +302,7 @@ class DurableDeltaSoup(Strategy):
             manifest,
             signature,
         )
-        receipt = self._fed.admission.judge(candidate, lambda tx, receipt: None)
+        receipt = self._fed.admission.judge(submission, lambda tx, receipt: None)
         if receipt.verdict == "refused":
             raise GymError(ErrorCode(receipt.code), receipt.reason)
 

@@ -1,4 +1,4 @@
-"""When a round is complete: once it has its quorum, it waits as long as rounds take here, not for the slowest.
+"""The end of a round's collection: after the quorum it waits as long as rounds usually take, not for the slowest.
 
 A round that waits for everybody is as slow as the one contributor that sends heartbeats and nothing else. So those who
 are still at work when the quorum is there get a grace period, learned from how long updates took in the last rounds.

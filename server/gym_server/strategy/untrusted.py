@@ -1,4 +1,4 @@
-"""What a client of a Flower app sent, read so that nothing in it can end the run or take the server's memory."""
+"""Parse untrusted replies of a Flower app's clients: nothing in them ends the run or exhausts the server's memory."""
 
 from __future__ import annotations
 

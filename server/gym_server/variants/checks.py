@@ -1,4 +1,4 @@
-"""What a hub looks at before it keeps a variant: signer, revision, base, limits, readers, and the file."""
+"""Checks before a hub keeps a variant: signer, revision, base, limits, readers, and the file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 
 
 class VariantChecks:
-    """The door of one hub for variants.
+    """Checks a variant before one hub takes it.
 
     Args:
         store: Has the deltas.

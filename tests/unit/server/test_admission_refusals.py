@@ -51,7 +51,7 @@ class Collecting:
             "num_examples": 3,
         }
         manifest = UpdateManifest(**{**said, **changes})
-        candidate = UpdateSubmission(
+        submission = UpdateSubmission(
             self.contributor,
             self.key.public_key,
             TASK,
@@ -59,7 +59,7 @@ class Collecting:
             manifest.model_dump_json(),
             manifest.sign(self.key),
         )
-        return self.fed.admission.judge(candidate, lambda tx, receipt: None)
+        return self.fed.admission.judge(submission, lambda tx, receipt: None)
 
     def reasons(self) -> list[str]:
         with self.fed.database.reading() as tx:

@@ -258,20 +258,20 @@ def test_a_refusal_is_in_the_record_sealed_and_its_reason_for_the_contributor_al
 
 def test_a_forged_update_is_in_the_record_by_one_code_whatever_is_wrong_with_it(hub: PrivateRounds) -> None:
     number, judge = hub.collect(), hub.fed.admission.judge
-    candidates: list[UpdateSubmission] = []
+    submissions: list[UpdateSubmission] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hub.fed.admission, "judge", lambda candidate, also: candidates.append(candidate))
+        patch.setattr(hub.fed.admission, "judge", lambda submission, also: submissions.append(submission))
         hub.send("ann", number, hub.delta("ann", 77))
-    (good,) = candidates
+    (good,) = submissions
     forged = [
         replace(good, signature=bytes(64)),
         replace(good, manifest_json="{}"),
         replace(good, contributor=hub.keys["bob"].contributor),
     ]
     codes = set()
-    for candidate in forged:
+    for submission in forged:
         with pytest.raises(GymError) as refused:
-            judge(candidate, lambda tx, receipt: None)
+            judge(submission, lambda tx, receipt: None)
         codes.add(refused.value.code)
     assert codes == {ErrorCode.SIGNATURE_INVALID, ErrorCode.UPDATE_REFUSED}
     assert {entry["reason"] for entry in hub.entries("verdict")} == {"update-refused"}

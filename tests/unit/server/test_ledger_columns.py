@@ -88,8 +88,8 @@ class Filled:
         return self.judge(who, number, manifest.model_dump_json(), signature, said["task"]).update
 
     def judge(self, who: int, number: int, text: str, signature: bytes, task: str) -> Any:
-        candidate = UpdateSubmission(self.ids[who], KEYS[who].public_key, task, number, text, signature)
-        return self.fed.admission.judge(candidate, lambda tx, receipt: None)
+        submission = UpdateSubmission(self.ids[who], KEYS[who].public_key, task, number, text, signature)
+        return self.fed.admission.judge(submission, lambda tx, receipt: None)
 
     def round(self, number: int, committed: bool) -> None:
         round_store = self.fed.round_store

@@ -188,8 +188,8 @@ def test_what_is_wrong_with_a_forged_submission_is_not_public_either(run: Callab
 def test_entries_about_updates_say_hours_and_nothing_says_the_second(run: Callable[[str], Run]) -> None:
     """The last update comes hours after the others, within the deadline, and ends the round."""
     lines = run("copy").whole([401, 502, 4 * BUCKET_SECONDS + 3], deadline=5 * BUCKET_SECONDS + 1)
-    door = [line["body"] for line in lines if line.get("kind") == SEALED]
-    spans = {(body["at"], body[BUCKET]) for body in door}
+    admitted = [line["body"] for line in lines if line.get("kind") == SEALED]
+    spans = {(body["at"], body[BUCKET]) for body in admitted}
     assert spans == {(HOUR, 6 * BUCKET_SECONDS)}, "from the hour of the opening to that of the deadline"
     ends = [line["body"] for line in lines if line.get("kind") in ("version", "verdict", "credit", "privacy")]
     assert {(body["at"], body[BUCKET]) for body in ends} == {(HOUR + 4 * BUCKET_SECONDS, BUCKET_SECONDS)}
