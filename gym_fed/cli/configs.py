@@ -1,4 +1,4 @@
-"""`gym configs`: recipes to begin with, and files held against the schema and this machine before anything runs."""
+"""`gym configs`: list and copy recipes, and check a file against the schema and this machine before it runs."""
 
 from __future__ import annotations
 

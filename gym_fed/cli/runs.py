@@ -1,4 +1,4 @@
-"""`gym runs`: what run folders hold, side by side and drawn. Reads files only; no torch."""
+"""`gym runs`: list, compare and plot run folders. Reads files only; no torch."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What a run folder says of itself.
+    """Summary of a run folder.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run.

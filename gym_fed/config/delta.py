@@ -138,7 +138,7 @@ class CodecPolicy(StrictModel):
         return [CODECS.type_of(codec_of(word)) for word in sorted(words - {"auto"})]
 
     def _belongs(self, key: str, fact: str, auto: bool = True) -> None:
-        """Refuse a key that no codec of this policy reads; ``auto`` says whether the codec ``auto`` does."""
+        """Refuse a key that no codec of this policy reads; ``auto`` is whether the codec ``auto`` reads it."""
         used = self._used()
         if (auto and self.codec == "auto") or any(getattr(codec, fact) for codec in used):
             return

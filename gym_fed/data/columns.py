@@ -14,7 +14,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
-    """What ``--columns`` says: names of the file's columns, by the names that the format expects.
+    """The value of ``--columns``: names of the file's columns, by the names that the format expects.
 
     Raises:
         GymError: ``USAGE`` for anything but ``ours=theirs`` pairs with a comma between them, each name once.

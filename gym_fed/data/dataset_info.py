@@ -74,7 +74,7 @@ class DatasetEntry(StrictModel):
 
 
 _DEFAULT_COLUMNS = Columns(prompt="instruction", query="input", response="output", messages="conversations")
-# Ours by LLaMA-Factory's; the second of a pair says whether a row must have it.
+# Ours by LLaMA-Factory's; the second of a pair is whether a row must have it.
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
 _SHARED = ("system", "tools", "images", "videos", "audios", "chosen", "rejected", "kto_tag")
 _NEEDED = ("prompt", "messages", "response", "chosen", "rejected", "kto_tag")

@@ -56,7 +56,7 @@ class EncodedCache:
         """The rows, a shard in memory at a time.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` when a shard is missing or not what the index says.
+            GymError: ``STATE_CORRUPT`` when a shard is missing or does not match the index.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file

@@ -213,7 +213,7 @@ def _labels(
 
 
 def _encode_in_steps(tokenizer: Any, conversation: RenderedConversation) -> Encoded:
-    """For tokenizers that do not say which characters a token stands for: by the tokens of the text so far."""
+    """For tokenizers without character offsets: by the tokens of the text so far."""
     ids = tokenizer(conversation.text, add_special_tokens=False)["input_ids"]
     labels = [IGNORED] * len(ids)
     for span in conversation.spans:

@@ -193,7 +193,7 @@ def cell_value(key: str, value: str) -> Any:
         try:
             found = json.loads(value)
         except json.JSONDecodeError:
-            return value  # a text that begins with a bracket; the format says whether it may be one
+            return value  # a text that begins with a bracket; the format decides whether it may be one
         return found if key not in _TEXT_OR_MESSAGES or _is_messages(found) else value
     return value
 

@@ -108,7 +108,7 @@ def as_input(source: Any) -> Input:
 
 
 def _mark(file: DataFile) -> Any:
-    """The sha256 of a file's bytes; of a remote one what its store says of it, where that changes with the bytes."""
+    """The sha256 of a file's bytes; of a remote one the mark of its store, where that changes with the bytes."""
     stamp = file.stamp()
     if file.folder is None and len(stamp) > 2:
         return stamp

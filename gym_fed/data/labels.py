@@ -1,4 +1,4 @@
-"""Whether an answer was liked, as people write it down."""
+"""Reads the label of a judgement: whether an answer was liked."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class DataFile:
             yield stream
 
     def stamp(self) -> dict[str, Any]:
-        """Name, size, and what the store says that changes when the bytes do (nothing, for local files)."""
+        """Name, size, and a mark of the store that changes when the bytes do (nothing, for local files)."""
         info = self._fs.info(self._path)
         marks = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated")
         return {"name": self.name, "size": info.get("size")} | {k: str(info[k]) for k in marks if k in info}

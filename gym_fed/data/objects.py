@@ -74,7 +74,7 @@ class Objects:
             while block := stream.read(_BLOCK_BYTES):
                 out.write(block)
                 if out.tell() > num_bytes:
-                    break  # more than the manifest says: the hash will not match
+                    break  # more than the manifest's size: the hash will not match
             out.flush()
             os.fsync(out.fileno())
         found = file_sha256(part)

@@ -220,7 +220,7 @@ class DataPipeline:
             yield kept
 
     def encoded(self) -> Iterator[Row]:
-        """Token ids and labels, from the cache where one is asked for and filled.
+        """Token ids and labels, from the cache where one is set and filled.
 
         Raises:
             GymError: ``USAGE`` when a step or source that cannot be distinguished from another is to be cached.

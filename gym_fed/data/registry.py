@@ -111,7 +111,7 @@ class DatasetRegistry:
                 return newest
             data = json.dumps(draft.model_dump(), indent=1, sort_keys=True).encode()
             if self._objects.create(self._path(name, draft.version), data):
-                return draft  # else somebody else has taken this number
+                return draft  # else another push has taken this number
 
     def pull(self, reference: str, dest: str | Path) -> DatasetManifest:
         """Fetch ``name`` (its newest version) or ``name@version`` into the folder ``dest``; a stopped pull continues.
@@ -120,7 +120,7 @@ class DatasetRegistry:
 
         Raises:
             GymError: ``NOT_FOUND``; ``FILE_EXISTS`` before anything is fetched, when a file of another content is in
-                the way; ``HASH_MISMATCH`` when the store's object is not what the manifest says.
+                the way; ``HASH_MISMATCH`` when the store's object does not match the manifest.
         """
         manifest = self.show(reference)
         folder = Path(dest)

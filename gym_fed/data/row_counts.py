@@ -1,4 +1,4 @@
-"""What became of the rows that were read: learned, cut, dropped. No row leaves a training set uncounted."""
+"""Counts of the rows that were read: learned, cut, dropped. Every row is counted."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class EncodedRows(list[dict[str, Any]]):
 
 
 def counts_of(encoded: Sequence[dict[str, Any]], given: int) -> RowCounts:
-    """The counts that an algorithm's ``encode`` gave, or, where it gave a bare list, what its length says."""
+    """The counts that an algorithm's ``encode`` gave, or, where it gave a bare list, its length."""
     if isinstance(encoded, EncodedRows):
         return encoded.counts
     learned = min(len(encoded), given)

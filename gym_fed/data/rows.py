@@ -1,4 +1,4 @@
-"""What a row is once it is read: five kinds, and the conversions between them.
+"""The five kinds of rows, and the conversions between them.
 
 =============  =====================================================================================
 ``supervised``   ``{"messages": [...]}``, ``{"text": str}``, or ``{"prompt": str, "completion": str}``, of which only

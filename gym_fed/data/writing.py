@@ -208,7 +208,7 @@ def _write_parquet(stream: BinaryIO, rows: Iterable[Row]) -> None:
 
 
 def _filled(value: Any) -> Any:
-    """A value without what is None in it, since that is how Parquet says that something is absent."""
+    """A value without what is None in it, since Parquet stores absent values so."""
     if isinstance(value, dict):
         return {key: _filled(inner) for key, inner in value.items() if inner is not None}
     return [_filled(inner) for inner in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""`gym doctor`: what this installation is made of, what is amiss with it, and what to do about that.
+"""`gym doctor`: checks what this installation consists of, and names a remedy for each problem.
 
 A check is a class in a file of ``gym_fed/doctor/checks``, or one of another package.
 

@@ -1,4 +1,4 @@
-"""What a check of `gym doctor` is, what it reports, and all of them run."""
+"""The base class of checks of `gym doctor`, their findings, and the function that runs all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What merge methods want to know of a model beside its weights: Fisher diagonals, second moments of layers' inputs."""
+"""Statistics that merge methods need beside weights: Fisher diagonals, second moments of layers' inputs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def input_moments(
 
 
 def save_statistics(path: Path, kind: Kind, statistics: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file that says which kind it holds."""
+    """Write a safetensors file that names the kind it holds."""
     from safetensors.torch import save
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def save_statistics(path: Path, kind: Kind, statistics: Mapping[str, Tensor]) ->
 
 
 class StatisticsFile(Mapping[str, Tensor]):
-    """Statistics on disk by name of the tensor; one is read when it is asked for."""
+    """Statistics on disk by name of the tensor; one is read when it is needed."""
 
     def __init__(self, path: Path, kind: Kind) -> None:
         """Open what ``save_statistics`` wrote.

@@ -16,7 +16,7 @@ _RAISES_LENGTH = ("linear", "yarn", "llama3", "longrope")
 
 
 def scale_rope(model: Any, settings: dict[str, Any]) -> None:
-    """Give a causal LM other rotary frequencies, in place; its config says so, so a saved folder loads the same.
+    """Give a causal LM other rotary frequencies, in place; its config records them, so a saved folder loads the same.
 
     Args:
         model: A ``transformers`` causal LM with one rotary embedding (Llama, Qwen, Mistral and their like).

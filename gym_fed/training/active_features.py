@@ -1,4 +1,4 @@
-"""The features that a config turns on, and what they do to a run."""
+"""The features that a config turns on, and their hooks in a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def active_features(config: TrainingConfig) -> dict[str, Feature]:
     own, fields = FEATURES.own(), type(config).model_fields
     hidden = [name for name in FEATURES.names() if name not in own and name in fields]
     for name in hidden:
-        log.warning("left out: feature %r: its key is one of ours; remove the package that brings it", name)
+        log.warning("left out: feature %r: its key is one of ours; remove the package that adds it", name)
     names = (name for name in FEATURES.names() if name not in hidden)
     return {name: FEATURES.new(name) for name in names if getattr(config, name, None) not in _OFF}
 

@@ -1,6 +1,6 @@
 """Training written by hand: a recipe is a Python script; its context gives it devices, tracker, models and storage.
 
-docs/recipes.md has a whole one. What a config can say is better said to ``gym train``.
+docs/recipes.md has a whole one. Where a config is enough, use ``gym train``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Search for settings with Optuna: every trial a run folder, everything resumable, bad trials given up early.
+"""Search for settings with Optuna: every trial a run folder, everything resumable, bad trials pruned.
 
 Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. A trial that was interrupted is run
 again with the same settings in the same folder, where its training goes on from its last checkpoint.

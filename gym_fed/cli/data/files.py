@@ -1,4 +1,4 @@
-"""`gym data convert|mix|dedup`: datasets in, one dataset out; nothing is overwritten unasked, nothing half written."""
+"""`gym data convert|mix|dedup`: one dataset from others; by default nothing is overwritten, and files are whole."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the 
 
 
 def counted(items: Iterable[T], what: str) -> Iterator[T]:
-    """Pass items on; long work says how far it is, on standard error: a counter on a terminal, lines elsewhere."""
+    """Pass items on; long work reports its progress on standard error: a counter on a terminal, lines elsewhere."""
     if not err.is_terminal:
         for number, item in enumerate(items, 1):
             yield item
@@ -142,7 +142,7 @@ def mix(
     lines = [f"{count} rows in {file}"]
     lines += [f"  {part:8} ({part / max(count, 1):.1%}) from {path}" for path, part in shares.items()]
     if num is not None and count < num:
-        lines.append(f"fewer than the {num} asked for: a source has ended; see --stopping")
+        lines.append(f"fewer than the {num} of --num: a source has ended; see --stopping")
     ended = pipeline.report.ended
     if ended is not None:
         every = StoppingRule.all_exhausted_without_replacement.value

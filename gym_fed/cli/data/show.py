@@ -62,7 +62,7 @@ def show(
     }
     of_configs = {"--set": bool(set_), "--ignore-unsupported": ignore_unsupported}
     if source.endswith((".yaml", ".yml")):
-        _refuse(of_files, "data files", "a config says it itself")
+        _refuse(of_files, "data files", "a config has keys for that")
         from gym_fed.config.llamafactory.files import load_training_config
 
         config, notes = load_training_config(source, set_ or [], ignore_unsupported=ignore_unsupported)

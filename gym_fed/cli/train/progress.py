@@ -61,14 +61,14 @@ def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
 
     from gym_fed.data.rows import unread_in_words
 
-    def say(name: str, counts: RowCounts) -> None:
+    def report(name: str, counts: RowCounts) -> None:
         err.print(f"{name}: {counts.describe(max_length)}")
         if (unread := unread_in_words(counts.unread)) is not None:
             err.print(f"{name}: {unread}")
         if (problem := counts.warning(max_length)) is not None:
             err.print(f"warning: {name}: {problem}", style="yellow")
 
-    return say
+    return report
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`gym train`: one config file in, a trained model out; Ctrl-C saves a checkpoint, the same command continues."""
+"""`gym train`: trains a model from one config file; Ctrl-C saves a checkpoint, the same command resumes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def train(
     settings, notes = load_training_config(config, set_ or [], ignore_unsupported=ignore_unsupported)
     from gym_fed.training.processes.ranks import is_main
 
-    out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes speaks
+    out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes prints
     for note in notes:
         err.print(f"note: {note}")
 

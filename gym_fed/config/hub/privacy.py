@@ -1,4 +1,4 @@
-"""Differential privacy, as a hub's config, a merge without a server and a task say it.
+"""Settings of differential privacy in a hub's config, in a merge without a server, and in a task.
 
 Opacus's words: ``noise_multiplier`` is the noise's standard deviation over the sensitivity, ``max_grad_norm`` the norm
 to which an example's gradient is clipped, ``target_delta`` what is never called delta, since a delta is an update here.

@@ -1,4 +1,4 @@
-"""What a hub with differential privacy must not do: everything that would reveal an update in spite of the noise.
+"""Refusals of a hub with differential privacy: settings that would reveal an update in spite of the noise.
 
 Each is refused where the config is read, with the reason and with what to write instead.
 """

@@ -1,4 +1,4 @@
-"""What a hub that aggregates securely cannot do, refused where the config is read, each with what to write instead."""
+"""Refusals of a hub with secure aggregation, when the config is read, each with the setting to write instead."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _about_rounds(config: ServerSections) -> Iterator[Problem]:
     if config.privacy is None and secure.step_norm is None:
         yield Problem(
             "secure_aggregation.step_norm",
-            "is missing: votes are signs, and it says how far they move the model",
+            "is missing: votes are signs, and it sets how far they move the model",
         )
     if config.privacy is not None and secure.step_norm is not None:
         yield Problem("secure_aggregation.step_norm", "is privacy.clipping_norm here; remove it")

@@ -30,7 +30,7 @@ class ServerConfig(ServerSections):
 
     @model_validator(mode="after")
     def _soups_of_factors_by_default(self) -> ServerConfig:
-        """LoRA rounds send the soup back as it is merged, as factors, unless ``soup.codec`` says how."""
+        """LoRA rounds send the soup back as it is merged, as factors, unless ``soup.codec`` is set."""
         if self.recipe.sends_factors and "codec" not in self.soup.model_fields_set:
             soup = self.soup.model_copy(update={"codec": CodecPolicy(codec="as-merged")})
             object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else

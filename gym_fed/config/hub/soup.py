@@ -75,14 +75,14 @@ class SoupRecipe(StrictModel):
     """An update with a larger L2 norm is scaled down to it; absent means no clipping."""
 
     weighting: Literal["uniform", "num_examples", "reputation"] = "uniform"
-    """One contributor one vote; or by the number of examples each says it trained on; or, on a hub, by the reputation
+    """One contributor one vote; or by the number of examples that each reports; or, on a hub, by the reputation
     that each has earned there."""
 
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
     """num_examples: nobody counts for more examples than this, whatever is claimed; required there."""
 
     reputation_floor: Annotated[float, Field(gt=0, le=1)] | None = None
-    """reputation: nobody counts for less than this, so that newcomers are heard; required there."""
+    """reputation: nobody counts for less than this, so that newcomers count; required there."""
 
     merge_version: Annotated[int, Field(ge=1, le=MERGE_VERSION)] = MERGE_VERSION
     """How updates are read: soups of versions 1 and 2 may differ in the last bits, so that a round's recipe records it.
@@ -143,7 +143,7 @@ class SoupRecipe(StrictModel):
     def check_feasible(self, contributors: int) -> None:
         """Whether ``contributors`` updates are enough to outvote ``num_malicious_nodes``, by any rule.
 
-        What a rule needs beyond that is asked of the rule itself (``gym_fed.soup.pipeline.Pipeline.check``).
+        What a rule needs beyond that is checked by the rule itself (``gym_fed.soup.pipeline.Pipeline.check``).
 
         Raises:
             GymError: ``CONFIG_INVALID`` with the number that is needed.

@@ -1,4 +1,4 @@
-"""What a hub may ask of a contributor: the task of one round, as it travels.
+"""The task of one round, as a hub sends it to contributors.
 
 A contributor's agent parses this strictly: a key that is not listed here (a path, a command, code) refuses the
 task. Names follow TRL and PEFT, as in ``TrainingConfig``.
@@ -117,7 +117,7 @@ def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raises ``Problems`` where the codec's distillation has nothing to work on, or looks past the noise."""
     problems = []
     if codec.distill_steps and recipe.privacy is not None:
-        text = ": distillation looks at the data without noise, and recipe.privacy is asked for; set it to 0"
+        text = ": distillation looks at the data without noise, and recipe.privacy is set; set it to 0"
         problems.append(Problem("codec.distill_steps", text))
     if codec.distill_steps and recipe.sends_factors:
         text = f"is for full deltas; with recipe.finetuning {recipe.finetuning} set it to 0"

@@ -1,4 +1,4 @@
-"""``optim`` and the ``use_...`` switches to our optimiser and its arguments."""
+"""Translates ``optim`` and the ``use_...`` switches to our optimiser and its arguments."""
 
 from __future__ import annotations
 

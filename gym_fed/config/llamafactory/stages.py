@@ -1,4 +1,4 @@
-"""``stage`` and its settings to our algorithm and its section."""
+"""Translates ``stage`` and its settings to our algorithm and its section."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _ppo(translator: Translator) -> None:
         steps: Any = translator.take("gradient_accumulation_steps", 1)
         translator.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps")
         translator.put("ppo.steps_per_generation", steps * buffer, "ppo_buffer_size")
-    # What generation there takes when the file does not say.
+    # Defaults of generation there.
     translator.move("temperature", "ppo.temperature", 0.95)
     translator.move("top_p", "ppo.top_p", 0.7)
     translator.move("top_k", "ppo.top_k", 50)

@@ -1,4 +1,4 @@
-"""From the keys of LLaMA-Factory 0.9 to ours. Where a file leaves a key out, its default there is written out here."""
+"""Translates the keys of LLaMA-Factory 0.9 to ours. Where a file omits a key, LLaMA-Factory's default is written."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _template(translator: Translator) -> None:
 
 
 def _has_template(model: str) -> bool:
-    """Whether a model that is on this machine brings a chat template; False for one that is not here."""
+    """Whether a model that is on this machine has a chat template; False for one that is not here."""
     from gym_fed.models import resolve
 
     try:
@@ -230,7 +230,7 @@ def _has_template(model: str) -> bool:
 
 
 def _vision(translator: Translator) -> None:
-    """Their sizes of images hold wherever the model reads any, also where the file says nothing of them."""
+    """Their sizes of images hold wherever the model reads any, also where the file does not set them."""
     for key in ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"):
         translator.move(key, key)
     sizes = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32}
@@ -290,7 +290,7 @@ def _rope(translator: Translator) -> None:
         )
         return
     if not known:
-        translator.lose("rope_scaling", "the model's config does not say how long its rows may be")
+        translator.lose("rope_scaling", "the model's config does not set how long its rows may be")
         return
     extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
     translator.put(

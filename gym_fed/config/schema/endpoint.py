@@ -1,4 +1,4 @@
-"""``host:port``, as configs have it."""
+"""The type of ``host:port`` values in configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where plain values name a member: for a refusal that comes from the member and not from a schema."""
+"""Finds the key whose value names a member, for a refusal that the member raises and not the schema."""
 
 from __future__ import annotations
 

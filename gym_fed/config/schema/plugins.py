@@ -1,4 +1,4 @@
-"""Which installed packages a config's members come from, written down so that another machine can hold itself to it.
+"""Which installed packages a config's members come from, recorded so that another machine can require the same.
 
     plugins_of(config)                        # what the config uses of other packages, with version and digest
     require_plugins(recorded, "the task")     # refuses by name where one is missing here, or is another
@@ -36,7 +36,7 @@ class PluginRecord(StrictModel):
     """A member of another package, as it was where it was recorded."""
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,39}$")]
-    """What it is, as messages say it: ``aggregator``."""
+    """What it is, as messages name it: ``aggregator``."""
 
     name: Word
     """The member, as configs call it."""
@@ -106,7 +106,7 @@ def read_plugins(values: object) -> list[PluginRecord]:
 def recorded_in(text: str) -> list[PluginRecord]:
     """The records of a JSON document that a stranger sent; none where it has none that can be read.
 
-    What is wrong with the document, its records included, is for its own schema to say.
+    What is wrong with the document, its records included, is reported by its own schema.
     """
     try:
         return _RecordedPlugins.model_validate_json(text).plugins
@@ -175,7 +175,7 @@ def require_run_plugins(folder: Path) -> None:
     try:
         recorded = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        return  # the run folder's own check says so
+        return  # the run folder's own check reports it
     if isinstance(recorded, Mapping):
         require_plugins(read_records(recorded.get("plugins", []), str(file)), f"{folder}: the unfinished run")
 

@@ -1,4 +1,4 @@
-"""What is wrong with a combination of settings: several reasons at once, each with the key that it is about."""
+"""Errors of a combination of settings: several reasons at once, each with its key."""
 
 from __future__ import annotations
 

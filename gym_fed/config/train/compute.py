@@ -26,7 +26,7 @@ class RopeScalingConfig(StrictModel):
     """How many times longer rows may be; the model's ``max_position_embeddings`` is raised by it."""
 
     original_max_position_embeddings: int | None = Field(default=None, ge=1)
-    """Length the model was trained on; by default what its config says."""
+    """Length the model was trained on; by default that of its config."""
 
     attention_factor: float | None = Field(default=None, gt=0)
     """yarn and longrope: scale of the attention's logits; by default the paper's, which follows from ``factor``."""
@@ -127,5 +127,5 @@ class ComputeSections(StrictModel):
                 f"mixed_precision: {self.mixed_precision} keeps weights in float32, but dtype is {self.dtype}"
             )
         if self.shift_attention is not None and self.attention != "auto":
-            raise ValueError("attention: shift_attention brings its own; leave attention at auto")
+            raise ValueError("attention: shift_attention has its own; leave attention at auto")
         return self

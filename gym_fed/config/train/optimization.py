@@ -80,7 +80,7 @@ class OptimizationSections(StrictModel):
     @field_validator("optimizer_args", "lr_scheduler_kwargs", mode="before")
     @classmethod
     def _numbers_without_a_point(cls, values: Any) -> Any:
-        """YAML reads ``1e-4`` as text, and nothing says here which arguments are numbers."""
+        """YAML reads ``1e-4`` as text, and which arguments are numbers is not known here."""
         if not isinstance(values, dict):
             return values
         return {name: _number(value) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""How a run goes: where it is kept, how often it is saved, logged and evaluated, and when it stops or turns back."""
+"""Settings of a run: its folder, how often it is saved, logged and evaluated, and when it stops or goes back."""
 
 from __future__ import annotations
 

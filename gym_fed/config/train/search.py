@@ -1,4 +1,4 @@
-"""The YAML of `gym tune`: a training config and a ``search`` section that says which of its values are tried."""
+"""The YAML of `gym tune`: a training config and a ``search`` section that lists the values to try."""
 
 from __future__ import annotations
 

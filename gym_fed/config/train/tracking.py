@@ -35,7 +35,7 @@ class TrackingSections(StrictModel):
     tracking: list[Annotated[str, MemberOf(TRACKERS)]] = Field(
         default_factory=lambda: list(ALWAYS), validate_default=True
     )
-    """Who hears of the figures. ``jsonl`` and ``tensorboard`` always do; nothing leaves the machine unless asked."""
+    """Where figures are logged. ``jsonl`` and ``tensorboard`` are always on; by default nothing leaves the machine."""
 
     tracker: TrackerSettings = Field(default_factory=TrackerSettings)
 

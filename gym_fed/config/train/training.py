@@ -2,7 +2,7 @@
 
 Nothing here imports torch; the values are turned into TRL arguments by ``gym_fed.training``. Keys of the top level
 stand together by subject, a file of this folder each; an algorithm or tuning method has a section of its own name
-(``open_keys.py``). What is true of one is asked of its class, where a value needs it.
+(``open_keys.py``). What is true of one is an attribute of its class, read where a value needs it.
 """
 
 from __future__ import annotations

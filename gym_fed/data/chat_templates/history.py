@@ -1,4 +1,4 @@
-"""Templates that forget the reasoning of earlier turns, made to show it, so that it can be learned.
+"""Makes templates that drop the reasoning of earlier turns write it, so that it can be learned.
 
 What a template drops once another question follows is no part of a later prompt. A row that is to teach it needs it in
 its text all the same: by the template's own switch where it has one, else by taking the condition out of it.

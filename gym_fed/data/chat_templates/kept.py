@@ -1,4 +1,4 @@
-"""What a chat template leaves out of a conversation. Templates that know no tools or reasoning drop them in silence."""
+"""Finds what a chat template omits from a conversation: some drop tools or reasoning without an error."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _SUFFIX = "_training.jinja"
 
 
 def has_marks(template: str) -> bool:
-    """Whether the template says itself what the assistant wrote."""
+    """Whether the template itself marks what the assistant wrote."""
     return _MARK.search(template) is not None
 
 

@@ -1,7 +1,7 @@
 """Which characters of a rendered conversation each of the assistant's turns wrote, its end token included.
 
 What the template puts before a turn when it prompts the model to speak (the generation prompt) is not the model's, nor
-is the white space behind the end token: the model is asked for the former, and stops at the latter.
+is the white space behind the end token: the model is prompted by the former, and stops at the latter.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def by_prefix(
     """Without marks: an answer is what its turn adds to the prompt before it.
 
     Args:
-        turns: The messages whose words are asked for.
+        turns: The messages whose words are to be found.
 
     Raises:
         UnclearTurnsError: When a template writes a turn otherwise once another one follows.
@@ -122,8 +122,8 @@ def _common(text: str, other: str) -> int:
 
 def _opening(template: Template) -> str:
     """The generation prompt after a question."""
-    asked, plain = template.text(_PROBE, prompt=True), template.text(_PROBE)
-    return asked[_common(asked, plain) :]
+    prompted, plain = template.text(_PROBE, prompt=True), template.text(_PROBE)
+    return prompted[_common(prompted, plain) :]
 
 
 def _opened(words: str, opening: str) -> int:

@@ -75,7 +75,7 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
 
 
 def answered(messages: list[Message]) -> list[Message]:
-    """``messages``, if the assistant says anything in them.
+    """``messages``, if the assistant has a turn in them.
 
     Raises:
         BadRow: When it does not.

@@ -1,4 +1,4 @@
-"""What a format of rows is, the complaint about one row, and how keys of a row are read."""
+"""The base class of formats, the error of one row, and how keys of a row are read."""
 
 from __future__ import annotations
 

@@ -37,6 +37,6 @@ def _common_names(row: Raw) -> Raw:
     if "chosen_messages" in row:
         return {**row, "chosen": row["chosen_messages"], "rejected": row.get("rejected_messages")}
     if "preferred_output" in row and isinstance(row.get("input"), dict):
-        asked = {key: row["input"][key] for key in ("messages", "tools") if key in row["input"]}
-        return {**asked, "chosen": row["preferred_output"], "rejected": row.get("non_preferred_output")}
+        prompt = {key: row["input"][key] for key in ("messages", "tools") if key in row["input"]}
+        return {**prompt, "chosen": row["preferred_output"], "rejected": row.get("non_preferred_output")}
     return row

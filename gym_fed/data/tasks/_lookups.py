@@ -1,4 +1,4 @@
-"""Small look-ups that gym-nano is pre-trained on. Each fact is asked in many ways; some ways are held out."""
+"""Small look-ups that gym-nano is pre-trained on. Each fact has many prompts; some are held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a generated text task is: one exact answer to a prompt, and the prompt alone decides it."""
+"""The base class of generated text tasks: one exact answer to a prompt, which the prompt alone determines."""
 
 from __future__ import annotations
 

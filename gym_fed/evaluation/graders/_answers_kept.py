@@ -1,4 +1,4 @@
-"""What a judge said, kept in SQLite by the digest of what it was asked."""
+"""Replies of a judge, kept in SQLite by the digest of the request."""
 
 from __future__ import annotations
 

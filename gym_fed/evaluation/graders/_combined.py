@@ -24,7 +24,7 @@ class CombinedGrader(Grader):
         clip: Lowest and highest sum.
 
     Attributes:
-        values: What each grader said when last asked, by its name, neither clipped nor weighed.
+        values: What each grader returned when last called, by its name, neither clipped nor weighed.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Read the settings, give up rights, run; the exit status says nothing, the verdict is on the pipe."""
+    """Read the settings, give up rights, run; the exit status has no meaning, the verdict is on the pipe."""
     settings = json.loads(read_line(0))
     verdict = int(settings["verdict"])
     try:
@@ -55,7 +55,7 @@ def read_line(descriptor: int) -> bytes:
 
 
 def check(result: int, what: str) -> None:
-    """Raise what the C library says."""
+    """Raise the error of the C library."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -24,7 +24,7 @@ def reward_server(
     """Answer while the block runs; the sum of the graders' values is the reward.
 
     Args:
-        graders: Set up here and torn down at the end. They are asked one request at a time.
+        graders: Set up here and torn down at the end. They grade one request at a time.
         host: Where to listen; there is neither TLS nor a password, so leave it at loopback or put a proxy before it.
         port: 0 takes a free one; ``server.server_port`` is its number.
     """

@@ -1,4 +1,4 @@
-"""What a grader is: set up once, asked often, torn down once."""
+"""The base class of graders: set up once, called often, torn down once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sample:
     row: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt_text(self) -> str:
-        """The prompt as one text: plain, or what the messages say, a blank line between them."""
+        """The prompt as one text: plain, or the messages' contents, with a blank line between them."""
         if isinstance(self.prompt, str):
             return self.prompt
         return "\n\n".join(str(message.get("content") or "") for message in self.prompt)
@@ -35,7 +35,7 @@ class Sample:
         """The row's value under ``name``.
 
         Raises:
-            GymError: ``DATA_INVALID`` when the row has none, naming the grader that asked.
+            GymError: ``DATA_INVALID`` when the row has none, naming the grader.
         """
         value = self.row.get(name)
         if value is None:

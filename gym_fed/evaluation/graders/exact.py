@@ -1,4 +1,4 @@
-"""Exact match with a reference, up to case and white space where asked for."""
+"""Exact match with a reference, up to case and white space where its settings allow."""
 
 from __future__ import annotations
 

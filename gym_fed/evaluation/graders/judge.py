@@ -1,4 +1,4 @@
-"""What another model thinks of an answer (LLM as a judge, Zheng et al. 2023), by any OpenAI-compatible endpoint."""
+"""The score of another model for an answer (LLM as a judge, Zheng et al. 2023), by any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Answer:
 
 
 class JudgeConfig(GraderConfig):
-    """What another model thinks of the answer, asked through any OpenAI-compatible endpoint."""
+    """The score of another model for the answer, through any OpenAI-compatible endpoint."""
 
     model: str
     base_url: str = Field(pattern=r"^https?://")
@@ -43,10 +43,10 @@ class JudgeConfig(GraderConfig):
     """The environment variable that holds the key. The key itself is never in a config."""
 
     prompt: str = _JUDGE_PROMPT
-    """What the judge is asked; ``{prompt}``, ``{completion}`` and ``{answer}`` (the row's, or nothing) are put in."""
+    """The judge's prompt; ``{prompt}``, ``{completion}`` and ``{answer}`` (the row's, or nothing) are replaced."""
 
     score_pattern: str = r"[Ss]core:\s*(-?\d+(?:\.\d+)?)"
-    """Where the score stands in what the judge says: the first group of the last match."""
+    """Pattern of the score in the judge's reply: the first group of the last match."""
 
     score_range: tuple[float, float] = (0.0, 10.0)
     """Scores become 0 to 1; one outside the range counts as none."""
@@ -64,7 +64,7 @@ class JudgeConfig(GraderConfig):
     """Questions at once."""
 
     cache: Path | None = None
-    """A file in which what the judge said is kept, for this run and others; by default only while this one lasts."""
+    """A file in which the judge's replies are kept, for this run and others; by default only while this one lasts."""
 
     @model_validator(mode="after")
     def _prompt_and_range_are_complete(self) -> JudgeConfig:
@@ -100,7 +100,7 @@ class Judge(Grader):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"graders: {self.name}: score_pattern {config.score_pattern!r} has no group",
-                "put the part that says the score in parentheses",
+                "put the score's part in parentheses",
             )
         self._client: Any = None
         self._kept: AnswersKept | None = None
@@ -137,21 +137,21 @@ class Judge(Grader):
             "{answer}": str(sample.row.get("answer") or ""),
         }
         # In one pass, so that a name in braces inside an answer stays what it is.
-        asked = re.sub(r"\{(?:prompt|completion|answer)\}", lambda found: words[found[0]], self.config.prompt)
+        text = re.sub(r"\{(?:prompt|completion|answer)\}", lambda found: words[found[0]], self.config.prompt)
         return {
             "model": self.config.model,
-            "messages": [{"role": "user", "content": asked}],
+            "messages": [{"role": "user", "content": text}],
             "temperature": self.config.temperature,
             "max_tokens": self.config.max_tokens,
         }
 
     def _score(self, request: dict[str, Any]) -> float:
         assert self._kept is not None  # set up
-        asked = {"base_url": self.config.base_url, **request}
-        said = self._kept.get(asked)
+        key = {"base_url": self.config.base_url, **request}
+        said = self._kept.get(key)
         if said is None:
             said = self._ask(request)
-            self._kept.put(asked, said)
+            self._kept.put(key, said)
         low, high = self.config.score_range
         score = self._found(said)
         if score is not None and low <= score <= high:
@@ -172,7 +172,7 @@ class Judge(Grader):
             return None
 
     def _ask(self, request: dict[str, Any]) -> str:
-        """What the endpoint says, after the client's own retries."""
+        """The endpoint's reply, after the client's own retries."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
 
         where = f"grader {self.name}: {self.config.base_url}"

@@ -1,4 +1,4 @@
-"""A pattern that must be found in the answer, and perhaps say the reference.
+"""A pattern that must be found in the answer, and may have to contain the reference.
 
 The package ``regex`` searches, because its searches can be given a time limit: a pattern such as ``(a+)+b`` takes
 exponential time on some texts, and what a model writes is nobody's choice.
@@ -19,7 +19,7 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 
 
 class RegexConfig(GraderConfig):
-    """1 where a pattern is found, and says the reference if ``column`` is given, else 0."""
+    """1 where a pattern is found, and equals the reference if ``column`` is given, else 0."""
 
     pattern: str
     """Searched anywhere in the answer. With ``column`` its group ``answer``, else its first group, is compared."""
@@ -55,7 +55,7 @@ class Regex(Grader):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"graders: {self.name}: pattern {config.pattern!r} has no group to compare with {config.column!r}",
-                "put the part that says the answer in parentheses, or remove column",
+                "put the answer's part in parentheses, or remove column",
             )
         self._group = "answer" if "answer" in self._pattern.groupindex else 1
 

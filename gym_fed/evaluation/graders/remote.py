@@ -19,7 +19,7 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 
 
 class RemoteConfig(GraderConfig):
-    """What a reward server says."""
+    """The number that a reward server returns."""
 
     url: str = Field(pattern=r"^https?://")
     """Where samples are posted; docs/graders.md has the wire format."""

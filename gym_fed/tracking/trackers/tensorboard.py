@@ -44,7 +44,7 @@ class TensorBoard(Tracker):
             again = self._folder.exists() and any(self._folder.iterdir())
             self._writer = EventFileWriter(str(self._folder), flush_secs=10)
             if again and self._from_step is not None:
-                # TensorBoard then forgets what earlier files say of this step and later ones.
+                # TensorBoard then ignores what earlier files have of this step and later ones.
                 start = SessionLog(status=SessionLog.START)
                 self._writer.add_event(
                     Event(wall_time=time.time(), step=self._from_step + 1, session_log=start)

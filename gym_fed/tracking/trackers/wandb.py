@@ -20,7 +20,7 @@ class WandB(Tracker):
         import wandb
 
         self._wandb: Any = wandb
-        asked: Any = os.environ.get(
+        mode: Any = os.environ.get(
             "WANDB_MODE", "online"
         )  # its own switch may turn the network off, never on
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ class WandB(Tracker):
             id=hashlib.sha256(str(run.folder.resolve()).encode()).hexdigest()[:16],
             resume="allow" if run.online else None,
             dir=str(run.folder),
-            mode=(asked if asked in ("offline", "disabled") else "online") if run.online else "offline",
+            mode=(mode if mode in ("offline", "disabled") else "online") if run.online else "offline",
             settings=wandb.Settings(
                 console="off",
                 silent=True,

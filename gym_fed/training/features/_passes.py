@@ -1,4 +1,4 @@
-"""What a run computes beside its training steps: features that act while training alone must be the same in it."""
+"""The forward passes of a run beside its training steps, in which features of training alone must be the same."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def writes_answers(config: TrainingConfig) -> bool:
 
 
 def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", "either"] | None:
-    """How the model at the start is asked for log-probabilities that the policy's are held against; None without one.
+    """The mode of the model that computes the reference's log-probabilities; None without a reference.
 
-    A frozen copy, and whatever is asked before the first step, is in evaluation mode; a model whose adapter is switched
-    off for the moment is in that of the policy. Whether an adapter that does not start at zero is asked beforehand is
+    A frozen copy is in evaluation mode; so is every model before the first step. A model whose adapter is switched off
+    for the moment is in the policy's mode. Whether an adapter that does not start at zero is computed beforehand is
     known only when it is there: ``either``.
     """
     algorithm, tuning = ALGORITHMS.type_of(config.algorithm), TUNING.type_of(config.finetuning)

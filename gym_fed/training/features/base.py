@@ -1,4 +1,4 @@
-"""What a feature is: a key of the config that changes how the model is computed, not what is learnt from."""
+"""The base class of features: a key of the config that changes how the model is computed, not what is learnt from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gym_fed.config.train.training import TrainingConfig
 
 
 class Feature:
-    """One key of the top level. Stateless; asked only when the key is on."""
+    """One key of the top level. Stateless; called only when the key is on."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
     """What the key holds, for a feature of another package; None is true or false. Those of ours are keys of the
-    config (``gym_fed/config/train/compute.py``), which says their types."""
+    config (``gym_fed/config/train/compute.py``), which has their types."""
 
     per_example: ClassVar[bool] = False
     """Whether gradients of single examples (``privacy``) have been tried with it."""

@@ -25,7 +25,7 @@ class MixtureOfDepths(Feature):
         elif config.torch_compile:
             problem = "torch_compile cannot compile blocks whose number of tokens follows from the data"
         elif config.unsloth:
-            problem = "unsloth brings blocks of its own"
+            problem = "unsloth has blocks of its own"
         if problem is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -10,7 +10,7 @@ from gym_fed.training.features.base import Feature
 
 
 class RopeScaling(Feature):
-    """Stays in the result: a model folder says so in its config, an adapter's folder in ``base_changes.json``."""
+    """Stays in the result: a model folder has it in its config, an adapter's folder in ``base_changes.json``."""
 
     tried = "yes"
 

@@ -23,7 +23,7 @@ class TorchCompile(Feature):
         import torch
 
         backend = config.torch_compile_backend or _DEFAULT_BACKEND
-        # Listing them is part of importing torch._dynamo, which takes seconds: only when asked for another.
+        # Listing them is part of importing torch._dynamo, which takes seconds: only when another is set.
         if backend not in (_DEFAULT_BACKEND, *_NEEDS_NO_COMPILER):
             known = torch.compiler.list_backends()
             if backend not in known:

@@ -44,7 +44,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory whose weights are not of the type that is asked for; it is trained as it is.
+    """Refuse a model in memory whose weights are not of the type in the config; it is trained as it is.
 
     Raises:
         GymError: ``USAGE``.
@@ -57,6 +57,6 @@ def require_dtype(model: Any, config: TrainingConfig) -> None:
     ):
         raise GymError(
             ErrorCode.USAGE,
-            f"dtype: {config.dtype} is asked for, and the model in memory is in {found}",
+            f"dtype: {config.dtype} is set, and the model in memory is in {found}",
             f"give model.to(torch.{config.dtype}), or remove the key",
         )

@@ -82,7 +82,7 @@ def prequantised(model: str | None) -> str | None:
     try:
         file = Path(resolve(model)) / "config.json"
     except GymError:
-        return None  # loading will say so
+        return None  # loading will report it
     if not file.is_file():
         return None
     found = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
@@ -138,7 +138,7 @@ def settle(model: Any) -> None:
 
 @contextmanager
 def adapters_keep_their_type(model: Any) -> Iterator[None]:
-    """TRL casts adapters on quantised bases to bfloat16 unless the base does not say that it is one; here ``dtype``
+    """TRL casts adapters on quantised bases to bfloat16 unless the base does not declare that it is one; here ``dtype``
     alone decides."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     flags = [name for name in ("is_loaded_in_4bit", "is_loaded_in_8bit") if vars(base).get(name)]

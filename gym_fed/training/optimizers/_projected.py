@@ -1,4 +1,4 @@
-"""What GaLore and APOLLO share: gradients of linear layers are projected to a low rank, and so is the state."""
+"""The common part of GaLore and APOLLO: gradients of linear layers are projected to a low rank, and so is the state."""
 
 from __future__ import annotations
 

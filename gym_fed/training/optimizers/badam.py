@@ -120,7 +120,7 @@ class BAdam(MadeOptimizer):
 
 @cache
 def _resumable(block_optimizer: Any) -> Any:
-    """A subclass that says nothing on stdout and whose state holds the block and its float32 weights."""
+    """A subclass that prints nothing on stdout and whose state holds the block and its float32 weights."""
     import torch
 
     class Resumable(block_optimizer):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What an optimiser is to us: a name that transformers knows, or a function of the model."""
+"""The base class of optimisers: a name that transformers knows, or a function of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a private run refuses, and why: everything that would make epsilon a wrong figure."""
+"""Refusals of a private run: every setting that would make epsilon wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
     require_package("dp_accounting", "privacy", "privacy")
     for refused, why, remedy in _reasons(config, num_processes):
         if refused:
-            raise GymError(ErrorCode.CONFIG_INVALID, f"{why}, and privacy is asked for", remedy)
+            raise GymError(ErrorCode.CONFIG_INVALID, f"{why}, and privacy is set", remedy)
 
 
 def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str, str]]:
@@ -74,7 +74,7 @@ def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str
         (config.group_by_length, "group_by_length: batches would depend on the rows", "remove it"),
         (
             config.max_grad_norm != default,
-            "max_grad_norm: of the top level clips whole batches, which says nothing of one example",
+            "max_grad_norm: of the top level clips whole batches, which bounds no single example",
             "set privacy.max_grad_norm",
         ),
         (

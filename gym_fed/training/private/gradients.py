@@ -1,4 +1,4 @@
-"""Clipped gradients of single examples, by Opacus, and a proof on made-up rows that they are what they are taken for.
+"""Clipped gradients of single examples, by Opacus, and a check on made-up rows that each is of one example.
 
 An example's loss is the mean over its own labelled tokens: a mean over the tokens of a batch would let the length of
 one example decide on the weight of the others.

@@ -107,7 +107,7 @@ class DpSgd(_Trainer):  # type: ignore[misc]
         return sum(finite) / len(finite) if finite else loss
 
     def _after_step(self, loss: float, a_pass: int, trial: Any, ignored: Any, started: float) -> None:
-        """Count the step; log, evaluate and save as the trainer's callbacks say."""
+        """Count the step; log, evaluate and save as the trainer's callbacks decide."""
         state, handler = self.state, self.callback_handler
         state.global_step += 1
         state.epoch = state.global_step / a_pass

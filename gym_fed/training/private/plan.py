@@ -1,4 +1,4 @@
-"""What a private run does to the privacy of its examples, before its first step and after every one."""
+"""The privacy cost of a run, before its first step and after every one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def noise_share(self) -> float:
-        """How the noise of the whole run compares with the most that its examples can say, in any one direction.
+        """How the noise of the whole run compares with the largest sum of its examples' gradients in any direction.
 
         Sums over all steps of the expected batch: the noise's standard deviation is ``noise_multiplier * C *
         sqrt(steps)``, and examples whose clipped gradients all agree add up to ``C * expected_batch_size * steps``.
@@ -101,7 +101,7 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
 
 
 def _require_a_signal(plan: Plan) -> None:
-    """Refuse a run that can only end in noise, and say so where a single run would learn next to nothing.
+    """Refuse a run that can only end in noise, and warn where a single run would learn next to nothing.
 
     Rounds of a federation add up, over contributors and over rounds; so what one run cannot learn is not refused yet.
 
@@ -111,7 +111,7 @@ def _require_a_signal(plan: Plan) -> None:
     share = plan.noise_share
     figures = (
         f"privacy: noise_multiplier is {plan.noise_multiplier:.4g}: over {plan.steps} steps of about "
-        f"{plan.expected_batch_size} examples the noise is {share:.3g} times what the examples can say at most"
+        f"{plan.expected_batch_size} examples the noise is {share:.3g} times what the examples can add at most"
     )
     remedy = "raise target_epsilon (or lower noise_multiplier), or take larger batches or more steps"
     if share > _HOPELESS:

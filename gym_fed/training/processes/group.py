@@ -1,4 +1,4 @@
-"""The processes of one run: who writes, and how they agree. With one process everything here is a no-op.
+"""The processes of one run: which one writes, and how they agree. With one process everything here is a no-op.
 
 torchrun (and ``gym train --nproc``) gives each process its place in the environment: ``RANK``, ``WORLD_SIZE``.
 """
@@ -108,11 +108,11 @@ def on_main(work: Callable[[], T]) -> T:
     return value
 
 
-def agreed(asked: Callable[[], bool] | None) -> Callable[[], bool]:
-    """Whether any process says yes: all of them then stop at the same step."""
+def agreed(wanted: Callable[[], bool] | None) -> Callable[[], bool]:
+    """Whether any process returns True: all of them then stop at the same step."""
 
     def ask() -> bool:
-        answer = asked is not None and asked()
+        answer = wanted is not None and wanted()
         if not dist.is_initialized():
             return answer
         flag = torch.tensor([int(answer)], device=_device())

@@ -1,4 +1,4 @@
-"""``gym train --nproc N``: the same command in N processes, by torch's launcher, with one voice at the terminal."""
+"""``gym train --nproc N``: the same command in N processes, by torch's launcher; process 0 alone prints."""
 
 from __future__ import annotations
 

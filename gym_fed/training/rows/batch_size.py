@@ -1,7 +1,7 @@
 """``auto_batch_size``: the largest batch that fits, found by real forward and backward passes on the longest rows.
 
 The batch is doubled until memory runs out, and gradient accumulation makes up the rest, so that the global batch stays
-what the config says. A GPU says itself when it is full; on a CPU the growth of the process is measured, and the next
+as in the config. A GPU reports when its memory is full; on a CPU the growth of the process is measured, and the next
 size is tried only if, growing evenly, it would stay within the budget: there nothing is raised, the process is killed.
 """
 
@@ -165,7 +165,7 @@ def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | Non
 
 
 def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
-    """The same by the growth of the process; a size is not tried when the two before it say that it will not fit."""
+    """The same by the growth of the process; a size is not tried when the two before it show that it will not fit."""
     base = psutil.Process().memory_info().rss
     best, before = None, 0
     for size in candidates:
@@ -173,7 +173,7 @@ def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None
         if growth > budget:
             return best
         best = size
-        # Doubled rows at most double what came with the last doubling; one row alone says nothing of its share.
+        # Doubled rows at most double what came with the last doubling; one row alone does not show its share.
         expected = growth + 2 * (growth - before) if before else 2 * growth
         before = growth
         if expected > budget:

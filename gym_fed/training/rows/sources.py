@@ -1,4 +1,4 @@
-"""From ``data:`` in a config to the rows of a run: every source read, weighted and in a fixed order."""
+"""Reads ``data:`` of a config into the rows of a run: every source weighted and in a fixed order."""
 
 from __future__ import annotations
 

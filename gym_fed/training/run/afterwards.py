@@ -1,4 +1,4 @@
-"""What is done with a trained model: merged with what others trained, and written in the form that is wanted.
+"""Merges a trained model with deltas of others, and exports it as a model folder, an adapter or a delta.
 
 ``Trainer.apply_deltasoup`` and ``Trainer.export`` are these functions on the trainer's own result.
 """

@@ -1,4 +1,4 @@
-"""From our config to the arguments that every TRL trainer shares."""
+"""Converts our config to the arguments that every TRL trainer shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
     """Keyword arguments for any subclass of ``transformers.TrainingArguments``.
 
     TRL's defaults that would surprise are set here: mixed precision and gradient checkpointing are off unless
-    asked for, nothing is reported or pushed anywhere, and every step is logged so that our hooks see its loss.
+    set, nothing is reported or pushed anywhere, and every step is logged so that our hooks see its loss.
     """
     return {
         "output_dir": str(checkpoints),

@@ -1,4 +1,4 @@
-"""Everything a config is held against before a model is loaded: algorithm, tuning, optimiser, machine."""
+"""Checks of a config before a model is loaded: algorithm, tuning, optimiser, machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     """Refuse what this machine or installation cannot honour; nothing is silently left out or replaced.
 
     Args:
-        config: What is asked for.
+        config: The config to check.
         num_processes: How many processes will share the run; by default as many as do now.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One process at a time in a folder. The system frees the lock when a process ends, however it does."""
+"""One process at a time in a folder. The system frees the lock when a process ends, also by a kill."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FolderLock:
 
 
 def is_held(folder: Path) -> bool | None:
-    """Whether a process is at work in a folder; None where no lock was ever taken, or none can be asked for."""
+    """Whether a process is at work in a folder; None where no lock was ever taken, or locks are not supported."""
     try:
         file = (folder / LOCK_FILE).open("rb")
     except OSError:

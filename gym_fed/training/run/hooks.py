@@ -1,4 +1,4 @@
-"""What happens at every step of a run: figures are tracked, progress reported, stop requests and spikes heard."""
+"""Callbacks of every step of a run: they log figures, report progress, and handle stop requests and spikes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RunHooks(TrainerCallback):
         logging_steps: How often figures are tracked.
         on_step: Called with ``(step, total, loss)`` after every step.
         on_report: Called with a report, after every step and every evaluation; may raise to end the run.
-        should_stop: Asked after every step.
+        should_stop: Called after every step.
         watch: Looks for spikes; one that is found stops the loop and is left in ``spike``.
     """
 

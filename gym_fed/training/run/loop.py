@@ -1,4 +1,4 @@
-"""From a built trainer to the run's last step: first start, resume, and going back after a spike."""
+"""Runs a built trainer to its last step: first start, resume, and going back after a spike."""
 
 from __future__ import annotations
 

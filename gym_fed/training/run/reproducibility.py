@@ -1,4 +1,4 @@
-"""What makes a run repeatable on one machine, and a record of where it ran.
+"""Makes a run repeatable on one machine, and records its environment.
 
 ``environment.json`` holds versions, hardware, git commit and digests: no environment variables, host or user names, and
 no paths. A resume in another environment warns of what differs, for its numbers may differ too.

@@ -1,4 +1,4 @@
-"""What a config needs of this machine and installation; what is missing is named before anything is loaded."""
+"""Checks that this machine and installation have what a config needs, before anything is loaded."""
 
 from __future__ import annotations
 

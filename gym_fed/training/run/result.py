@@ -1,4 +1,4 @@
-"""What a run gave."""
+"""The result of a run: model, figures and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss spikes: seeing them, going back to a checkpoint, and skipping the batches since.
+"""Loss spikes: detect them, go back to a checkpoint, and skip the batches since.
 
 Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1. Which batches were skipped is in
 ``rollbacks.json`` of the run folder, so that a run that is killed and resumed takes the same way.
@@ -23,7 +23,7 @@ from gym_fed.training.processes.group import is_main
 
 
 def check_spikes(config: TrainingConfig) -> None:
-    """Refuse where the loss of a step says nothing of its batch.
+    """Refuse where the loss of a step does not measure its batch.
 
     Raises:
         GymError: ``CONFIG_INVALID``.

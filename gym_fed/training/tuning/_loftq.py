@@ -51,7 +51,7 @@ def loftq(
 
     Args:
         weight: W ``[out, in]``.
-        like: ``bitsandbytes.nn.Params4bit`` that holds W already, and says how to quantise.
+        like: ``bitsandbytes.nn.Params4bit`` that holds W already, and has the settings of quantisation.
         rank: Of the factors.
         iterations: T.
 

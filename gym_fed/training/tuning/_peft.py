@@ -1,4 +1,4 @@
-"""What the adapters share: PEFT's wrapper around a model, with errors that name our keys, and what is saved."""
+"""The common part of adapters: PEFT's wrapper around a model, with errors that name our keys, and what is saved."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def wrap(
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:
-    """Refuse names that no module of the model has; PEFT would leave them out, or say so when it is wrapped already.
+    """Refuse names that no module of the model has; PEFT would omit them, or refuse them after wrapping.
 
     Raises:
         GymError: ``CONFIG_INVALID``.

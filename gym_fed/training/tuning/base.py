@@ -1,4 +1,4 @@
-"""What a tuning method is: it prepares a model for training, and writes what was trained."""
+"""The base class of tuning methods, which prepare a model for training and write what was trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tuning(ABC):
 
     Settings: ClassVar[type[BaseModel] | None] = None
     """What the section of its name holds; None has no section. One of ours is a key of the config
-    (``gym_fed/config/train/tuning.py``), which says its type, and needs none here."""
+    (``gym_fed/config/train/tuning.py``), which has its type, and needs none here."""
 
     trains_all: ClassVar[bool] = False
     """Whether every weight of the model is trained."""

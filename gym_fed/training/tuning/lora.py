@@ -57,7 +57,7 @@ class LoraTuning(Tuning):
         if start == "loftq" and (config.quantization is None or config.quantization.bits != 4):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "lora.init_lora_weights: loftq makes up for quantization to 4 bits, which is not asked for",
+                "lora.init_lora_weights: loftq corrects quantization to 4 bits, which is not set",
                 "add quantization: {bits: 4}, or choose another start",
             )
         if start.startswith("pissa") or start == "olora":

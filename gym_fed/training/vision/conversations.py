@@ -63,7 +63,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
                 **arguments,
             )
     except (ImportError, AttributeError) as error:
-        # Processors that take films as well are not made without torchvision; transformers says so in many ways.
+        # Processors that take films as well need torchvision; transformers raises several errors for that.
         require_package("torchvision", f"model: {name_or_path} has a processor that", "vision")
         raise _unreadable(name_or_path, error) from error
     except (OSError, ValueError, KeyError) as error:

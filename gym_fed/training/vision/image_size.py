@@ -18,7 +18,7 @@ class ImageLimits:
 
     @classmethod
     def of(cls, config: TrainingConfig) -> ImageLimits:
-        """What a config says."""
+        """The limits of a config."""
         return cls(config.image_min_pixels, config.image_max_pixels)
 
     def size(self, width: int, height: int) -> tuple[int, int]:

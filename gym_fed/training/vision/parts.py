@@ -25,7 +25,7 @@ _NAMES = {
     ),
     "freeze_language_model": ("language_model", "text_model", "lm_head"),
 }
-"""Names of modules (or of weights that stand alone), by the key that speaks of the part."""
+"""Names of modules (or of weights that stand alone), by the key of the part."""
 _IN_TOWER = "merger"
 _WORDS = {
     "freeze_vision_tower": "vision tower",
@@ -42,7 +42,7 @@ def reads_images(model: Any) -> bool:
 def part_of(name: str) -> str | None:
     """The key of the part that a module or weight belongs to, by its name from the root; None for no part's.
 
-    PEFT's own words around a name (``base_model.model``, ``base_layer``) say nothing.
+    PEFT's own words around a name (``base_model.model``, ``base_layer``) are ignored.
     """
     words = name.split(".")
     for index, word in enumerate(words):

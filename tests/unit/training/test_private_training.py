@@ -325,7 +325,7 @@ def test_what_is_not_accounted_for_is_refused_with_the_reason(
     with pytest.raises(GymError, match=named) as caught:
         check_config(config(tmp_path, tiny_base, **changes))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
-    assert "privacy is asked for" in caught.value.message
+    assert "privacy is set" in caught.value.message
     assert caught.value.hint
 
 
@@ -386,7 +386,7 @@ def test_noise_above_the_signal_of_one_run_is_said_and_below_it_is_not(
     assert not capsys.readouterr().err
     make_plan(config(tmp_path, tiny_base, privacy={"noise_multiplier": 50.0}), len(ROWS))
     said = " ".join(capsys.readouterr().err.split())
-    assert "the noise is 1.2 times what the examples can say at most; hardly anything will be learned" in said
+    assert "the noise is 1.2 times what the examples can add at most; hardly anything will be learned" in said
 
 
 def test_noise_that_cannot_be_accounted_for_is_refused_before_the_first_step(
