@@ -127,7 +127,7 @@ class Accounts:
         if not is_name(name, MAX_NAME):
             raise GymError(
                 ErrorCode.USAGE,
-                f"name {plain(name, 80)!r} is empty, has more than {MAX_NAME} characters, or some that nobody sees",
+                f"name {plain(name, 80)!r} is empty, has more than {MAX_NAME} characters, or invisible ones",
                 "choose another with --name",
             )
         with self._signed_for_us():

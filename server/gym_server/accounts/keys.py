@@ -142,7 +142,7 @@ class Keys:
     ) -> dict[str, Any]:
         """Replace an account's key; the same rotation again gets the same answer.
 
-        Sessions of the old key end; its open tasks go on, to be answered under the new one.
+        Sessions of the old key end; its open tasks continue, to be answered under the new one.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``STALE``; ``KEY_REVOKED`` for a key that is no longer the account's;

@@ -82,7 +82,7 @@ def restore(
         raise GymError(
             ErrorCode.STALE,
             f"snapshot {name} ends at entry {manifest.size}, and the hub has signed entry {lost.size} since",
-            "use a newer snapshot; if there is none, --fork goes on without what is lost, and contributors are asked",
+            "use a newer snapshot; if there is none, --fork continues without what is lost, and contributors are asked",
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.restoring")

@@ -99,7 +99,7 @@ def restore(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore a hub's folder from a backup, and sign for contributors from which entry it goes on."""
+    """Restore a hub's folder from a backup, and sign for contributors from which entry it continues."""
     from gym_server.backup.restore import fork_in_place, read_head
     from gym_server.backup.restore import restore as run_restore
 
@@ -115,7 +115,7 @@ def restore(
         print_result(
             as_json,
             signed.to_dict(),
-            f"signed: {folder} goes on from entry {signed.statement.restored_at_entry}",
+            f"signed: {folder} continues from entry {signed.statement.restored_at_entry}",
         )
         return
     if at is not None:
@@ -128,7 +128,7 @@ def restore(
     print_result(
         as_json,
         found,
-        f"{found['dir']} is snapshot {found['snapshot']}, {found['objects']} objects; the ledger goes on from entry "
+        f"{found['dir']} is snapshot {found['snapshot']}, {found['objects']} objects; the ledger continues from entry "
         f"{found['entries']}",
         note="What was signed later is undone: revocations, key rotations and transfers too. Then: gym-server run",
     )

@@ -260,9 +260,9 @@ class Watcher(AbstractContextManager["Watcher"]):
     def _look(self) -> Snapshot | None:
         try:
             found = look(self._fed)
-        except (SQLAlchemyError, StoreAway) as error:  # the hub goes on; the display keeps the last state
+        except (SQLAlchemyError, StoreAway) as error:  # the hub continues; the display keeps the last state
             if not self._is_blind:
-                log.warning("cannot show the state, and goes on trying: %s", error)
+                log.warning("cannot show the state, and keeps trying: %s", error)
             self._is_blind = True
             return None
         self._is_blind = False

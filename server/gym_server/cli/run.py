@@ -215,9 +215,7 @@ class _Server:
                 try:
                     self._work(HubGrid(self._fed, self._wakeups.notify), self._stop.is_set)
                     break
-                except (
-                    StoreAway
-                ) as away:  # the round store holds where to go on, as after a restart of the hub
+                except StoreAway as away:  # the stored round holds where to continue, as after a restart
                     log.warning("%s; trying again in %.0f s", away, _AWAY_SECONDS)
                     if self._stop.wait(_AWAY_SECONDS):
                         break

@@ -118,7 +118,7 @@ def status_table(found: dict[str, Any]) -> TextTable:
     if found["paused"]:
         until = time.strftime("%H:%M:%S", time.localtime(found["paused"]["until"]))
         count, why = found["paused"]["failures"], found["paused"]["reason"]
-        title += f"; {count} rounds in a row came to nothing, the next begins at {until}: {why}"
+        title += f"; {count} rounds in a row made no version, the next begins at {until}: {why}"
     if found["privacy"]:
         spent, budget = found["privacy"]["epsilon_spent"], found["privacy"]["epsilon"]
         over = f", {SPENT}" if found["privacy"]["epsilon_after_next_round"] > budget else ""

@@ -64,11 +64,11 @@ class Anchor:
                 ErrorCode.STATE_CORRUPT,
                 f"ledger: the head of entry {head.size} was signed and is in {self._path}; the database {what}",
                 "the database is an older copy, or was changed. `gym-server restore --fork --dir HUB` signs a "
-                "statement that the hub goes on from there, which every contributor is shown and has to accept",
+                "statement that the hub continues from there, which every contributor is shown and has to accept",
             )
 
     def supersede(self) -> None:
-        """Let the next head take the file's place, since a statement says that the hub goes on from an older one."""
+        """Let the next head take the file's place, since a statement says that the hub continues from an older one."""
         self._superseded, self._checked = self.read(), True
 
     def read(self) -> SignedHead | None:

@@ -131,7 +131,7 @@ class Ledger:
     def restored(
         self, reason: str, at_entry: int | None = None, lost: SignedHead | None = None
     ) -> SignedRestored:
-        """Sign that the hub goes on from an older state, and append that as an entry, in a transaction of its own.
+        """Sign that the hub continues from an older state, and append that as an entry, in a transaction of its own.
 
         Args:
             reason: The coordinator's words, for contributors.
@@ -197,7 +197,7 @@ class Ledger:
         return list(self._statements)
 
     def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
-        """The head that the next one goes on from, since the next one's signature stands for it as well."""
+        """The head that the next one continues from, since the next one's signature stands for it as well."""
         signed.verify(self.public_key)
         if (hash_of(tx, signed.size), frontier.root()) != (signed.head.hash, signed.head.root):
             raise corrupt(f"head {signed.size} is not that of the entries which are there")

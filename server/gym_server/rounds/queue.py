@@ -2,7 +2,7 @@
 
 A message that no node holds or a lease that nobody renews turns to ``lost``, so that no round waits for a
 contributor that went away. A node that comes back in time is given what it holds again. What is open when its round
-goes on without it turns to ``late``. A stored reply that cannot be read is ``set-aside``, and never read again.
+continues without it turns to ``late``. A stored reply that cannot be read is ``set-aside``, and never read again.
 
 An account is one participant, however many installations it runs, and it may have a few: it is seen as one node, the
 one that holds a task.
@@ -181,7 +181,7 @@ class MessageQueue:
             tx.execute(update(messages).where(waiting, ~(picked_up_later & alive)).values(state="lost"))
 
     def close_group(self, group_id: str) -> int:
-        """Take back what is still open of a round that goes on without it; returns how many tasks that were."""
+        """Take back what is still open of a round that continues without it; returns how many tasks that were."""
         return self._close(messages.c.group_id == group_id)
 
     def close(self, message_ids: Iterable[str]) -> int:

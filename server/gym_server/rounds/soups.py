@@ -114,7 +114,7 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"the residual of version {parent.height} is missing: {state[RESIDUAL]}",
-                "restore the hub's folder from a backup; without it what the last soup lost is lost for good",
+                "restore the hub's folder from a backup; without it what the last soup lost cannot be restored",
             )
         feedback = ErrorFeedback.load(state[RESIDUAL], lineage)
     rule = build_optimizer(recipe)

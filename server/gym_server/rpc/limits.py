@@ -68,7 +68,7 @@ class TokenBuckets:
 
 
 class CallSlots:
-    """How many things of a key go on at once: at most ``most``. For one thread, the event loop's."""
+    """How many things of a key run at once: at most ``most``. For one thread, the event loop's."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -154,6 +154,6 @@ class EnrolmentLimits:
         if seconds > 0:
             raise GymError(
                 ErrorCode.BUSY,
-                f"{what}; the next one is looked at in {seconds:.0f} s",
+                f"{what}; the next one is checked in {seconds:.0f} s",
                 "gym-client join waits and tries again",
             )

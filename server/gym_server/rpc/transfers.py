@@ -119,7 +119,7 @@ class Transfers:
     ) -> pb.UploadState:
         """Append the chunks of one call; returns when they are on disk.
 
-        ``check`` is called before every chunk but the first, and raises when the caller may not go on.
+        ``check`` is called before every chunk but the first, and raises when the caller may not continue.
 
         Raises:
             GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for a byte more than declared,
@@ -151,7 +151,7 @@ class Transfers:
                     raise GymError(
                         ErrorCode.DEADLINE_EXCEEDED,
                         f"object {first.sha256[:12]} came slower than {_SLOWEST_BYTES_PER_SECOND} bytes a second",
-                        "upload it again: it goes on where it ended",
+                        "upload it again: it continues where it ended",
                     ) from None
                 finally:
                     await heavily(_sync, file)
@@ -301,5 +301,5 @@ async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.Upl
         raise GymError(
             ErrorCode.DEADLINE_EXCEEDED,
             f"no byte of the upload came for {seconds:.0f} s",
-            "upload it again: it goes on where it ended",
+            "upload it again: it continues where it ended",
         ) from None

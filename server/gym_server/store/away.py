@@ -9,7 +9,7 @@ class StoreAway(Exception):
     """Nothing of the call is known to be stored; calling again is safe.
 
     No ``GymError``, so that no code that turns a contributor's ``GymError`` into a verdict can refuse work because a
-    disk was away. The strategy waits, and goes on from the stored round.
+    disk was away. The strategy waits, and continues from the stored round.
 
     Args:
         refusal: For the coordinator: ``UNAVAILABLE``, ``BUSY``, ``DISK_FULL`` or ``NOT_WRITABLE``, with the place.

@@ -59,7 +59,7 @@ class RoundBackoff:
         there = self._there()
         self._seen |= there
         seconds = self._seconds()
-        text = "%d rounds in a row came to nothing; the next begins in %.0f s, or when somebody comes: %s"
+        text = "%d rounds in a row made no version; the next begins in %.0f s, or when a contributor connects: %s"
         log.warning(text, self._failures, seconds, reason[:_MAX_REASON])
         self._say(time.time() + seconds, reason)
         self._wait(time.monotonic() + seconds, there)

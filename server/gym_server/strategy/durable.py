@@ -166,8 +166,8 @@ class DurableDeltaSoup(Strategy):
                 if not self._advance(grid, wanted, backoff):
                     break
             except (OSError, OperationalError) as error:
-                # A full disk, or a database that is away: the round goes on from its state when that is over.
-                log.exception("no round can go on now")
+                # A full disk, or a database that is away: the round continues from its state when that is over.
+                log.exception("no round can continue now")
                 backoff.hold(f"this machine: {type(error).__name__}: {error}")
         return Result()
 
@@ -239,7 +239,7 @@ class DurableDeltaSoup(Strategy):
         try:
             return self._finish(self._fed.round_store.require(server_round))
         except ScoringStopped:
-            log.info("round %d: stopped while scoring; it goes on from the merge", server_round)
+            log.info("round %d: stopped while scoring; it continues from the merge", server_round)
             return None
 
     def _push(self, server_round: int, grid: Grid) -> None:
@@ -318,7 +318,7 @@ class DurableDeltaSoup(Strategy):
                 failpoint("state-merging")
         late = self._fed.queue.close_group(str(server_round))
         if late:
-            log.info("round %d goes on without %d contributors; what they send is late", server_round, late)
+            log.info("round %d continues without %d contributors; what they send is late", server_round, late)
         if current.state == MERGING:
             merge_round(self._fed, self._hub_model(), current, self._should_stop)
         ended = self._fed.round_store.require(server_round)

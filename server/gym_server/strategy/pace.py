@@ -30,7 +30,7 @@ _MIN_KNOWN = 3
 def grace_ends(
     config: RoundsConfig, known: Sequence[float], started_at: float, quorum_at: float, deadline_seconds: float
 ) -> float:
-    """When a round, or a stage of one, goes on without those who have not answered.
+    """When a round, or a stage of one, continues without those who have not answered.
 
     Args:
         config: Factor and bounds.
