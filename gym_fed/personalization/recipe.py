@@ -212,9 +212,9 @@ def encoding_of(
         values |= {"codec": codec}
         if CODECS.type_of(codec).has_scales:
             values |= {"scale_dtype": "bfloat16", "distill_steps": _DISTILL_STEPS}
-        why = f"codec {codec}, as asked"
+        why = f"codec {codec}, as given"
     if given:
-        why = f"{why}; {', '.join(sorted(given))} as asked"
+        why = f"{why}; {', '.join(sorted(given))} as given"
     return Encoding(validate(values | given, CodecPolicy, "encoding"), keeps_factors, why)
 
 

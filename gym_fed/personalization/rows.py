@@ -76,8 +76,8 @@ class PersonalRows:
         if not any(_is_bare_pair(row) for row in (*self.train, *self.held_out)):
             return replace(self, learnt_as="conversations" if self.form == "chat" else "texts")
         if as_chat is False or not templated:
-            why = "as asked" if templated else "the base has no chat template"
-            return replace(self, learnt_as=f"prompts that go on as bare text ({why})")
+            why = "as given" if templated else "the base has no chat template"
+            return replace(self, learnt_as=f"prompts continued as bare text ({why})")
         train = [_as_turns(row) for row in self.train]
         held = [_as_turns(row) for row in self.held_out]
         words = "turns of a chat: prompts the user's, answers the assistant's"

@@ -1,4 +1,4 @@
-"""`gym chat`: a conversation, and who writes its answers.
+"""`gym chat`: a session, and the writers of its answers.
 
 Neighbours: imports engine, openai, setup, store; imported by none.
 """

@@ -114,7 +114,7 @@ class Engine:
             end_ids=own_ends if params.ignore_eos else own_ends | self.end_ids,
             guide=guide,
         )
-        generation._call_off = partial(self._call_off, sequence)
+        generation._on_cancel = partial(self._cancel, sequence)
         self._enqueue(sequence)
         return generation
 
@@ -130,9 +130,7 @@ class Engine:
         self._prefetch(variant)
         request = EmbeddingSequence(prompt_ids, variant, user, kv_bytes, Future())
         self._enqueue(request)
-        request.future.add_done_callback(
-            lambda future: self._call_off(request) if future.cancelled() else None
-        )
+        request.future.add_done_callback(lambda future: self._cancel(request) if future.cancelled() else None)
         return PendingEmbedding(request.future)
 
     @property
@@ -237,7 +235,7 @@ class Engine:
             self._arrived.append(request)
             self._changed.notify_all()
 
-    def _call_off(self, request: ScheduledRequest) -> None:
+    def _cancel(self, request: ScheduledRequest) -> None:
         with self._changed:
             self._cancelled.append(request)
             self._changed.notify_all()

@@ -31,7 +31,7 @@ class Generation:
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
-        self._call_off: Callable[[], None] | None = None  # set by the engine
+        self._on_cancel: Callable[[], None] | None = None  # set by the engine
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # for the reader of events
         self._ended = threading.Condition(lock)  # for callers of ``result``: not woken by every token
@@ -47,8 +47,8 @@ class Generation:
 
     def cancel(self) -> None:
         """Cancel it: within one step its place is free, and it ends with ``cancelled``. Safe to call at any time."""
-        if self._call_off is not None and not self.done:
-            self._call_off()
+        if self._on_cancel is not None and not self.done:
+            self._on_cancel()
 
     def result(self, timeout: float | None = None) -> CompletionOutput:
         """Wait for the whole answer, whether or not its events were read.

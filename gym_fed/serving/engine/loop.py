@@ -100,7 +100,7 @@ class EngineLoop:
             return
         try:
             self._end(request, "cancelled")
-            request.call_off()
+            request.cancel()
         except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
             self._report_failure(request, failure)
 
@@ -229,10 +229,10 @@ class EngineLoop:
                 continue
             counters.kv_tokens += len(chunk.token_ids)
             counters.rows_with_variants += row.variant is not None
-            if row.read < len(row.prompt_ids):
-                row.read += len(chunk.token_ids)
+            if row.prefilled < len(row.prompt_ids):
+                row.prefilled += len(chunk.token_ids)
                 counters.prompt_tokens += len(chunk.token_ids)
-            if isinstance(row, EmbeddingSequence) and row.read == len(row.prompt_ids):
+            if isinstance(row, EmbeddingSequence) and row.prefilled == len(row.prompt_ids):
                 self._settle(row)
         if logits is None:
             return
@@ -295,9 +295,9 @@ class EngineLoop:
         for row in prefill:
             if left <= 0:
                 break
-            ids = row.prompt_ids[row.read : row.read + left]
+            ids = row.prompt_ids[row.prefilled : row.prefilled + left]
             left -= len(ids)
-            last = row.hidden is None and row.read + len(ids) == len(row.prompt_ids)
+            last = row.hidden is None and row.prefilled + len(ids) == len(row.prompt_ids)
             chunks.append(Chunk(ids, row.cache, row.variant, last, row.hidden))
             rows.append(row)
         return rows, chunks

@@ -40,7 +40,7 @@ class ScheduledRequest:
         self.kv_bytes = kv_bytes
         self.variant: LoadedVariant | None = None
         self.cache: Any = None
-        self.read = 0
+        self.prefilled = 0
         """Prompt tokens in the cache: the progress of the prefill."""
         self.bypassed_since = 0.0
         """When it was first at the head of the queue without room for its variant."""
@@ -55,13 +55,13 @@ class ScheduledRequest:
     @property
     def length(self) -> int:
         """Tokens in its cache."""
-        return self.read
+        return self.prefilled
 
     def fail(self, error: GymError) -> None:
         """Report the error to the caller, unless an end was reported already."""
         raise NotImplementedError
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """Report to the caller that it was cancelled."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ class GenerationSequence(ScheduledRequest):
     @property
     def decoding(self) -> bool:
         """Whether its prefill is done."""
-        return self.read >= len(self.prompt_ids)
+        return self.prefilled >= len(self.prompt_ids)
 
     @property
     def cache_tokens(self) -> int:
@@ -117,12 +117,12 @@ class GenerationSequence(ScheduledRequest):
 
     @property
     def length(self) -> int:
-        return self.read + max(0, len(self.token_ids) - 1)
+        return self.prefilled + max(0, len(self.token_ids) - 1)
 
     def fail(self, error: GymError) -> None:
         self.generation._fail(error)
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         self.finish("cancelled")
         self.deliver()
 
@@ -219,5 +219,5 @@ class EmbeddingSequence(ScheduledRequest):
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         self.future.cancel()

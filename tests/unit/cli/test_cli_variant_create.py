@@ -85,7 +85,7 @@ def test_it_says_what_was_learnt_and_how_to_try_it(tiny_base: Path, tmp_path: Pa
         "\n", ""
     )
     plain = run(*create, "--user", "cy", "--plain")
-    assert "learnt from prompts that go on as bare text (as asked)" in plain
+    assert "learnt from prompts continued as bare text (as given)" in plain
     assert "gym chat" not in plain
 
 

@@ -328,7 +328,7 @@ def test_what_a_variant_was_taught_to_answer_is_what_a_chat_with_it_gets(
         assert ivy.chat(rows[0]["prompt"], temperature=0, max_tokens=8).text == "aye"
 
     plain = trainer(tiny_base, tmp_path, training={**FAST, "max_steps": 1})
-    assert "bare text (as asked)" in plain.create_variant("ida", data=rows, as_chat=False).learnt_as
+    assert "bare text (as given)" in plain.create_variant("ida", data=rows, as_chat=False).learnt_as
     for name, form, words in (
         ("ivy", None, "turns of a chat"),
         ("ida", None, "bare text"),

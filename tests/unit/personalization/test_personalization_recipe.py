@@ -118,4 +118,4 @@ def test_a_codec_that_does_not_fit_is_refused_by_name() -> None:
             encoding_of(method, codec, given, spec(8, 8))  # type: ignore[arg-type]
     given = encoding_of("lora", "auto", CodecPolicy(factors="int8"), spec(8, 8))
     assert given.policy.factors == "int8"
-    assert "factors as asked" in given.why
+    assert "factors as given" in given.why

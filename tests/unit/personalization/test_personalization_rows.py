@@ -98,7 +98,7 @@ def test_prompts_and_answers_are_turns_of_a_chat_where_the_base_chats(tmp_path: 
 def test_bare_text_stays_where_it_is_asked_for_or_the_base_does_not_chat() -> None:
     for rows in ([PAIR], [{"prompt": "a", "completion": "b"}]):
         for tokenizer, as_chat, why in (
-            (CHATS, False, "as asked"),
+            (CHATS, False, "as given"),
             (CHATS_NOT, None, "no chat template"),
             (CHATS_NOT, False, "no chat template"),
         ):
@@ -123,7 +123,7 @@ def test_what_other_rows_are_and_where_they_stand_is_in_the_refusal(tmp_path: Pa
         ([PAIR, {"text": "a"}], "row 2: "),
         ([label], "row 1: is an answer with a label"),
         ([{"prompt": "a"}], "row 1: is a prompt without an answer"),
-        ([{"colour": "red"}], "row 1: cannot"),
+        ([{"colour": "red"}], "row 1: no format is known"),
     ):
         with pytest.raises(GymError, match=words) as caught:
             read_rows(rows)

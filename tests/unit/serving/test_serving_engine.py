@@ -109,11 +109,11 @@ def test_greedy_answers_are_those_of_generate(nano: Any) -> None:
     served, tokenizer = nano
     prompts = [chat(tokenizer, question) for question in QUESTIONS]
     with Engine(served, tokenizer, config=EngineConfig(max_batch_tokens=32)) as engine:
-        asked = [
+        requested = [
             engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=16)))
             for ids in prompts
         ]
-        found = [generation.result(60) for generation in asked]
+        found = [generation.result(60) for generation in requested]
     stock = load_model("gym-nano").model
     for ids, completion in zip(prompts, found, strict=True):
         wanted = stock.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[
@@ -153,7 +153,7 @@ def test_variants_of_a_real_model_answer_in_one_batch_as_they_do_alone(nano: Any
     for number, name in enumerate(source.variants):
         path = write_random_delta(served.model, tmp_path / f"{name}.gymdelta", signs, seed=number, size=0.02)
         source.variants[name] = load(path, served.layout)
-    asked = [
+    requested = [
         GenerationRequest(
             chat(tokenizer, question),
             SamplingParams(temperature=heat, max_tokens=10, seed=3, ignore_eos=True),
@@ -162,8 +162,8 @@ def test_variants_of_a_real_model_answer_in_one_batch_as_they_do_alone(nano: Any
         for question, heat, name in zip(QUESTIONS[:3], (0.0, 0.7, 0.0), ("a", "b", None), strict=True)
     ]
     with Engine(served, tokenizer, source) as engine:
-        alone = [engine.submit(request).result(60) for request in asked]
-        together = [generation.result(60) for generation in [engine.submit(request) for request in asked]]
+        alone = [engine.submit(request).result(60) for request in requested]
+        together = [generation.result(60) for generation in [engine.submit(request) for request in requested]]
         assert engine.stats().rows_with_variants > 0
     assert [said(one) for one in together] == [said(one) for one in alone]
     assert len({one.token_ids for one in alone}) == 3
@@ -177,7 +177,7 @@ def test_drawn_answers_of_a_large_vocabulary_are_the_same_alone_and_among_others
     size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=30_000, max_position_embeddings=128, **size))
     torch.nn.init.normal_(model.lm_head.weight, std=0.4)
-    asked = [
+    requested = [
         GenerationRequest(
             [number + 3] * (2 + 5 * number),
             SamplingParams(temperature=1.0, top_p=0.9 if number == 2 else 1.0, seed=number, max_tokens=20),
@@ -185,8 +185,8 @@ def test_drawn_answers_of_a_large_vocabulary_are_the_same_alone_and_among_others
         for number in range(4)
     ]
     with MultiVariantModel(model) as served, Engine(served, tokenizer) as engine:
-        alone = [engine.submit(request).result(60) for request in asked]
-        together = [generation.result(60) for generation in [engine.submit(request) for request in asked]]
+        alone = [engine.submit(request).result(60) for request in requested]
+        together = [generation.result(60) for generation in [engine.submit(request) for request in requested]]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     assert len({token_id for one in alone for token_id in one.token_ids}) > 40
 
@@ -218,11 +218,11 @@ async def test_answers_stream_to_asyncio_beside_one_another(tokenizer: Any) -> N
     async def read(generation: Any) -> str:
         return "".join([event.text async for event in generation])
 
-    asked = requests(6, [None])
+    requested = requests(6, [None])
     with Engine(ToyModel(), tokenizer) as engine:
-        generations = [engine.submit(request) for request in asked]
+        generations = [engine.submit(request) for request in requested]
         texts = await asyncio.gather(*(read(one) for one in generations))
-        wholes = [await engine.submit(request).result_async() for request in asked]
+        wholes = [await engine.submit(request).result_async() for request in requested]
     assert texts == [one.text for one in wholes]
     assert any(texts)
 
@@ -242,9 +242,9 @@ def test_an_embedding_takes_its_turn_and_knows_variants(tokenizer: Any) -> None:
     with Engine(toy, tokenizer, source) as engine:
         toy.gate.clear()
         running = engine.submit(GenerationRequest([1], SamplingParams(max_tokens=5, seed=1)))
-        asked = engine.embed([4, 5], "alice", "u")
+        requested = engine.embed([4, 5], "alice", "u")
         toy.gate.set()
-        assert torch.allclose(asked.result(20), toy.embed([4, 5], source.variants["alice"]))
+        assert torch.allclose(requested.result(20), toy.embed([4, 5], source.variants["alice"]))
         assert running.result(20).finish_reason == "length"
         assert engine.stats().embeddings == 1
         with pytest.raises(GymError) as refused:

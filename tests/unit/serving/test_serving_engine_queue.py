@@ -92,11 +92,11 @@ def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: A
     config = EngineConfig(max_concurrent=1, max_queued=3, max_queued_per_user=2)
     with Engine(toy, tokenizer, config=config) as engine:
         toy.gate.clear()
-        asked = [engine.submit(ask("a"))]
+        requested = [engine.submit(ask("a"))]
         assert toy.entered.acquire(timeout=20)
-        asked += [engine.submit(ask("a")) for _ in range(2)]
+        requested += [engine.submit(ask("a")) for _ in range(2)]
         own = refused(lambda: engine.submit(ask("a")))
-        asked.append(engine.submit(ask("b")))
+        requested.append(engine.submit(ask("b")))
         more = refused(lambda: engine.submit(ask("c")))
         assert own.code is more.code is ErrorCode.BUSY
         assert (own.message, more.message) == (
@@ -105,7 +105,7 @@ def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: A
         )
         assert f"{engine.retry_after_seconds()} seconds" in more.hint
         toy.gate.set()
-        assert all(len(one.result(20).token_ids) == 4 for one in asked)
+        assert all(len(one.result(20).token_ids) == 4 for one in requested)
         assert engine.stats().refused == 2
         assert engine.submit(ask("c")).result(20).finish_reason == "length"
 
@@ -155,8 +155,8 @@ def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
 ) -> None:
     def follow(generation: Generation) -> None:
         """Another one before this one has ended, so that the first variant never is without use."""
-        if not other.done and len(asked) < 60:
-            asked.append(engine.submit(ask("a", "first", tokens=200)))
+        if not other.done and len(requested) < 60:
+            requested.append(engine.submit(ask("a", "first", tokens=200)))
         assert generation.result(20).token_ids
 
     monkeypatch.setattr("gym_fed.serving.engine.loop._BYPASS_TIMEOUT_SECONDS", 0.0)
@@ -164,12 +164,15 @@ def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
     source.no_room.add("second")
     config = EngineConfig(max_concurrent=2)
     with Engine(ToyModel(), tokenizer, source, config) as engine:
-        asked = [engine.submit(ask("a", "first", tokens=200)), engine.submit(ask("a", "first", tokens=20))]
+        requested = [
+            engine.submit(ask("a", "first", tokens=200)),
+            engine.submit(ask("a", "first", tokens=20)),
+        ]
         other = engine.submit(ask("b", "second"))
-        for generation in asked:
+        for generation in requested:
             follow(generation)
         assert other.result(20).finish_reason == "length"
-    assert len(asked) < 60
+    assert len(requested) < 60
     assert not +source.pins
 
 
@@ -246,12 +249,12 @@ def test_closing_ends_everything_as_cancelled_and_takes_nothing_more(tokenizer: 
     toy, source = ToyModel(), ToySource("alice", "cold")
     source.cold.add("cold")
     engine = Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1))
-    asked = [engine.submit(ask(variant=name, tokens=250)) for name in ("alice", "cold", None)]
+    requested = [engine.submit(ask(variant=name, tokens=250)) for name in ("alice", "cold", None)]
     assert toy.entered.acquire(timeout=20)
     assert engine.healthy
     engine.close()
-    assert {one.result(0).finish_reason for one in asked} == {"cancelled"}
-    assert [event.finish_reason for event in asked[2]] == ["cancelled"]
+    assert {one.result(0).finish_reason for one in requested} == {"cancelled"}
+    assert [event.finish_reason for event in requested[2]] == ["cancelled"]
     assert refused(lambda: engine.submit(ask())).code is ErrorCode.UNAVAILABLE
     assert not engine.healthy
     engine.close()  # again changes nothing
@@ -264,14 +267,14 @@ def test_an_answer_that_takes_too_long_to_wait_for_goes_on(tokenizer: Any) -> No
         toy.gate.clear()
         generation = engine.submit(ask())
         assert refused(lambda: generation.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
-        called_off = engine.embed([1])
-        assert refused(lambda: called_off.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
-        called_off.cancel()
+        cancelled = engine.embed([1])
+        assert refused(lambda: cancelled.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
+        cancelled.cancel()
         toy.gate.set()
         assert generation.result(20).finish_reason == "length"
-        assert refused(called_off.result).code is ErrorCode.UNAVAILABLE
+        assert refused(cancelled.result).code is ErrorCode.UNAVAILABLE
         assert engine.embed([1]).result(20).shape == (24,)
-        assert engine.stats().embeddings == 1  # the other was called off before its turn
+        assert engine.stats().embeddings == 1  # the other was cancelled before it ran
         assert engine.stats().queued == 0
 
 
@@ -306,8 +309,10 @@ def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) ->
                     engine.embed([1, 2], chance.choice([None, "a"]), f"u{number}").result(20)
                     ended["embedded"] += 1
                     continue
-                asked = ask(f"u{number}", variant, tokens=chance.randint(1, 9), prompt=chance.randint(1, 30))
-                generation = engine.submit(asked)
+                requested = ask(
+                    f"u{number}", variant, tokens=chance.randint(1, 9), prompt=chance.randint(1, 30)
+                )
+                generation = engine.submit(requested)
                 if variant == "cold" or chance.random() < 0.3:
                     generation.cancel()
                 ended[generation.result(20).finish_reason] += 1
@@ -352,8 +357,8 @@ def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
             raise RuntimeError("this source lets nothing go")
 
     with Engine(ToyModel(), tokenizer, Stuck("alice")) as engine:
-        asked = [engine.submit(ask(variant=name)) for name in ("alice", None)]
-        assert [one.result(20).finish_reason for one in asked] == ["length", "length"]
+        requested = [engine.submit(ask(variant=name)) for name in ("alice", None)]
+        assert [one.result(20).finish_reason for one in requested] == ["length", "length"]
         assert engine.embed([1, 2], "alice").result(20).shape == (24,)
         assert "lets nothing go" in caplog.text
 
@@ -403,7 +408,7 @@ def test_embeddings_are_read_in_pieces_beside_answers_and_keep_the_kv_budget(tok
     assert stats.prompt_tokens == 202
 
 
-async def test_an_embedding_that_nobody_awaits_any_more_is_called_off(tokenizer: Any) -> None:
+async def test_an_embedding_that_nobody_awaits_any_more_is_cancelled(tokenizer: Any) -> None:
     toy = ToyModel()
     with Engine(toy, tokenizer, config=EngineConfig(max_batch_tokens=16)) as engine:
         toy.gate.clear()

@@ -1,4 +1,4 @@
-"""What the reader sees of an answer: whole characters, no end tokens, no chunk of a stop text, JSON where asked."""
+"""What the reader sees of an answer: whole characters, no end tokens, no part of a stop text, JSON where requested."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_context_ends_an_answer_and_refuses_a_longer_prompt(tokenizer: Any) 
 )
 def test_a_finished_value_is_one_that_the_schema_allows(tokenizer: Any, schema: Any) -> None:
     with Engine(ToyModel(context=1000), tokenizer) as engine:
-        asked = [
+        requested = [
             engine.submit(
                 GenerationRequest(
                     [9, 8],
@@ -175,7 +175,7 @@ def test_a_finished_value_is_one_that_the_schema_allows(tokenizer: Any, schema: 
             for seed in range(6)
         ]
         plain = engine.submit(GenerationRequest([9, 8], SamplingParams(max_tokens=20, seed=1)))
-        found = [one.result(30) for one in asked]
+        found = [one.result(30) for one in requested]
         assert plain.result(20).token_ids
     finished = [one for one in found if one.finish_reason == "stop"]
     for one in finished:

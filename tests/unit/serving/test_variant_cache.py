@@ -23,17 +23,17 @@ def row(name: str, size: int = 10, revision: int = 1) -> VariantRecord:
 
 
 class Loads:
-    """A loader that can be held up, can fail, and knows what it was asked for."""
+    """A loader that can be held up, can fail, and records the requested variants."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.sizes: dict[str, int] = {}
         self.errors: dict[str, Exception] = {}
         self.gate = threading.Event()
         self.gate.set()
 
     def __call__(self, record: VariantRecord) -> LoadedVariant:
-        self.asked.append(record.name)
+        self.requested.append(record.name)
         assert self.gate.wait(30)
         if record.name in self.errors:
             raise self.errors[record.name]
@@ -71,7 +71,7 @@ def test_the_least_recently_used_goes_first(cache: VariantCache, loads: Loads) -
     use(cache, "a", "b", "c", "a", "d")
     assert list(cache._current) == ["c", "a", "d"]
     use(cache, "c", "a", "d")
-    assert loads.asked == ["a", "b", "c", "d"]
+    assert loads.requested == ["a", "b", "c", "d"]
     stats = cache.stats()
     assert (stats.resident, stats.resident_bytes, stats.evictions) == (3, 30, 1)
     assert (stats.hits, stats.misses, stats.loads) == (4, 4, 4)
@@ -96,11 +96,11 @@ def test_a_variant_is_loaded_once_for_all_who_want_it(cache: VariantCache, loads
     loads.gate.clear()
     with ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(cache.acquire, row("a")) for _ in range(8)]
-        wait_for(lambda: loads.asked)
+        wait_for(lambda: loads.requested)
         assert cache.poll(row("a")) is None
         loads.gate.set()
         assert len({found.result(20) for found in waiting}) == 1
-    assert loads.asked == ["a"]
+    assert loads.requested == ["a"]
     assert cache.stats().pinned == 1
 
 
@@ -114,7 +114,7 @@ def test_three_variants_take_turns_in_a_cache_for_two(loads: Loads) -> None:
                 done.add(name)
                 cache.release(found)
         time.sleep(0.001)
-    assert sorted(loads.asked) == ["a", "b", "c"]  # none was evicted before its turn
+    assert sorted(loads.requested) == ["a", "b", "c"]  # none was evicted before its use
     cache.close()
 
 
@@ -131,7 +131,7 @@ def test_prefetch_fills_free_room_and_takes_none_from_another_prefetch(
     cache.prefetch(row("d"))
     wait_for(lambda: "d" in cache._current)
     assert "a" not in cache._current  # used already, and nobody uses it now
-    assert loads.asked.count("a") == 1
+    assert loads.requested.count("a") == 1
 
 
 def test_what_is_prefetched_gives_way_to_what_a_request_waits_for(cache: VariantCache) -> None:
@@ -147,11 +147,11 @@ def test_what_is_asked_for_overtakes_what_is_prefetched(loads: Loads) -> None:
     loads.gate.clear()
     for name in "abcde":
         cache.prefetch(row(name))
-    wait_for(lambda: loads.asked)
+    wait_for(lambda: loads.requested)
     assert cache.poll(row("e")) is None
     loads.gate.set()
     wait_for(lambda: not cache.stats().loading)
-    assert loads.asked == ["a", "e", "b", "c", "d"]
+    assert loads.requested == ["a", "e", "b", "c", "d"]
     cache.close()
 
 
@@ -162,7 +162,7 @@ def test_an_error_reaches_all_who_wait_and_is_forgotten(
     loads.gate.clear()
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(cache.acquire, row("a")) for _ in range(4)]
-        wait_for(lambda: loads.asked)
+        wait_for(lambda: loads.requested)
         time.sleep(0.02)
         loads.gate.set()
         errors = [found.exception(20) for found in waiting]
@@ -173,7 +173,7 @@ def test_an_error_reaches_all_who_wait_and_is_forgotten(
             cache.poll(row("a"))
     cache.prefetch(row("a"))
     assert not cache.stats().loading
-    assert loads.asked == ["a"]
+    assert loads.requested == ["a"]
     loads.errors.clear()
     monkeypatch.setattr(variant_cache.time, "monotonic", lambda later=time.monotonic() + 60: later)
     use(cache, "a")
@@ -190,7 +190,7 @@ def test_a_failure_is_not_reported_for_another_row_or_file(loads: Loads) -> None
     loads.errors.clear()
     file[0] = "new"
     use(cache, "a")
-    assert loads.asked == ["a", "a"]
+    assert loads.requested == ["a", "a"]
     cache.close()
 
 
@@ -219,7 +219,7 @@ def test_a_variant_larger_than_its_file_waits_for_what_it_takes(cache: VariantCa
     pinned = cache.acquire(row("a"))
     assert pinned is not None
     assert cache.poll(row("big")) is None
-    wait_for(lambda: loads.asked == ["a", "big"])
+    wait_for(lambda: loads.requested == ["a", "big"])
     time.sleep(0.02)
     assert cache.poll(row("big")) is None
     assert cache.stats().resident_bytes == 10
@@ -232,14 +232,14 @@ def test_a_variant_replaced_while_it_is_loading_is_not_handed_out(cache: Variant
     loads.gate.clear()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(cache.acquire, row("a"))
-        wait_for(lambda: loads.asked)
+        wait_for(lambda: loads.requested)
         assert cache.poll(row("a", revision=2)) is None
         assert waiting.result(20) is None  # look the row up again
         loads.gate.set()
         found = cache.acquire(row("a", revision=2))
     assert found is not None
     assert found.delta_sha256 == "a2"
-    wait_for(lambda: len(loads.asked) == 2)
+    wait_for(lambda: len(loads.requested) == 2)
     assert cache.stats().resident == 1
 
 
@@ -286,7 +286,7 @@ def test_a_row_that_breaks_the_loading_itself_ends_that_load_and_no_thread(loads
             cache.acquire(broken)
         assert caught.value.code is ErrorCode.INTERNAL
     use(cache, "c")
-    assert loads.asked == ["c"]
+    assert loads.requested == ["c"]
     assert cache.stats().errors == 2
     cache.close()
 
@@ -297,7 +297,7 @@ def test_a_load_that_takes_long_does_not_lack_room_and_one_that_finds_none_does(
     held = [cache.acquire(row(name)) for name in "ab"]
     loads.gate.clear()
     assert cache.poll(row("slow")) is None
-    wait_for(lambda: "slow" in loads.asked)
+    wait_for(lambda: "slow" in loads.requested)
     assert not cache.lacks_room("slow")
     assert cache.poll(row("late")) is None
     wait_for(lambda: cache.lacks_room("late"))
