@@ -1,4 +1,4 @@
-"""Which model a delta belongs to: the names and shapes of its tensors, and the digest of their bytes."""
+"""The base model of a delta: the names and shapes of its tensors, and the digest of their bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tensors_digest(model: nn.Module | Tensors) -> str:
 
 @dataclass(frozen=True)
 class BaseSpec:
-    """What a delta is checked against.
+    """The base that a delta is checked against.
 
     Attributes:
         model_name: The base's name, for people.

@@ -1,4 +1,4 @@
-"""Which tensors, and in which codec, fit a byte budget for the whole file: the choice that loses the least.
+"""Spends a byte budget for the whole file: chooses tensors and their codecs so that the least is lost.
 
 A tensor's options are its codecs and, where a residual keeps it for the next round, to be left out (a kind of top-k
 sparsification with whole tensors as the unit; Stich et al. 2018, "Sparsified SGD with Memory").
@@ -203,7 +203,7 @@ def file_bytes(choices: Sequence[CodecChoice], spec: BaseSpec, extra: Mapping[st
 
 
 def _decoded(delta: Tensor, way: CodecChoice, importance: Tensor | None) -> Tensor:
-    """What a codec makes of ``[rows, cols]``."""
+    """The payload of a codec for ``[rows, cols]``."""
     codec, params = get_codec(way.record.codec), way.record.params
     weighed = {"importance": importance} if codec.weighs_inputs else {}
     encoded = codec.encode(delta, **weighed, **params)

@@ -1,4 +1,4 @@
-"""Encode what training changed: tuned minus base under a policy, with error feedback and a byte budget."""
+"""Encodes a fine-tune: tuned minus base under a policy, with error feedback and a byte budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Refine = Callable[[Coded], Mapping[str, Encoded]]
 
 @dataclass(frozen=True)
 class TensorReport:
-    """What became of one tensor.
+    """The encoding of one tensor.
 
     Attributes:
         codec: The codec, or None for a tensor that is not in the file.
@@ -57,7 +57,7 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class EncodeReport:
-    """What was written.
+    """The file that was written.
 
     Attributes:
         sha256: Lower-case hex sha256 of the file.

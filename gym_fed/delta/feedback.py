@@ -1,10 +1,9 @@
 """Error feedback: what one round's encoding lost is added to the next round's delta.
 
-Stich et al. 2018, "Sparsified SGD with Memory" (alg. 1, lines 4-6), and Karimireddy et al. 2019, "Error
-Feedback Fixes SignSGD and other Gradient Compression Schemes" (alg. 2, EF-SIGNSGD): with the true delta
-``g_t`` and the residual ``e_t``, send ``C(g_t + e_t)`` and keep ``e_{t+1} = g_t + e_t - C(g_t + e_t)``. Sums
-telescope, so over any number of rounds what was sent plus the residual is what was meant, but for float32
-rounding.
+Stich et al. 2018, "Sparsified SGD with Memory" (alg. 1, lines 4-6), and Karimireddy et al. 2019, "Error Feedback Fixes
+SignSGD and other Gradient Compression Schemes" (alg. 2, EF-SIGNSGD): with the true delta ``g_t`` and the residual
+``e_t``, send ``C(g_t + e_t)`` and keep ``e_{t+1} = g_t + e_t - C(g_t + e_t)``. Sums telescope, so over any number of
+rounds the sum of what was sent plus the residual is the sum of the true deltas, but for float32 rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where every byte of a ``.gymdelta`` lies: one safetensors tensor per dtype, filled in order of name.
+"""The place of every byte of a ``.gymdelta``: one safetensors tensor per dtype, filled in order of name.
 
 All payload fields of one dtype stand end to end in one section (``f32``, ``bf16``, ``u8``), so that the
 header costs bytes for three tensors and not for thousands. Offsets follow from the manifest.

@@ -1,4 +1,4 @@
-"""Which part of a model a tensor is, which codec it gets under a policy, and why."""
+"""Finds the part of a model that a tensor is, and chooses its codec under a policy."""
 
 from __future__ import annotations
 

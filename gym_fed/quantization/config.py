@@ -22,7 +22,7 @@ class QuantMethod(Enum):
 
 
 class Calibration(StrictModel):
-    """What may be done for a file with text of one's own, and with models that were aligned."""
+    """Settings for calibration text, and for a pair of models before and after alignment."""
 
     distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps of scale distillation against the tuned model's logits; 0 for none."""

@@ -1,4 +1,4 @@
-"""What a quantiser reports of its work. No torch here."""
+"""The report of a quantiser. Imports no torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LayerSafety:
 
 @dataclass(frozen=True)
 class QuantReport:
-    """What was written.
+    """The file that was written.
 
     Attributes:
         path: The ``.gymdelta``.

@@ -1,4 +1,4 @@
-"""What every aggregation rule promises: rules on coordinates, and rules that weigh whole updates."""
+"""The interface of aggregators: rules on coordinates, and rules that weigh whole updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Aggregator", "AggregatorConfig", "CoordinateRule", "WeightRule"]
 
 
 class Aggregator(Rule):
-    """One rule, in two steps: ``mix`` sees the updates' inner products, ``combine`` their coordinates, block by block.
+    """One rule, in two steps: ``mix`` reads the updates' inner products, ``combine`` their coordinates, block by block.
 
     Derive from ``WeightRule`` or ``CoordinateRule``. To add a rule, put a file with a subclass into
     ``gym_fed/soup/aggregators``, named like the rule.
@@ -46,7 +46,7 @@ class Aggregator(Rule):
 
     counts_votes: ClassVar[bool] = False
     """Whether the rule, on signs, is a function of the sum of votes alone, ``of_votes``. Secure aggregation and the
-    ``discrete_gaussian`` mechanism know such rules and no other."""
+    ``discrete_gaussian`` mechanism accept such rules only."""
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
@@ -148,7 +148,7 @@ class Aggregator(Rule):
         return self.combine(rows, combination.weights)
 
     def check(self, weights: Tensor) -> None:
-        """Refuse a round in which the rule could not keep its promise.
+        """Refuse a round in which the rule's guarantee would not hold.
 
         Raises:
             GymError: ``CONFIG_INVALID``, or ``USAGE`` for weights that are not positive.

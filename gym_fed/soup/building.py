@@ -1,4 +1,4 @@
-"""Rules from plain values: what a recipe names, with the settings that it gives."""
+"""Builds the rules that a recipe names, with the settings that it gives."""
 
 from __future__ import annotations
 

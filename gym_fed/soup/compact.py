@@ -1,8 +1,8 @@
-"""Write a merged delta small: every tensor in the fewest bytes that stay within an error, and what that error is.
+"""Write a merged delta small: every tensor in the fewest bytes that stay within an error, and reports that error.
 
 A merge leaves values that no one codec fits. Sign bits of two updates average to three levels, trimmed updates to many
-zeros, LoRA factors to stacked factors, and a majority vote is sign bits again. So each tensor gets the smallest way of
-``menu`` whose relative error, measured on the tensor itself, is within a bound. (This project.)
+zeros, LoRA factors to stacked factors, and a majority vote is sign bits again. So each tensor gets the smallest
+encoding of ``menu`` whose relative error, measured on the tensor itself, is within a bound. (This project.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 
 EXACT = CodecPolicy(codec="as-merged", factors="float32", dense_dtype="float32", error_feedback=False)
-"""How a soup is written before it is made small: float32 factors where the merge has some, else float32 values."""
+"""The codec of a soup before it is compacted: float32 factors where the merge has some, else float32 values."""
 
 ERROR, COARSE_ERROR = 0.01, 0.1
 """Relative error that a compact soup may have; of coarse updates more, since their own is several times that."""
@@ -47,7 +47,7 @@ _SMALL, _SAMPLE, _USUAL = 256, 1 << 18, (4096, 4096)
 
 @functools.cache
 def menu() -> Menu:
-    """What a matrix may be written with, beside what ``EXACT`` has: ``Codec.compact`` of our codecs, smallest first.
+    """The encodings to try for a matrix, beside that of ``EXACT``: ``Codec.compact`` of our codecs, smallest first.
 
     Codecs of other packages are never chosen: every reader of the soup would need the package.
     """
@@ -62,7 +62,7 @@ def values_only() -> Menu:
 
 @dataclass(frozen=True)
 class CompactReport:
-    """What was written, and how far it is from the exact soup.
+    """The file that was written, and its distance from the exact soup.
 
     Attributes:
         sha256: Lower-case hex sha256 of the file.
@@ -112,7 +112,7 @@ def write_compact(
 
 
 def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
-    """What became of ``exact`` in ``soup``; both are open, and of one base."""
+    """The encoding of ``exact`` in ``soup``; both are open, and of one base."""
     wrong = true = kept = 0.0
     for name in sorted({*exact.names, *soup.names}):
         truth = exact.decode(name) if name in exact else soup.decode(name).zero_()
@@ -169,7 +169,7 @@ def _encoded(way: _Way, exact: DeltaFile, name: str) -> Payload:
 
 
 def _ways(exact: DeltaFile, name: str, ways: Menu) -> list[_Way]:
-    """What is smaller than the tensor as it is, the smallest first."""
+    """The encodings that are smaller than the tensor as it is, the smallest first."""
     record = exact.record(name)
 
     def size(way: _Way) -> int:

@@ -1,19 +1,19 @@
-"""What an update was worth: a round as a cooperative game, and what every method that shares its value has in common.
+"""Contribution scores: a round as a cooperative game, and the interface of the methods that share its value.
 
-The players are the n merged updates of a round, and the value of a coalition S is by how much its soup lowers the
-held-out loss, where every member keeps the coefficient that it has in the round's soup of all::
+The players are the n merged updates of a round. The value of a coalition S is the drop in held-out loss by its soup, in
+which every member keeps its coefficient in the round's soup of all::
 
     v(S) = loss(base) - loss(base + sum_{i in S} c_i u_i),     v({}) = 0,     c_i = server_learning_rate * clip_i * w_i
 
-and nobody's place is filled by the others: with the coalition's own mean (the weights w renormalised over S) an update
-of zeros would dilute the others, and be paid for it wherever the server's step overshoots. As it is, zeros add exactly
-nothing to any coalition, the scores of all add up to what the round gained, and an update's score does not grow when it
-is sent in two halves. The price: v measures what an update gave to *this* soup, not what it would have given alone.
+The place of an absent update is not filled by the others. With the coalition's own mean (the weights w renormalised
+over S) an update of zeros would dilute the others, and be paid for it wherever the server's step overshoots. Here zeros
+add exactly nothing to any coalition, the scores of all add up to the gain of the round, and an update's score does not
+grow when it is sent in two halves. The price: v measures what an update gave to *this* soup, not its value alone.
 
-Linear, and not the rule that made the soup: robust rules need 2f + 1 updates and are undefined on small coalitions. So
-only updates that the rule kept are to be scored; one that it cut out had no part in the soup, and must be paid neither
-for what it would have given nor for harm that the rule prevented. Where a rule decides coordinate by coordinate, the
-game is the linear soup nearest to it, not the soup itself.
+The game is linear, unlike the rule that made the soup: robust rules need 2f + 1 updates and are undefined on small
+coalitions. So only updates that the rule kept are to be scored. One that it cut out had no part in the soup, and must
+be paid neither for what it would have given nor for harm that the rule prevented. Where a rule decides coordinate by
+coordinate, the game is the linear soup nearest to it, not the soup itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Vector: TypeAlias = "NDArray[np.float64]"
 Stopped: TypeAlias = Literal["exact", "tolerance", "budget", "model"]
 
 GRADIENT_COST = 3
-"""What a gradient counts for, in evaluations: one pass forward, and two passes' work backward."""
+"""The cost of a gradient, in evaluations: one pass forward, and two passes' work backward."""
 
 
 class Game(Protocol):
@@ -59,7 +59,7 @@ class SmoothGame(Game, Protocol):
 
 @dataclass(frozen=True)
 class Scores:
-    """What each player gave.
+    """The score of each player.
 
     Attributes:
         method: The method's name.
@@ -128,7 +128,7 @@ class CountedGame:
 
     @property
     def smooth(self) -> bool:
-        """Whether the game at the bottom knows gradients."""
+        """Whether the innermost game has gradients."""
         return _is_smooth(self._game)
 
     def chance(self) -> Vector:
@@ -141,7 +141,7 @@ class CountedGame:
     def scores(
         self, method: ContributionMethod, values: Vector, stopped: Stopped, errors: Vector | None = None
     ) -> Scores:
-        """What a method found, with what it cost and what luck is worth; for that a smooth game takes one gradient."""
+        """The scores of a method, its cost and its chance level; a smooth game takes one gradient for the latter."""
         chance = self.chance() if self.smooth else None
         return Scores(method.name, values, self.evaluations, stopped, errors, chance)
 
@@ -175,7 +175,7 @@ class GroupedGame:
 
     @property
     def smooth(self) -> bool:
-        """Whether the game at the bottom knows gradients."""
+        """Whether the innermost game has gradients."""
         return _is_smooth(self._game)
 
     def value(self, coalition: Coalition) -> float:
@@ -222,7 +222,7 @@ class ContributionMethod(ABC):
 
     @abstractmethod
     def score(self, game: Game) -> Scores:
-        """What each player gave.
+        """The score of each player.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for a game too large for the method, ``UPDATE_REFUSED`` for values that are not

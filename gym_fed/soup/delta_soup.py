@@ -142,7 +142,7 @@ class DeltaSoup:
 
     @property
     def contributors(self) -> tuple[str, ...]:
-        """Who has contributed, in order."""
+        """Names of the contributors, in order."""
         return tuple(self._contributions)
 
     def aggregate(self, min_contributors: int = 3) -> SoupResult:

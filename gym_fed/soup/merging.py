@@ -41,7 +41,7 @@ _COMFORTABLE = 2.0**30
 
 @dataclass(frozen=True)
 class SoupReport:
-    """What a merge did.
+    """The report of a merge.
 
     Attributes:
         sha256: Lower-case hex sha256 of the soup.
@@ -253,7 +253,7 @@ def _plan(
     root: DeltaFile | None,
     version: int,
 ) -> CombinationWeights:
-    """What the rules make of the round, as combinations of the updates as they were sent."""
+    """The result of the rules on the round, as combinations of the updates as they were sent."""
     own: Tensor | None = None
     if root is not None:
         every = [*updates, root]

@@ -1,6 +1,6 @@
-"""What every merge method promises: fine-tunes of one base, tensor by tensor, made one delta.
+"""The interface of merge methods: fine-tunes of one base, tensor by tensor, merged into one delta.
 
-Aggregators distrust the updates they get; merge methods trust them, and ask how tasks can share a model.
+Aggregators expect malicious updates; merge methods trust all of them, and make several tasks share a model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Gate: TypeAlias = Callable[[Tensor], str | None]
 
 
 class MethodConfig(RuleConfig):
-    """What every merge method knows; a method with settings of its own derives from this."""
+    """The settings of every merge method; a method with settings of its own derives from this."""
 
     scale: float = Field(1.0)
     """The merged delta is multiplied by it (lambda of task arithmetic)."""
@@ -85,10 +85,10 @@ class MergeMethod(Rule):
     """Models that the method needs."""
 
     statistics: ClassVar[str | None] = None
-    """What each fine-tune must bring beside its delta, in words (``fisher diagonals``); None for nothing."""
+    """The statistics that each fine-tune needs beside its delta, in words (``fisher diagonals``); None for none."""
 
     statistics_optional: ClassVar[bool] = False
-    """Whether a tensor of which no fine-tune has statistics is merged all the same, in a way the method says."""
+    """Whether a tensor without statistics of any fine-tune is merged all the same, in a way that the method defines."""
 
     uses_score: ClassVar[bool] = False
     """Whether the method scores candidates on held-out data."""

@@ -24,7 +24,7 @@ from gym_fed.soup.methods._task_vectors import combination
 
 @dataclass(frozen=True)
 class ModelMergeReport:
-    """What a merge of models did.
+    """The report of a merge of models.
 
     Attributes:
         sha256: Lower-case hex sha256 of the merged delta.

@@ -1,4 +1,4 @@
-"""Server optimisers: what the server makes of a round's aggregate before it becomes the soup.
+"""Server optimisers: a step of the server from a round's aggregate to its soup.
 
 Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: the aggregated delta is taken for a (negative) gradient,
 and an ordinary optimiser steps along it. The formulas are those of Flower's FedAvgM, FedAdam and FedYogi, with whose

@@ -16,7 +16,7 @@ from gym_fed.soup.pre_aggregator import PreAggregator
 
 
 class Pipeline:
-    """What happens to a round's updates, from their inner products to their coordinates.
+    """The rules of a round, from inner products of the updates to their coordinates.
 
     Args:
         pre_aggregators: Steps before the aggregator, in their order.

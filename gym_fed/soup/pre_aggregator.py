@@ -1,4 +1,4 @@
-"""What every pre-aggregator promises: n updates become m combinations of them, before any aggregator sees them."""
+"""The interface of pre-aggregators: n updates become m combinations of them, before the aggregator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PreAggregator(Rule):
         """
 
     def rows(self, count: int) -> int:
-        """How many vectors go on of ``count``; by default each malicious client spoils at most one of them.
+        """Number of vectors that go on, of ``count``; by default each malicious client spoils at most one of them.
 
         Raises:
             GymError: ``CONFIG_INVALID`` when ``count`` updates are too few for the step.

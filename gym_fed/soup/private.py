@@ -52,7 +52,7 @@ Draw = Callable[[int], Integers]
 
 @dataclass(frozen=True)
 class PrivateMerge:
-    """What makes a merge private.
+    """The privacy settings of a merge.
 
     Attributes:
         privacy: Mechanism, noise and clip; ``clipping_norm`` is this round's.
@@ -71,7 +71,7 @@ class PrivateMerge:
 
 @dataclass(frozen=True)
 class PrivateReport:
-    """What a private merge reports beside the soup; nothing in it depends on an update other than through the noise.
+    """The report of a private merge beside the soup; nothing in it depends on an update other than through the noise.
 
     Attributes:
         coordinates: How many numbers were noised, d.
@@ -143,7 +143,7 @@ class ClippedMiddle(Query):
 
 
 class SignVotes(Query):
-    """How many more updates say plus than minus, behind discrete Gaussian noise.
+    """The sum of votes (plus less minus), with discrete Gaussian noise.
 
     Every vote vector has norm ``sqrt(d)`` at most, which stands for the clipping norm.
     """
@@ -172,10 +172,10 @@ class NoisedStack(DecodedStack):
     """A tensor of full deltas, in any codecs; an update that leaves it out counts as zero."""
 
     query: Query
-    """What is asked of it; known once the norms are."""
+    """The private query; known once the norms are."""
 
     def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
-        """Plan and rule are the query's own affair."""
+        """Ignores plan and rule: the query has its own."""
         draw = self.query.begin(self.name)
         for place, block in self._blocks():
             values = self.query.release(self.name, block.numpy(), draw)
@@ -204,7 +204,7 @@ class NoisedFactors(FactorStack):
     """
 
     query: Query
-    """What is asked of it; known once the norms are."""
+    """The private query; known once the norms are."""
 
     def __init__(
         self, name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...], frozen_a: FrozenA

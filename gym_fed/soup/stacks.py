@@ -204,7 +204,7 @@ class FactorStack(Stack):
 
 
 def _mixed(block: Tensor, plan: CombinationWeights) -> Tensor:
-    """What a plan makes of ``[n, d]`` float64, in float64."""
+    """The combined vectors of ``[n, d]`` float64, in float64."""
     diagonal = plan.matrix.diagonal()
     if plan.matrix.shape[0] == plan.matrix.shape[1] and torch.equal(plan.matrix, torch.diag(diagonal)):
         return block * diagonal[:, None]
@@ -273,7 +273,7 @@ _STACKS: dict[str, type[SignStack] | type[FactorStack] | type[DecodedStack]] = {
 
 
 def form_of(record: TensorRecord, version: int = MERGE_VERSION) -> MergeForm:
-    """What a merge of a version reads of a tensor, as its codec says."""
+    """The form in which a merge of a version reads a tensor, by its codec."""
     form = get_codec(record.codec).merge_form(record.shape, record.params)
     return form if form.since <= version else VALUES
 

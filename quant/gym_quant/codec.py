@@ -1,4 +1,4 @@
-"""What every delta codec promises: encode, decode, the exact layout of its payload, and its norm."""
+"""The interface of delta codecs: encode, decode, the exact layout of its payload, and its norm."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class MergeForm:
-    """What a merge reads of a delta: updates of one and the same form are merged as they are, others decoded.
+    """The form in which a merge reads a delta: updates of one and the same form are merged as they are, others decoded.
 
     Attributes:
         kind: ``signs`` (``Codec.signs``), ``factors`` (``Codec.factors``) or ``values``: decoded a block at a time.
@@ -190,7 +190,7 @@ class Codec(ABC):
         return None
 
     def scaling(self, params: Params) -> float:
-        """What the product of the factors is multiplied by."""
+        """The factor of the product of the factors."""
         del params
         return 1.0
 
@@ -201,7 +201,7 @@ class Codec(ABC):
         return None
 
     def merge_form(self, shape: Shape, params: Params) -> MergeForm:
-        """What a merge reads of a delta with these parameters."""
+        """The form in which a merge reads a delta with these parameters."""
         del shape
         return VALUES if self.rank(params) is None else MergeForm("factors")
 

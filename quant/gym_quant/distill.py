@@ -57,7 +57,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What came of it.
+    """The result of distillation.
 
     Attributes:
         encoded: Every tensor that was given; those that could train with their new scales (and bits).
@@ -149,7 +149,7 @@ def divergence(
     batches: Sequence[Batch],
     loss: Loss = "kl",
 ) -> float:
-    """How far the predictions with ``weights`` are from those with ``tuned``: a mean over counted tokens.
+    """Divergence of the predictions with ``weights`` from those with ``tuned``: a mean over counted tokens.
 
     The model must be in evaluation mode.
     """
@@ -274,7 +274,7 @@ class _Student:
         return (self._scales[name] * self.logs[name].detach().exp()).to("cpu", dtype)
 
     def result(self) -> dict[str, Encoded]:
-        """What was given, with the new scales and bits; each is looked at by its codec."""
+        """The payloads with the new scales and bits; each is checked by its codec."""
         made = _as_given(self._encoded)
         for name in self.logs:
             codec, shape, one = self._encoded[name]

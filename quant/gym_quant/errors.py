@@ -1,4 +1,4 @@
-"""What this package raises."""
+"""The errors of this package."""
 
 from __future__ import annotations
 

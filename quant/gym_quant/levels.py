@@ -68,7 +68,7 @@ class LevelCodec(Codec):
 
     @property
     def levels(self) -> int:
-        """How many codes there are."""
+        """Number of codes."""
         return 1 << self.bits
 
     @abstractmethod
@@ -297,7 +297,7 @@ class LevelCodec(Codec):
 
 
 def _from_planes(codec: LevelCodec, fields: Payload, cols: int, params: Params) -> Tensor:
-    """What ``decode_rows`` gives, bit for bit, of rows with codes in planes: ``[n, cols]`` float32 on their device."""
+    """As ``decode_rows``, bit for bit, for rows with codes in planes: ``[n, cols]`` float32 on their device."""
     symmetric, group = is_symmetric(params), group_size(params)
     codes = from_planes(fields["codes"], codec.levels, cols)
     tables = _coefficients(codec, symmetric)
@@ -323,7 +323,7 @@ def _is_constant(table: tuple[float, ...]) -> bool:
 
 @functools.cache
 def _coefficients(codec: LevelCodec, symmetric: bool) -> tuple[tuple[float, ...], ...]:
-    """What every code multiplies each shared number with."""
+    """The factor of each shared number for every code."""
     codes, count = np.arange(codec.levels, dtype=np.uint8), len(codec.fields(symmetric))
     units = [tuple(np.full(1, at == place, np.float32) for at in range(count)) for place in range(count)]
     return tuple(tuple(codec.dequantise(codes, unit, symmetric).tolist()) for unit in units)

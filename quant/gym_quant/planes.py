@@ -15,7 +15,7 @@ from gym_quant.bitstream import Bytes
 
 
 def codes_a_byte(levels: int) -> int:
-    """How many codes below ``levels`` (2 to 256) fit a byte."""
+    """Number of codes below ``levels`` (2 to 256) that fit a byte."""
     return next(n for n in range(8, 0, -1) if levels**n <= 256)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GROUPS = "gym_fed."
-"""What the names of all entry point groups begin with."""
+"""The prefix of the names of all entry point groups."""
 
 _NEVER = ("base", "registry")
 
@@ -130,11 +130,11 @@ class Registry(Generic[T]):
         return tuple(point for point in _installed(self.group) if point.name in own)
 
     def unknown(self, name: str) -> Exception:
-        """What is raised for a name that no member has."""
+        """The error for a name that no member has."""
         return MemberError(f"unknown {self.kind} {name!r} (known: {', '.join(self.names())})")
 
     def broken(self, name: str, message: str, hint: str) -> Exception:
-        """What is raised for the member ``name`` of another package that cannot be used."""
+        """The error for a member ``name`` of another package that cannot be used."""
         return MemberError(f"{message}; {hint}")
 
     def _own(self, name: str) -> type[T]:

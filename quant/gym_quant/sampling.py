@@ -1,4 +1,4 @@
-"""What a search for shared numbers looks at: the weight of each column, and of very many values a sample."""
+"""The inputs of a search for shared numbers: the weight of each column, and a sample of very many values."""
 
 from __future__ import annotations
 

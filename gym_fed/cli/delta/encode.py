@@ -1,4 +1,4 @@
-"""`gym delta encode`: a fine-tune as a small file, in any codec; and what each layer lost, as a table and drawn."""
+"""`gym delta encode`: write a fine-tune as a small file, in any codec, with a table and a picture of layer errors."""
 
 from __future__ import annotations
 

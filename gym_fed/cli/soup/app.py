@@ -115,7 +115,7 @@ def _method(rule: Any) -> dict[str, Any]:
 
 
 def _described(rule: Any, kind: str) -> dict[str, Any]:
-    """What all kinds have; ``needs`` of a geometric rule is what it sees of whole updates."""
+    """The columns of all kinds; ``needs`` names what a rule reads of whole updates."""
     needs = {"nothing": "nothing", "norms": "norms", "products": "inner products", "root": "root update"}
     fields = rule.Config.model_fields
     return {

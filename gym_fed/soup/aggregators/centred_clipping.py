@@ -32,7 +32,7 @@ from gym_fed.soup.linalg.ordered import dot, symmetric_times
 
 class CentredClippingConfig(AggregatorConfig):
     radius: Annotated[float, Field(gt=0)] | None = None
-    """How far from v an update still counts in full; the median distance when absent."""
+    """The distance from v up to which an update counts in full; the median distance when absent."""
 
     iterations: Annotated[int, Field(ge=1, le=1000)] = 10
     """Steps."""

@@ -65,7 +65,7 @@ class Gtg(ContributionMethod):
             earlier = values
 
     def _walk(self, counted: CountedGame, leader: int, generator: np.random.Generator) -> Vector:
-        """What each adds, ``[n]``, in an order that ``leader`` leads."""
+        """The marginal value of each, ``[n]``, in an order that begins with ``leader``."""
         others = [i for i in range(counted.n) if i != leader]
         order = [leader, *generator.permutation(others).tolist()]
         return marginals(counted, order, self.config.truncation)

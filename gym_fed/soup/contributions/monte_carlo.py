@@ -59,7 +59,7 @@ class MonteCarlo(ContributionMethod):
 
 
 def marginals(counted: CountedGame, order: list[int], truncation: float) -> Vector:
-    """What each adds when they come in this order, ``[n]``; cut off within ``truncation`` of the value of all."""
+    """The marginal value of each in this order, ``[n]``; cut off within ``truncation`` of the value of all."""
     whole = counted.value(counted.everyone)
     added = np.zeros(counted.n)
     coalition: frozenset[int] = frozenset()

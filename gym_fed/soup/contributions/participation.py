@@ -1,4 +1,4 @@
-"""Participation: worth is not measured, and nobody's update is looked at."""
+"""Participation: no update is scored; the pool is split among all who took part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of each update is in a soup, read off the soup itself."""
+"""The share of each update in a soup, computed from the soup itself."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ DIGITS = 6
 
 
 class Outcome(StrEnum):
-    """What a round was for a contributor."""
+    """The outcome of a round for a contributor."""
 
     POSITIVE = "positive"
     NOTHING = "nothing"  # merged, but it gave nothing that could be measured

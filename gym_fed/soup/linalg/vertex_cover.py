@@ -1,4 +1,4 @@
-"""Which of n may be left out so that no two conflicting ones remain: vertex cover, by bounded search."""
+"""Vertex cover by bounded search: which of n to leave out so that no two conflicting ones remain."""
 
 from __future__ import annotations
 

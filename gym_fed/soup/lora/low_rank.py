@@ -6,8 +6,8 @@ from Gram matrices of the factors, and any linear combination of updates is the 
 et al. 2024, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations"): every rule
 that weighs whole updates is exact, whatever the ranks. No bit depends on the number of threads (``gym_quant.exact``).
 
-A soup of n adapters has the rank of all together. Its singular components come from a QR of either side and the SVD of
-a small core, never from the product (``gym_quant.factors.components_of_product``); the first are the best
+A soup of n adapters has the rank of all together. Its singular components come from a QR of either factor and the SVD
+of a small core, never from the product (``gym_quant.factors.components_of_product``); the first are the best
 approximation of their rank (Eckart and Young 1936), and the others are kept as factors too, so that adapter plus
 residual is the soup itself. Singhal et al. 2025, "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning
 of Large Language Models", keeps what averaged factors lack; what the best adapter lacks is less.
@@ -53,7 +53,7 @@ class LowRank:
 
     @classmethod
     def of(cls, payload: Payload, record: TensorRecord) -> LowRank:
-        """What a checked payload of a codec of factors stands for, whatever they are stored as.
+        """Factors of a checked payload of a codec of factors, in any stored form.
 
         Raises:
             TypeError: For a codec that gives no factors (``Codec.rank`` says which does).

@@ -1,4 +1,4 @@
-"""What merge methods are made of: sums of deltas, means over those that agree in sign, inner products.
+"""Building blocks of merge methods: sums of deltas, means over those that agree in sign, inner products.
 
 All sums run over the models in their order, element by element in float64 and on one thread, so that no bit depends on
 the number of threads; a block of ``BLOCK`` elements is held in float64 at a time.

@@ -20,7 +20,7 @@ class DareConfig(MethodConfig):
     """Probability 1 - p that an element stays; the paper's p is 0.9 and above."""
 
     seed: Annotated[int, Field(ge=0)] = 0
-    """What the draws follow from, together with the tensor's name and the place of the model in the list."""
+    """Seed of the draws, together with the tensor's name and the place of the model in the list."""
 
 
 class DareLinear(MergeMethod):

@@ -28,7 +28,7 @@ class DellaConfig(MethodConfig):
     """Merge only what agrees in sign, as TIES does; else take the weighted mean (mergekit's ``della_linear``)."""
 
     seed: Annotated[int, Field(ge=0)] = 0
-    """What the draws follow from, together with the tensor's name and the place of the model in the list."""
+    """Seed of the draws, together with the tensor's name and the place of the model in the list."""
 
     @model_validator(mode="after")
     def _probabilities(self) -> DellaConfig:

@@ -1,4 +1,4 @@
-"""Each weight by how sure its model is of it.
+"""Weights are averaged by the Fisher information that each model has of them.
 
 Matena & Raffel 2022, "Merging Models with Fisher-Weighted Averaging". Needs a pass over data for every model:
 `gym soup statistics --kind fisher`.

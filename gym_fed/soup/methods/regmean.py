@@ -21,7 +21,7 @@ from gym_fed.soup.methods._task_vectors import combination
 
 class RegmeanConfig(MethodConfig):
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """What the second moments' elements off the diagonal are multiplied by."""
+    """Factor of the off-diagonal elements of the second moments."""
 
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     """Added to every diagonal, as a share of the mean of all diagonals: what no text reached is merged by the mean."""

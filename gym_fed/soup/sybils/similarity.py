@@ -40,7 +40,7 @@ _LEAST_BY_CHANCE = 30.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """How alike updates are, two by two; both matrices are symmetric, and 0 for an update of zeros, with anything.
+    """Pairwise similarity of updates; both matrices are symmetric, and 0 for an update of zeros, with anything.
 
     Attributes:
         similarity: ``[n, n]`` float64: 1 for updates that differ at most in scales.
@@ -86,7 +86,7 @@ def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
 
 
 def leaders(alike: Matrix, order: Sequence[int], threshold: float) -> list[int]:
-    """Who everybody is counted as: the first whom they are like, in the order in which they came, or themselves.
+    """The leader of each update: the first in the order of arrival that it is like, or itself.
 
     Nobody follows a follower, so that a chain of small steps does not make one of two that are unlike.
 
@@ -113,8 +113,8 @@ def _cosines(products: Matrix) -> Matrix:
 
 
 def _as_if_dense(cosine: Matrix, signs: NDArray[np.bool_]) -> Matrix:
-    """What cosines of sign deltas say of the updates that were written so: of normal pairs with correlation r the signs
-    have (2 / pi) asin r, and the values of one with the signs of the other r sqrt(2 / pi)."""
+    """Cosines of the dense updates, estimated from those of their sign deltas: of normal pairs with correlation r the
+    signs have (2 / pi) asin r, and the values of one with the signs of the other r sqrt(2 / pi)."""
     both, one = np.outer(signs, signs), signs[:, None] != signs[None]
     found = np.where(both, np.sin(np.pi / 2 * np.clip(cosine, -1.0, 1.0)), cosine)
     return np.asarray(np.where(one, np.clip(cosine * math.sqrt(math.pi / 2), -1.0, 1.0), found))
@@ -210,7 +210,7 @@ def beyond(cosines: Matrix, each: bool = False) -> Matrix:
 
 
 def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
-    """Those who are paid as one, everybody in one group: two groups are joined while all pairs of both are linked.
+    """Groups that are paid as one; everybody is in one group. Two groups are joined while all pairs of both are linked.
 
     The closest first (complete linkage), so that one who is between everybody does not make one of all.
 

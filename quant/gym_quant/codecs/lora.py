@@ -292,7 +292,7 @@ def factor_budget(factor_bits: float | None, elements: int) -> int:
 
 
 def against_sign_bits(shape: Shape, payload_bytes: int) -> str:
-    """How a payload compares with one sign bit for each weight of the product and a float32 scale, in words."""
+    """A comparison of a payload with one sign bit for each weight of the product and a float32 scale, in words."""
     rows, cols = as_matrix(shape)
     bits = rows * packed_width(cols) + torch.float32.itemsize
     if payload_bytes <= bits:
@@ -301,7 +301,7 @@ def against_sign_bits(shape: Shape, payload_bytes: int) -> str:
 
 
 def is_quantised(params: Params) -> bool:
-    """Whether a tensor's parameters say that its factors are quantised."""
+    """Whether a tensor's parameters are those of quantised factors."""
     return params.get("factors", _DEFAULT) not in _PLAIN
 
 

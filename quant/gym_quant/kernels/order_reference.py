@@ -1,4 +1,4 @@
-"""What the kernels of ``order`` compute, in torch: the same bits, blocks of coordinates at a time."""
+"""The kernels of ``order`` in torch: the same bits, blocks of coordinates at a time."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class ResidentSigns(Resident):
 
     @cached_property
     def address(self) -> native.Address:
-        """Where the library finds the tiles, which must stay alive."""
+        """Addresses of the tiles, which must stay alive."""
         assert self.tiled is not None
         bits, scales, group = self.tiled
         return bits.data_ptr(), scales.data_ptr(), group
