@@ -6,17 +6,22 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from gym_fed.cli.runs import read_config
 from gym_fed.config.llamafactory.files import load_training_config
+from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config
 from gym_fed.errors import GymError
+from gym_fed.personalization.create import _claim
 from gym_fed.renamed import RenamedWarning
 from gym_fed.training.run.folder import RunFolder
+from gym_fed.training.search import Search
 from tests.unit.config.test_llamafactory import COMMON
 
 OLD = "algorithm: grpo\nrewards:\n  - {grader: exact}\n"
@@ -88,6 +93,30 @@ def test_a_run_that_was_stored_under_the_old_key_goes_on(tmp_path: Path) -> None
     other = config.model_copy(update={"graders": []})
     with pytest.raises(GymError, match="another config: graders was"):
         run.check(other, "rows", resume=True)
+
+
+def test_a_search_that_was_stored_under_the_old_key_goes_on(tmp_path: Path) -> None:
+    search = "search: {metric: loss, parameters: {seed: {choices: [1, 2]}}}\n"
+    config = load_config(written(tmp_path, f"{NEW}output_dir: {tmp_path}/search\n{search}"), SearchConfig)
+    Search(config)._claim_folder()
+    stored = config.output_dir / "search.yaml"
+    stored.write_text(stored.read_text().replace("graders:", "rewards:"))
+    Search(config)._claim_folder()
+    assert "graders:" in stored.read_text()
+
+
+def test_a_variant_that_was_begun_under_the_old_key_goes_on(tmp_path: Path) -> None:
+    training = load_config(written(tmp_path, NEW), TrainingConfig)
+    job: Any = SimpleNamespace(folder=tmp_path / "variant", training=training)
+    base: Any = SimpleNamespace(spec=SimpleNamespace(digest="base"))
+    rows: Any = SimpleNamespace(digest="rows")
+    _claim(job, base, rows)
+    stored = job.folder / "order.json"
+    stored.write_text(stored.read_text().replace('"graders"', '"rewards"'))
+    _claim(job, base, rows)
+    job.training = training.model_copy(update={"graders": []})
+    with pytest.raises(GymError, match="other training"):
+        _claim(job, base, rows)
 
 
 def test_the_old_option_works_and_its_warning_is_one_line(tmp_path: Path) -> None:
