@@ -16,11 +16,11 @@ from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 if TYPE_CHECKING:
     from gym_fed.tables import TextTable
 
-invites_app = typer.Typer(
-    help="Invites that let contributors in: create, list, cancel.", no_args_is_help=True
-)
+invites_app = typer.Typer(help="Invites for new contributors: create, list, cancel.", no_args_is_help=True)
 
-Contributor = Annotated[str, typer.Argument(help="Id of the account, or how it begins.", show_default=False)]
+Contributor = Annotated[
+    str, typer.Argument(help="Id of the account, or its first characters.", show_default=False)
+]
 _MOST = 1000
 
 
@@ -34,7 +34,9 @@ def add_account_commands(app: typer.Typer) -> None:
 
 def accounts(
     folder: Folder = DEFAULT_FOLDER,
-    wide: Annotated[bool, typer.Option("--wide", help="Whole ids, keys and times, as in a pipe.")] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Print whole ids, keys and times, as in a pipe.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List every account, its balance, and its keys of all times. Ids are shown by how they begin."""
@@ -49,7 +51,7 @@ def accounts(
 
 def revoke(
     contributor: Contributor,
-    reason: Annotated[str, typer.Option(help="Why; it is written to the ledger.")],
+    reason: Annotated[str, typer.Option(help="Reason, written to the ledger.")],
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
@@ -152,9 +154,11 @@ def accounts_of(fed: Any) -> list[dict[str, Any]]:
 @invites_app.command("create")
 def create_invites(
     folder: Folder = DEFAULT_FOLDER,
-    count: Annotated[int, typer.Option(min=1, max=_MOST, help="How many; each lets one contributor in.")] = 1,
-    note: Annotated[str, typer.Option(help="For whom; kept on the hub only.")] = "",
-    valid_hours: Annotated[float, typer.Option(min=0.01, max=8760, help="How long it can be used.")] = 168.0,
+    count: Annotated[
+        int, typer.Option(min=1, max=_MOST, help="Number of invites; each admits one contributor.")
+    ] = 1,
+    note: Annotated[str, typer.Option(help="A note on the receiver, kept on the hub only.")] = "",
+    valid_hours: Annotated[float, typer.Option(min=0.01, max=8760, help="Hours until it expires.")] = 168.0,
     as_json: AsJson = False,
 ) -> None:
     """Create invites, a line each; every one works once."""

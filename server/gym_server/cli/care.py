@@ -28,17 +28,21 @@ def backup(
     to: Annotated[str, typer.Option("--to", help="A folder, or an fsspec URL such as s3://bucket/hub.")],
     folder: Folder = DEFAULT_FOLDER,
     every: Annotated[
-        str | None, typer.Option(help="Again and again: 30m, 1h, 1d.", show_default=False)
+        str | None, typer.Option(help="Repeat at this interval: 30m, 1h, 1d.", show_default=False)
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(min=1, help="Delete older snapshots than so many.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Number of snapshots to keep; older ones are deleted.", show_default=False),
     ] = None,
     encrypt_keys: Annotated[
         bool,
-        typer.Option("--encrypt-keys", help=f"Put plain keys under {BACKUP_PASSPHRASE}, else a question."),
+        typer.Option(
+            "--encrypt-keys",
+            help=f"Encrypt plain keys with {BACKUP_PASSPHRASE}, or with a passphrase typed at the prompt.",
+        ),
     ] = False,
     include_plain_keys: Annotated[
-        bool, typer.Option("--include-plain-keys", help="Copy keys that are under no passphrase as they are.")
+        bool, typer.Option("--include-plain-keys", help="Copy unencrypted keys as they are.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,26 +80,35 @@ def restore(
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", help="Where backups are; without it the folder was put back.", show_default=False
+            "--from",
+            help="Place of the backups. Omit it for a folder that was put back by hand.",
+            show_default=False,
         ),
     ] = None,
-    snapshot: Annotated[str | None, typer.Option(help="Its name.", show_default="the newest")] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(help="Name of the snapshot.", show_default="the newest")
+    ] = None,
     newest_head: Annotated[
         Path | None,
         typer.Option(
-            help="The newest head that anybody holds: gym-client ledger head --json.", show_default=False
+            help="A file with the newest known head: gym-client ledger head --json.", show_default=False
         ),
     ] = None,
     fork: Annotated[
-        bool, typer.Option("--fork", help="Go on from an older state; contributors are shown that.")
+        bool,
+        typer.Option("--fork", help="Continue from an older state; contributors are shown the statement."),
     ] = False,
     at: Annotated[
         int | None,
-        typer.Option(min=0, help="Without --from: the last entry that stands.", show_default="the newest"),
+        typer.Option(
+            min=0, help="Without --from: the last entry that stays valid.", show_default="the newest"
+        ),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Shown to every contributor.")] = "restored from a backup",
+    reason: Annotated[
+        str, typer.Option(help="Reason, shown to every contributor.")
+    ] = "restored from a backup",
     database: Annotated[
-        str | None, typer.Option(help="Another database than the config's, empty.", show_default=False)
+        str | None, typer.Option(help="An empty database to use instead of the config's.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -138,10 +151,10 @@ def check(
     folder: Folder = DEFAULT_FOLDER,
     backup_at: Annotated[
         str | None,
-        typer.Option("--backup", help="A place of backups, in place of a hub.", show_default=False),
+        typer.Option("--backup", help="A place of backups to check instead of a hub.", show_default=False),
     ] = None,
     snapshot: Annotated[
-        str | None, typer.Option(help="With --backup: only this one.", show_default=False)
+        str | None, typer.Option(help="With --backup: check only this snapshot.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -168,8 +181,8 @@ def check(
 
 def gc(
     folder: Folder = DEFAULT_FOLDER,
-    grace: Annotated[str, typer.Option(help="What is younger stays: 7d, 12h.")] = "7d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    grace: Annotated[str, typer.Option(help="Keep files younger than this: 7d, 12h.")] = "7d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete objects and leftovers that nothing names any more. The hub may be running."""

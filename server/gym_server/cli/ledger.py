@@ -22,9 +22,11 @@ def show(
         str | None, typer.Option(help="verdict, version, credit, royalty, transfer, ...", show_default=False)
     ] = None,
     contributor: Annotated[
-        str | None, typer.Option(help="Only what names this id.", show_default=False)
+        str | None, typer.Option(help="Only entries that name this id.", show_default=False)
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.", show_default=False)] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of entries.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the entries, oldest first."""
@@ -207,11 +209,13 @@ def attribute(
         str, typer.Option(help="How rounds are weighed: improvement or equal.")
     ] = "improvement",
     record: Annotated[
-        bool, typer.Option("--record", help="Credit it, and write it into the ledger.")
+        bool, typer.Option("--record", help="Credit the parts, and write them into the ledger.")
     ] = False,
     usage_id: Annotated[
         str | None,
-        typer.Option(help="With --record: credited once for an id.", show_default="the usage file's sha256"),
+        typer.Option(
+            help="With --record: id of the usage, credited once.", show_default="the usage file's sha256"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

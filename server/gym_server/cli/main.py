@@ -54,11 +54,16 @@ def _options(version: VersionOption = False) -> None:
 @app.command()
 def init(
     folder: Folder = DEFAULT_FOLDER,
-    name: Annotated[str, typer.Option(help="What contributors see.")] = "a gym-fed community",
+    name: Annotated[
+        str, typer.Option(help="Name of the hub, shown to contributors.")
+    ] = "a gym-fed community",
     base_model: Annotated[str, typer.Option(help="gym-nano, or a model folder.")] = "gym-nano",
     enrolment: Annotated[str, typer.Option(help="open, invite or allow-list.")] = "invite",
     encrypt_keys: Annotated[
-        bool, typer.Option(help="Under a passphrase: GYM_SERVER_PASSPHRASE, else a question.")
+        bool,
+        typer.Option(
+            help="Encrypt keys with GYM_SERVER_PASSPHRASE, or with a passphrase typed at the prompt."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,13 +87,13 @@ def init(
 def run(
     folder: Folder = DEFAULT_FOLDER,
     overrides: Override = [],  # noqa: B006 (typer copies it)
-    exit_when_done: Annotated[bool, typer.Option(help="Leave when all rounds are committed.")] = False,
+    exit_when_done: Annotated[bool, typer.Option(help="Exit when all rounds are committed.")] = False,
     insecure: Annotated[bool, typer.Option(help="Plain text, on a loopback address only.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Look whether all is there that rounds need, and leave.")
+        bool, typer.Option("--check", help="Check everything that rounds need, and exit.")
     ] = False,
     events: Annotated[
-        bool, typer.Option("--events", help="With --json, also a line for who joins, trains and is judged.")
+        bool, typer.Option("--events", help="With --json, also a line per event: joins, training, verdicts.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

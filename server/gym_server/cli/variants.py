@@ -41,8 +41,8 @@ def variants_table(found: list[dict[str, Any]]) -> TextTable:
 @app.command()
 def remove(
     owner: Annotated[str, typer.Argument(help="Id of the account.", show_default=False)],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its variant.", show_default=False)],
-    reason: Annotated[str, typer.Option(help="Why; it is written to the ledger.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the variant.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Reason, written to the ledger.")],
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
@@ -55,7 +55,7 @@ def remove(
 @app.command()
 def allow(
     owner: Annotated[str, typer.Argument(help="Id of the account.", show_default=False)],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its variant.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the variant.", show_default=False)],
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
