@@ -64,9 +64,9 @@ lint: $(STAMP) ## Style, types, the import contract, words and pages.
 	$(BIN)/ruff format --check .
 	$(MAKE) --no-print-directory types imports checks
 
-types: $(STAMP) ## mypy, strict, over the four packages, the benchmarks and the demo.
+types: $(STAMP) ## mypy, strict, over the four packages, the benchmarks, the demo and the checks.
 	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
-	$(BIN)/mypy benchmarks demo
+	$(BIN)/mypy benchmarks demo tools/checks
 
 checks: $(STAMP) ## Retired words, repeated class names, long sentences, links (tools/checks).
 	$(BIN)/python -m tools.checks

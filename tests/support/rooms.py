@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 
 import pytest
@@ -10,9 +10,9 @@ import pytest
 
 def seconds_by_room(reports: Iterable[object]) -> dict[str, float]:
     """Seconds of setup, call and teardown by folder of tests, the longest first; a room is a folder of tests/unit."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for report in reports:
         if isinstance(report, pytest.TestReport):
             folders = report.nodeid.partition("::")[0].split("/")[:-1]
             seconds["/".join(folders[: 3 if folders[1:2] == ["unit"] else 2])] += report.duration
-    return dict(seconds.most_common())
+    return dict(sorted(seconds.items(), key=lambda room: -room[1]))
