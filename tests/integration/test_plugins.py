@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import warm
 from tests.support.hub import BIN, QUICK_ENROLMENT
 from tests.support.wait import SECONDS
 
@@ -47,10 +48,11 @@ def install(source: Path, site: Path, version: str = "1.0") -> Path:
 
 def run(site: Path | None, *command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A command of ours; ``site`` None has no plug-ins."""
-    name, *arguments = command
-    program = [sys.executable] if name == "python" else [BIN / str(name)]
+    name, *arguments = map(str, command)
+    if name != "python":
+        return warm.run([name, *arguments], cwd=cwd, env=environment(site))
     return subprocess.run(
-        [*program, *map(str, arguments)],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         check=False,
