@@ -1,8 +1,7 @@
 """Refuses retired words, classes that share a name, a long README, long sentences, dead links and unlinked pages.
 
 python -m tools.checks            what breaks a rule, and exit status 1 where something does
-python -m tools.checks --report   counts a folder, and words of a sentence a page
-python -m tools.checks --lower    bring tools/checks/ceilings.toml down to what is left
+python -m tools.checks --report   counts a folder, and the mean length of each page's sentences
 """
 
 from __future__ import annotations
@@ -10,25 +9,32 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from statistics import mean
 
-from tools.checks import ceilings
 from tools.checks.classes import repeated_classes
 from tools.checks.files import Finding, room, text_files
-from tools.checks.pages import dead_links, long_readme, long_sentences, sentences, unlinked_pages
+from tools.checks.pages import (
+    dead_links,
+    long_readme,
+    long_sentences,
+    mean_length,
+    pages,
+    slow_pages,
+    unlinked_pages,
+)
 from tools.checks.words import retired_words
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def all_findings(root: Path) -> list[Finding]:
-    """Everything that breaks a rule under ``root``, ceilings aside."""
+    """Everything that breaks a rule under ``root``."""
     files = text_files(root)
     return [
         *retired_words(files),
         *repeated_classes(files),
         *long_readme(files),
         *long_sentences(files),
+        *slow_pages(files),
         *dead_links(files, root),
         *unlinked_pages(files),
     ]
@@ -44,12 +50,9 @@ def report(root: Path, findings: list[Finding]) -> None:
     ):
         print(f"{title}: {counts.total()}")
         print("".join(f"{count:7} {name}\n" for name, count in counts.most_common()))
-    print("sentences of the pages: longer than allowed, mean length in words")
-    too_long = Counter(f.file for f in findings if f.rule == "sentences")
-    for file, text in text_files(root).items():
-        if file == "README.md" or (file.startswith("docs/") and file.endswith(".md")):
-            lengths = [len(found) for _, found in sentences(text) if len(found) > 3]
-            print(f"{too_long[file]:7} {mean(lengths) if lengths else 0:5.1f} {file}")
+    print("mean length of a page's sentences, in words")
+    for file, text in pages(text_files(root)).items():
+        print(f"{mean_length(text):7.1f} {file}")
 
 
 def main(arguments: list[str]) -> int:
@@ -58,15 +61,8 @@ def main(arguments: list[str]) -> int:
     if "--report" in arguments:
         report(ROOT, findings)
         return 0
-    allowed = ceilings.read(ROOT)
-    lower = ceilings.lowered(findings, allowed)
-    if "--lower" in arguments:
-        ceilings.write(ROOT, lower)
-    elif lower != allowed:
-        print(f"less is left than {ceilings.FILE} allows: python -m tools.checks --lower")
-    refused = ceilings.above(findings, allowed)
-    print(*refused, sep="\n", end="\n" if refused else "")
-    return bool(refused)
+    print(*findings, sep="\n", end="\n" if findings else "")
+    return bool(findings)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class Finding:
     file: str
     line: int
     rule: str
-    """The key of the ceilings: ``words``, ``sentences``, ``classes``, ``readme`` or ``links``."""
+    """``words``, ``sentences``, ``classes``, ``readme`` or ``links``: what the report counts by."""
     message: str
 
     def __str__(self) -> str:

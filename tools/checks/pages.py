@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from posixpath import dirname, join, normpath
+from statistics import mean
 
 from tools.checks.files import Finding
 
 README_WORDS = 900
 SENTENCE_WORDS = 25
+MEAN_WORDS = 15
 INDEX = "docs/index.md"
 CODE = "```"
 
@@ -55,15 +57,33 @@ def sentences(text: str) -> Iterator[tuple[int, list[str]]]:
                 yield number, words
 
 
+def pages(files: dict[str, str]) -> dict[str, str]:
+    """The pages in docs/ and the README."""
+    return {f: text for f, text in files.items() if f == "README.md" or re.fullmatch(r"docs/.+\.md", f)}
+
+
 def long_sentences(files: dict[str, str]) -> Iterator[Finding]:
-    """Sentences of the pages in docs/ and of the README that nobody reads at once."""
-    for file, text in files.items():
-        if file == "README.md" or (file.startswith("docs/") and file.endswith(".md")):
-            for number, words in sentences(text):
-                if len(words) > SENTENCE_WORDS:
-                    start = " ".join(words[:6])
-                    message = f"a sentence of {len(words)} words, {SENTENCE_WORDS} at most: {start} ..."
-                    yield Finding(file, number, "sentences", message)
+    """Sentences of the pages that nobody reads at once."""
+    for file, text in pages(files).items():
+        for number, words in sentences(text):
+            if len(words) > SENTENCE_WORDS:
+                start = " ".join(words[:6])
+                message = f"a sentence of {len(words)} words, {SENTENCE_WORDS} at most: {start} ..."
+                yield Finding(file, number, "sentences", message)
+
+
+def mean_length(text: str) -> float:
+    """Words of a page's mean sentence; headings and cells of up to three words are none."""
+    lengths = [len(words) for _, words in sentences(text) if len(words) > 3]
+    return mean(lengths) if lengths else 0.0
+
+
+def slow_pages(files: dict[str, str]) -> Iterator[Finding]:
+    """Pages whose sentences are long on average."""
+    for file, text in pages(files).items():
+        if (length := mean_length(text)) > MEAN_WORDS:
+            message = f"sentences of {length:.1f} words on average, {MEAN_WORDS} at most"
+            yield Finding(file, 1, "sentences", message)
 
 
 def long_readme(files: dict[str, str]) -> Iterator[Finding]:

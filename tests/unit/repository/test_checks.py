@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tools.checks import ceilings
 from tools.checks.__main__ import ROOT, all_findings
 from tools.checks.__main__ import main as check
 from tools.checks.classes import repeated_classes
-from tools.checks.files import Finding, room, text_files
-from tools.checks.pages import long_readme, long_sentences, sentences
+from tools.checks.files import room, text_files
+from tools.checks.pages import long_readme, long_sentences, sentences, slow_pages
 from tools.checks.words import RETIRED, Word, retired_words
 
 
@@ -103,6 +102,13 @@ def test_a_readme_over_its_length_is_found_by_every_word_too_many() -> None:
     assert list(long_readme({"README.md": "word " * 900})) == []
 
 
+def test_a_page_of_long_sentences_on_average_is_found() -> None:
+    sixteen, fourteen = ("Word " * count + ". " for count in (16, 14))
+    (found,) = slow_pages({"docs/page.md": f"# A title\n\n{sixteen * 3}{fourteen}"})
+    assert found.message == "sentences of 15.5 words on average, 15 at most"
+    assert list(slow_pages({"docs/page.md": f"# A title\n\n{sixteen}{fourteen}"})) == []
+
+
 PAGE = """# A page
 
 {sentence} Short.
@@ -173,29 +179,6 @@ def test_a_page_that_no_chain_of_links_reaches_is_found(tmp_path: Path) -> None:
         "docs/lost.md": "# Lost\n",
     }
     assert planted(tmp_path, files) == ["docs/lost.md:1: no path of links leads here from docs/index.md"]
-
-
-def found_in(file: str, count: int) -> list[Finding]:
-    return [Finding(file, line, "words", "retired word") for line in range(count)]
-
-
-def test_a_ceiling_excuses_as_many_findings_as_it_names_and_no_more() -> None:
-    assert ceilings.above(found_in("a.py", 3), {"words": {"a.py": 3}}) == []
-    assert len(ceilings.above(found_in("a.py", 4), {"words": {"a.py": 3}})) == 4
-    assert len(ceilings.above(found_in("b.py", 1), {"words": {"a.py": 3}})) == 1
-    assert len(ceilings.above(found_in("a.py", 1), {"links": {"a.py": 3}})) == 1
-
-
-def test_ceilings_are_lowered_and_never_raised(tmp_path: Path) -> None:
-    (tmp_path / "tools/checks").mkdir(parents=True)
-    before = {"words": {"a.py": 3, "b.py": 1, "c.py": 2}}
-    lower = ceilings.lowered([*found_in("a.py", 2), *found_in("c.py", 9), *found_in("d.py", 1)], before)
-    assert lower == {"words": {"a.py": 2, "c.py": 2}}
-    ceilings.write(tmp_path, lower)
-    assert ceilings.read(tmp_path) == lower
-    ceilings.write(tmp_path, {})
-    assert ceilings.read(tmp_path) == {}
-    assert not (tmp_path / ceilings.FILE).exists()
 
 
 def test_the_command_refuses_a_tree_with_a_violation(
