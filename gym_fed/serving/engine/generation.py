@@ -157,24 +157,6 @@ def _set(wakers: list[_Waker]) -> None:
             continue
 
 
-class HiddenMean:
-    """Mean of the last hidden states of a text whose prefill comes in chunks."""
-
-    def __init__(self) -> None:
-        self._sum: Tensor | None = None
-
-    def add(self, states: Tensor) -> None:
-        """Add the states of the next tokens: ``[tokens, hidden]``."""
-        found = states.float().sum(dim=0)
-        self._sum = found if self._sum is None else self._sum + found
-
-    def unit(self) -> Tensor:
-        """The mean scaled to length 1, for which the sum suffices: ``[hidden] float32``."""
-        assert self._sum is not None
-        found: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
-        return found
-
-
 class PendingEmbedding:
     """One embedding in progress: ``[hidden] float32``, the mean of the text's last hidden states, of length 1.
 

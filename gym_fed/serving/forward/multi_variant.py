@@ -25,9 +25,9 @@ from gym_quant.resident import ResidentLevels
 from torch import Tensor, nn
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.engine.generation import HiddenMean
 from gym_fed.serving.forward import attention
 from gym_fed.serving.forward.attention import KVCache
+from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.variant_layers import ActiveVariants, Segments, StepRows, VariantLayers

@@ -10,8 +10,8 @@ import torch
 from gym_quant.kernels import ResidentSigns
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.engine.generation import HiddenMean
 from gym_fed.serving.forward.attention import KVCache
+from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
 from gym_fed.serving.forward.variant_weights import FactorWeight, ModelLayout, PackedWeight
