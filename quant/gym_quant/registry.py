@@ -233,23 +233,28 @@ def _sources(spec: ModuleSpec) -> list[tuple[str, Path]]:
 
 @functools.cache
 def _files(package: str) -> dict[str, str]:
-    """Names of members, sorted, with their modules: the files of ``package`` and of the folders in it."""
+    """Names of members, sorted, with their modules: the files of ``package`` and of the folders in it.
+
+    Neither the package nor anything in it is imported.
+    """
+    spec = find_spec(package)
+    folders = [] if spec is None else [Path(path) for path in spec.submodule_search_locations or ()]
     found: dict[str, str] = {}
-    for name, module, is_folder in _modules(package):
-        for member, path, _ in _modules(module) if is_folder else [(name, module, False)]:
+    for name, is_folder in _modules(folders):
+        inside = _modules([folder / name for folder in folders]) if is_folder else []
+        members = [(member, f"{package}.{name}.{member}") for member, _ in inside]
+        for member, module in members if is_folder else [(name, f"{package}.{name}")]:
             if member in found:
-                raise TypeError(f"{member} is both {found[member]} and {path}")
-            found[member] = path
+                raise TypeError(f"{member} is both {found[member]} and {module}")
+            found[member] = module
     return dict(sorted(found.items()))
 
 
-def _modules(package: str) -> list[tuple[str, str, bool]]:
-    """Name, dotted name and whether it is a folder, of what lies in ``package``; nothing in it is imported."""
-    spec = find_spec(package)
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+def _modules(folders: list[Path]) -> list[tuple[str, bool]]:
+    """Names of the modules in ``folders`` that may be members or hold some, and whether each is a folder."""
     return [
-        (info.name, f"{package}.{info.name}", info.ispkg)
-        for info in pkgutil.iter_modules(folders)
+        (info.name, info.ispkg)
+        for info in pkgutil.iter_modules(map(str, folders))
         if info.name not in _NEVER and not info.name.startswith("_")
     ]
 
