@@ -6,8 +6,8 @@
 ``network``: `gym-server run` and eight `gym-client join` are processes over gRPC with TLS; the same rounds in one
 process must give the same losses. ``learning``: three sets of speakers and three seeds in one process, with settings
 that were chosen on other speakers (``choice``; ``_speakers.py`` says who is in which set). Updates are full deltas at
-one bit a weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is FedAvg of
-fp32 deltas: same contributors, seeds and trainer, and a schedule that was chosen for it on the same other speakers.
+one bit per weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is FedAvg
+of fp32 deltas: same contributors, seeds and trainer, and a schedule that was chosen for it on the same other speakers.
 """
 
 from __future__ import annotations

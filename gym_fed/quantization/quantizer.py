@@ -278,7 +278,7 @@ class Quantizer:
 
 
 class BitDeltaQuantizer(Quantizer):
-    """One bit a weight, and scales that are distilled. See ``BitDeltaConfig``."""
+    """One bit per weight, and scales that are distilled. See ``BitDeltaConfig``."""
 
     def __init__(self, config: BitDeltaConfig | None = None) -> None:
         super().__init__(config or BitDeltaConfig())

@@ -51,12 +51,12 @@ def menu() -> Menu:
 
     Codecs of other packages are never chosen: every reader of the soup would need the package.
     """
-    found = [(name, way) for name in CODECS.own() for way in get_codec(name).compact]
-    return tuple(sorted(found, key=lambda way: _bytes(way[0], way[1], _USUAL)))
+    found = [(name, option) for name in CODECS.own() for option in get_codec(name).compact]
+    return tuple(sorted(found, key=lambda option: _bytes(option[0], option[1], _USUAL)))
 
 
 def values_only() -> Menu:
-    """The way of small and one-dimensional tensors: the largest, which loses the least."""
+    """The codec of small and one-dimensional tensors: the largest, which loses the least."""
     return menu()[-1:]
 
 
@@ -89,24 +89,24 @@ def error_bound(updates: Sequence[DeltaFile]) -> float:
 
 
 def write_compact(
-    exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float, ways: Menu | None = None
+    exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float, options: Menu | None = None
 ) -> None:
-    """Write ``exact`` with the smallest way of each tensor that is within ``bound``; one tensor is held at a time.
+    """Write ``exact`` with the smallest codec for each tensor that is within ``bound``; one tensor is held at a time.
 
     Args:
         exact: The soup, written by ``EXACT``.
         out_path: Where it goes.
         spec: The base.
         bound: Relative error that each tensor may have; 0 keeps every bit.
-        ways: Those that are allowed beside the exact soup's own, ``menu()`` by default; bfloat16 factors for float32
+        options: Codecs to try beside the exact soup's own, ``menu()`` by default; bfloat16 factors for float32
             ones always.
     """
-    ways = menu() if ways is None else ways
+    options = menu() if options is None else options
     entries = []
     for name in exact.names:
         delta = exact.decode(name)
         if bool(delta.any()):
-            entries.append(_smallest(exact, name, delta, bound, ways))
+            entries.append(_smallest(exact, name, delta, bound, options))
         exact.release(name)
     write_delta(out_path, entries, spec, exact.manifest.extra)
 
@@ -127,8 +127,8 @@ def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One way to write a tensor; ``factors`` are those of the exact soup, float32."""
+class _Option:
+    """A codec for one tensor, with its parameters; ``factors`` are those of the exact soup, float32."""
 
     codec: str
     params: Params
@@ -140,7 +140,7 @@ class _Way:
         return get_codec(self.codec).encode(delta, **self.params)
 
     def error(self, delta: Tensor) -> float:
-        """Relative error; infinite where the tensor does not fit the way's number format."""
+        """Relative error; infinite where the tensor does not fit the codec's number format."""
         try:
             encoded = self.encode(delta)
         except CodecError:
@@ -150,42 +150,48 @@ class _Way:
         return math.sqrt(sum_of_squares(found.sub_(delta)) / true) if true else 0.0
 
 
-def _smallest(exact: DeltaFile, name: str, delta: Tensor, bound: float, ways: Menu) -> DeltaEntry:
+def _smallest(exact: DeltaFile, name: str, delta: Tensor, bound: float, options: Menu) -> DeltaEntry:
     record = exact.record(name)
     rows, cols = as_matrix(record.shape)
     sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
-    for way in _ways(exact, name, ways):
-        if way.factors is None and way.error(sample) > 1.1 * bound:
-            continue  # most ways fail by far, which some of the rows show
-        if way.error(delta) <= bound:
+    for option in _options(exact, name, options):
+        if option.factors is None and option.error(sample) > 1.1 * bound:
+            continue  # most options fail by far, which some of the rows show
+        if option.error(delta) <= bound:
             return DeltaEntry(
-                name, record.shape, way.codec, way.params, functools.partial(_encoded, way, exact, name)
+                name,
+                record.shape,
+                option.codec,
+                option.params,
+                functools.partial(_encoded, option, exact, name),
             )
     return DeltaEntry(name, record.shape, record.codec, record.params, lambda: exact.payload(name))
 
 
-def _encoded(way: _Way, exact: DeltaFile, name: str) -> Payload:
-    return way.encode(exact.decode(name)).payload
+def _encoded(option: _Option, exact: DeltaFile, name: str) -> Payload:
+    return option.encode(exact.decode(name)).payload
 
 
-def _ways(exact: DeltaFile, name: str, ways: Menu) -> list[_Way]:
+def _options(exact: DeltaFile, name: str, options: Menu) -> list[_Option]:
     """The encodings that are smaller than the tensor as it is, the smallest first."""
     record = exact.record(name)
 
-    def size(way: _Way) -> int:
-        return get_codec(way.codec).payload_bytes(record.shape, way.params)
+    def size(option: _Option) -> int:
+        return get_codec(option.codec).payload_bytes(record.shape, option.params)
 
-    found = [way for way in _all_ways(exact, name, ways) if size(way) < exact.payload_bytes(name)]
+    found = [
+        option for option in _all_options(exact, name, options) if size(option) < exact.payload_bytes(name)
+    ]
     return sorted(found, key=size)
 
 
-def _all_ways(exact: DeltaFile, name: str, ways: Menu) -> Iterator[_Way]:
+def _all_options(exact: DeltaFile, name: str, options: Menu) -> Iterator[_Option]:
     record = exact.record(name)
     factors = get_codec(record.codec).factors(exact.payload(name), record.shape, record.params)
     if factors is not None:
-        yield _Way("lora", Lora().normalise({"rank": len(factors[0])}, record.shape), factors)
-    for codec, settings in ways[-1:] if _is_small(record.shape) else ways:
-        yield _Way(codec, _params(codec, settings, record.shape))
+        yield _Option("lora", Lora().normalise({"rank": len(factors[0])}, record.shape), factors)
+    for codec, settings in options[-1:] if _is_small(record.shape) else options:
+        yield _Option(codec, _params(codec, settings, record.shape))
 
 
 def _params(codec: str, settings: Mapping[str, int | str], shape: Shape) -> Params:

@@ -226,10 +226,10 @@ def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:
     if codec in ("compact", "exact", "as-merged"):
         _refuse({"--rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
         least = {"exact": 0.0, "as-merged": ERROR}.get(codec, max_error)
-        ways = values_only() if codec == "as-merged" else None
+        options = values_only() if codec == "as-merged" else None
 
         def write(exact: DeltaFile, out: Path, spec: BaseSpec, updates: list[DeltaFile]) -> None:
-            write_compact(exact, out, spec, error_bound(updates) if least is None else least, ways)
+            write_compact(exact, out, spec, error_bound(updates) if least is None else least, options)
 
         return write
     values = {"codec": codec, "lora_rank": rank, "error_feedback": False}

@@ -1,4 +1,4 @@
-"""BitDelta: one sign bit a weight and a scale per tensor, or per group along the input dimension.
+"""BitDelta: one sign bit per weight and a scale per tensor, or per group along the input dimension.
 
 Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 1-3: the delta is approximated by
 ``scale * sign(delta)`` with ``scale = mean |delta|``, which minimises the L2 error for given signs. As in the

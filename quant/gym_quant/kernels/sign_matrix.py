@@ -1,4 +1,4 @@
-"""One layer of a variant as the kernels compute with it: a bit a weight, and scales."""
+"""One layer of a variant as the kernels compute with it: one bit per weight, and scales."""
 
 from __future__ import annotations
 
