@@ -134,7 +134,7 @@ def test_a_model_with_state_besides_keys_and_values_is_found_out_by_its_logits()
     assert model.config._attn_implementation != "gym_fed_packed"
 
 
-def test_a_window_that_the_attention_does_not_ask_for_is_found_out() -> None:
+def test_a_window_that_the_attention_does_not_use_is_found_out() -> None:
     with pytest.raises(GymError, match="layer 0 should have a sliding window of 8"):
         MultiVariantModel(build("Llama", sliding_window=8))  # whose attention knows no windows
 
@@ -145,7 +145,7 @@ def test_adapters_routers_and_half_precision_are_refused() -> None:
     adapted = build("Llama")
     adapted.peft_config = {"default": object()}  # as peft and transformers mark a model with an adapter
     for model in (adapted, torch.nn.ModuleList([adapted])):
-        with pytest.raises(GymError, match="no plain transformers model"):
+        with pytest.raises(GymError, match="not a plain transformers model"):
             MultiVariantModel(model)
     routed = build("Llama")
     convert_to_mixture_of_depths(routed, capacity=0.5, every=2, router_loss_weight=0.1)
