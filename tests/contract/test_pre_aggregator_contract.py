@@ -169,7 +169,7 @@ def test_a_norm_cap_is_the_lower_median_unless_a_quantile_or_a_norm_is_given() -
     assert _factors(step("norm_cap", quantile=0.0).mix(norms)) == [1.0, 0.5, 0.25, 0.125]
     assert _factors(step("norm_cap", quantile=1.0).mix(norms)) == [1.0] * 4
     assert _factors(step("norm_cap", max_norm=4.0).mix(norms)) == [1.0, 1.0, 1.0, 0.5]
-    with pytest.raises(GymError, match="two ways to say one thing"):
+    with pytest.raises(GymError, match="two ways to set the cap"):
         step("norm_cap", max_norm=4.0, quantile=0.5)
 
 
