@@ -91,7 +91,7 @@ class ByMember(StrictModel):
             raise cls.member_kind.broken(
                 name,
                 f"{cls.member_kind.kind} {name!r}: its Settings is no {cls.__name__}",
-                "fix or remove the package that adds it",
+                "repair or remove the package that adds it",
             )
         return settings
 
