@@ -124,7 +124,7 @@ def picture() -> str:
     height = _y(7) + _GROUND_GAP + _HEIGHT + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="sans-serif" text-anchor="middle">',
+        'font-family="sans-serif">',
         "<title>Flows between the parts of gym-fed</title>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="#333"/></marker></defs>',
@@ -132,7 +132,8 @@ def picture() -> str:
     ]
     for lane, name in enumerate(LANES):
         parts.append(
-            f'<text x="{_x(lane) + _WIDTH // 2}" y="36" font-size="16" font-weight="bold">{escape(name)}</text>'
+            f'<text x="{_x(lane) + _WIDTH // 2}" y="36" font-size="16" font-weight="bold" '
+            f'text-anchor="middle">{escape(name)}</text>'
         )
     places = {box.module: box for box in BOXES}
     parts += [_arrow(arrow, places[arrow.start], places[arrow.end]) for arrow in ARROWS]
@@ -153,8 +154,9 @@ def _box(box: Box, fill: str, lower: int) -> str:
     x, y, middle = _x(box.lane), _y(box.row) + lower, _x(box.lane) + _WIDTH // 2
     return (
         f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="{fill}" stroke="#456"/>'
-        f'<text x="{middle}" y="{y + 20}" font-size="13" font-family="monospace">{escape(box.module)}</text>'
-        f'<text x="{middle}" y="{y + 38}" font-size="12" fill="#333">{escape(box.does)}</text>'
+        f'<text x="{middle}" y="{y + 20}" font-size="13" font-family="monospace" text-anchor="middle">'
+        f"{escape(box.module)}</text>"
+        f'<text x="{middle}" y="{y + 38}" font-size="12" fill="#333" text-anchor="middle">{escape(box.does)}</text>'
     )
 
 
