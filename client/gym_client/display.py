@@ -21,7 +21,7 @@ MAX_NEWS = 1000
 
 _LINES_PER_PHASE = 10
 _SILENT_SECONDS = 1.5
-"""After this much silence the current activity is printed; a terminal updates it, other outputs double the time."""
+"""Silence after which the current activity is printed. A terminal updates it; elsewhere the intervals double."""
 _TICK_SECONDS = 0.25
 _LABELS = {
     "fetch": "fetching",

@@ -342,7 +342,7 @@ def test_no_finite_updates_make_a_result_that_is_not(name: str, updates: Tensor)
     root = torch.ones(40)
     trusts_a_root = AGGREGATORS.type_of(name).needs is Needs.ROOT
     if trusts_a_root and not bool((updates @ root > 0.0).any()):
-        with pytest.raises(GymError, match="points the way of the root"):
+        with pytest.raises(GymError, match="has a positive cosine to the root update"):
             merged(name, updates, malicious=2, root=root)
         return
     result = merged(name, updates, malicious=2, root=root)

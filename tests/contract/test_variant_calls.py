@@ -84,7 +84,7 @@ def test_what_is_pushed_is_pulled_bit_for_bit_with_its_signature(
     assert (entry.kind, entry.body["document"]) == ("variant", signed.digest)
     assert "mine" not in entry.body_json, "the ledger is everyone's, a variant's name is not"
     hub.fed.ledger.verify()
-    assert verify_online(ann.home, ann).receipts == 1, "the receipt of the push is held against the ledger"
+    assert verify_online(ann.home, ann).receipts == 1, "the receipt of the push is checked against the ledger"
 
 
 def test_anothers_variant_is_as_unknown_as_one_that_does_not_exist(

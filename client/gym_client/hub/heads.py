@@ -81,7 +81,7 @@ class Heads:
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a line that has not the form of a head. Signatures are checked when a head
-                is held against another one.
+                is checked against another one.
         """
         if not self.path.exists():
             return {}

@@ -59,7 +59,7 @@ class HubClient:
         self._open_channel()
 
     def status(self) -> pb.StatusReply:
-        """Who the hub is; its ledger key is held against the pin, and pinned at first sight.
+        """Who the hub is; its ledger key is checked against the pin, and pinned at first sight.
 
         Raises:
             GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` when it signs its ledger with another key than

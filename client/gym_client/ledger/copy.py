@@ -62,7 +62,7 @@ class LedgerCopy:
         """Download what is missing, up to the newest entry.
 
         Returns:
-            The head over all of it, held against every head that was seen before.
+            The head over all of it, checked against every head that was seen before.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and what the transport raises.

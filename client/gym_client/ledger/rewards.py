@@ -121,7 +121,7 @@ class Verification:
         server: Id of the hub.
         entries: Of the whole ledger.
         heads: Signed ones in it.
-        heads_seen: Heads kept here that it was held against.
+        heads_seen: Heads kept here that it was checked against.
         own_entries: Entries that name the contributor.
         receipts: Kept here, each found in it.
         rounds_credited: Rounds that credited the contributor.

@@ -152,7 +152,9 @@ def push_variant(
             should_stop,
         )
     raise GymError(
-        ErrorCode.INTERNAL, f"{client.address} requests again and again the delta of {manifest.variant}"
+        ErrorCode.INTERNAL,
+        f"{client.address} still lacks the delta of {manifest.variant} after {_TRIES} uploads",
+        "try again; if it continues, report it to the coordinator",
     )
 
 

@@ -29,8 +29,8 @@ class DeltaSoupConfig(StrictModel):
     """Steps before the aggregator, beyond those that it has of its own."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] | None = None
-    """Malicious clients to withstand, f. Absent: what the method takes for so many contributors: ``byzantine_robust``
-    a fifth of them, one of three or four; the others none."""
+    """Malicious clients to withstand, f. Absent: the method's default. ``byzantine_robust`` withstands a fifth of the
+    contributors, and one of three or four; the other methods none."""
 
     base_model: str | None = None
     """What the contributions are fine-tunes of: ``gym-nano``, a folder, a name in the local cache."""

@@ -67,7 +67,7 @@ class MemberOf:
 
 
 class ByMember(StrictModel):
-    """What entries have in common, each of which is held against the ``Settings`` of the member that it names.
+    """What entries have in common, each of which is checked against the ``Settings`` of the member that it names.
 
     ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
     that are named are imported; the JSON schema, which lists what each takes, imports all of them and leaves out
@@ -81,7 +81,7 @@ class ByMember(StrictModel):
 
     @classmethod
     def settings_of(cls, name: str) -> type[ByMember]:
-        """The class that an entry of the member ``name`` is held against.
+        """The class that an entry of the member ``name`` is checked against.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY`` for a member of another package that cannot be used.
@@ -97,7 +97,7 @@ class ByMember(StrictModel):
 
     @classmethod
     def chosen(cls, entry: Any) -> type[ByMember]:
-        """The class that an entry is held against; this one where it names no member."""
+        """The class that an entry is checked against; this one where it names no member."""
         name = entry.get(cls.member_key) if isinstance(entry, Mapping) else None
         settings: type[ByMember] = cls
         if isinstance(name, str) and name in cls.member_kind:

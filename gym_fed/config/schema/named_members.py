@@ -19,7 +19,7 @@ def place_of(kind: str, name: str, values: Any, schema: type[BaseModel]) -> KeyP
         kind: What the member is, such as ``grader``.
         name: What configs call it; a key of that name that is no field counts, too.
         values: Plain values as they came, valid or not.
-        schema: What they are held against.
+        schema: What they are checked against.
     """
     return next(_places(kind, name, values, schema, ()), ())
 

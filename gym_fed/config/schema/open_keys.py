@@ -1,8 +1,8 @@
 """Keys that a registry adds to a schema: the section of an algorithm or tuning method, the key of a feature.
 
-Those of ours are fields, so that ``config.lora.r`` has a type. A member that has no field of its name, of an installed
-package or a file that was dropped in, names the class of its section as ``Settings``; the section is held against that
-class, and what is wrong in it is said as for a field, with file, line and column.
+Those of ours are fields, so that ``config.lora.r`` has a type. A member without a field of its name comes from an
+installed package or a file that was dropped in. It names the class of its section as ``Settings``. The section is
+checked against that class, and an error in it is reported as for a field, with file, line and column.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def join_secret(
     commitment to it, so that where these do not give the secret back, it is the dealer who never split it.
 
     Args:
-        shares: Each from another contributor, held against its ``share_commitment``.
+        shares: Each from another contributor, checked against its ``share_commitment``.
         threshold: How many are needed.
         is_right: Checks the secret against what the dealer published.
         dealer: Whose secret it is, for errors.

@@ -46,7 +46,7 @@ class EngineStats:
         embeddings: Finished embeddings.
         steps: Forwards of the model.
         failed_steps: Forwards that raised.
-        rows: Chunks of all steps together.
+        rows: Chunks of all steps together; a step has one for each of its requests.
         rows_with_variants: Of these, for a variant.
         sign_products: How often a layer's sign deltas were multiplied, by kernel (``MultiVariantModel.sign_products``).
         packed_products: How often other packed deltas of a layer were, by form (``MultiVariantModel.packed_products``).

@@ -39,8 +39,8 @@ _ENGINE_COUNTS = {
     "embeddings": "Embeddings made.",
     "steps": "Forwards of the model.",
     "failed_steps": "Forwards that raised.",
-    "rows": "Chunks of all steps.",
-    "rows_with_variants": "Chunks of all steps for a variant.",
+    "rows": "Chunks of all steps, one for each request in a step.",
+    "rows_with_variants": "Those of requests for a variant.",
     "busy_seconds": "Seconds in steps, admission included.",
     "model_seconds": "Seconds in forwards.",
 }

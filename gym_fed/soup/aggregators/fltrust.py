@@ -64,7 +64,7 @@ def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
     if math.fsum(trust.tolist()) == 0.0:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"none of {gram.count} updates points the way of the root update of aggregator {rule!r}",
+            f"none of {gram.count} updates has a positive cosine to the root update of aggregator {rule!r}",
             "look at the coordinator's data: it says the opposite of every contributor's",
         )
     return trust, root_norm / lengths

@@ -2,7 +2,7 @@
 
 The cosine of two whole updates does not see that one was scaled, but scaling every tensor by another factor turns it;
 so the tensors' own cosines are looked at too, averaged by their sizes, and of sign deltas the share of equal signs,
-which no scale changes. Where updates of a round were written by different codecs, values are held against signs: of a
+which no scale changes. Where updates of a round were written by different codecs, values are compared with signs: of a
 dense update that is written again as signs every weight keeps its sign, while the cosine falls to 0.8.
 
 How close honest updates are depends on the model, the data and the steps, so each round is its own measure: the median

@@ -62,7 +62,7 @@ def require_finite(model: Any, step: int) -> None:
 
 @dataclass(frozen=True)
 class Spike:
-    """A step whose loss or gradient jumped. ``usual`` is the median that it is held against (None for NaN)."""
+    """A step whose loss or gradient jumped. ``usual`` is the median that it is compared with (None for NaN)."""
 
     step: int
     metric: str

@@ -27,7 +27,7 @@ ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
 _CHANGES = ("enrolled", "rotated")
 """Kinds of the ledger's entries that an account brings about as often as it is let."""
 _FORMER_KEYS_TRIED = 20
-"""A signature that does not fit is held against so many former keys, the last ones first: anybody may send one."""
+"""A signature that does not fit is checked against so many former keys, the last ones first: anybody may send one."""
 
 
 class RevokedKey(GymError):

@@ -19,7 +19,7 @@ from gym_fed.ledger.heads import SignedHead
 from gym_server.ledger.anchor import Anchor
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.ledger.rows import entries_from, entry_of, heads_from
-from gym_server.ledger.times import AT_THE_DOOR, Times
+from gym_server.ledger.times import AT_ADMISSION, Times
 from gym_server.store.database import Database
 from gym_server.store.tables import (
     accounts,
@@ -109,7 +109,7 @@ CHECKS: list[TableCheck] = [
         ),
         select(updates.c.update_id, updates.c.verdict, updates.c.contributor)
         .join(ledger, ledger.c.sequence == updates.c.ledger_sequence)
-        .where(or_(ledger.c.kind != SEALED, updates.c.verdict.not_in(AT_THE_DOOR))),
+        .where(or_(ledger.c.kind != SEALED, updates.c.verdict.not_in(AT_ADMISSION))),
         lambda row: (row.update_id, (row.verdict, row.contributor)),
     ),
     TableCheck(

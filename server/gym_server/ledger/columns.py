@@ -24,7 +24,7 @@ from gym_fed.identity.keys import verify_signature
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.variant import SignedVariant
 from gym_fed.ledger.entries import SEALED, Entry, corrupt, seal
-from gym_server.ledger.times import AT_THE_DOOR, BUCKET, SLACK_SECONDS, near
+from gym_server.ledger.times import AT_ADMISSION, BUCKET, SLACK_SECONDS, near
 from gym_server.store.tables import (
     accounts,
     contributions,
@@ -105,7 +105,7 @@ class ColumnChecks:
         """The next entry."""
         recorded = _RecordedEntry(entry.sequence, entry.kind, body)
         if entry.kind == SEALED or (entry.kind == "verdict" and body.get("update")):
-            if entry.kind == SEALED or body["verdict"] in AT_THE_DOOR:
+            if entry.kind == SEALED or body["verdict"] in AT_ADMISSION:
                 self._admissions[entry.sequence] = recorded
             if entry.kind != SEALED:
                 self._last[body["update"]] = recorded

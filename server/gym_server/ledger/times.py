@@ -21,7 +21,7 @@ BUCKET_SECONDS = 3600
 BUCKET = "at_bucket_seconds"
 """Key of an entry whose time is the beginning of a span of so many seconds."""
 
-AT_THE_DOOR = ("admitted", "refused")
+AT_ADMISSION = ("admitted", "refused")
 """Verdicts that an update gets when it comes, before its round is merged."""
 _OF_ROUNDS = frozenset(
     {SEALED, "verdict", "version", "aborted", "credit", "contribution", "privacy", "refused-summary"}
@@ -43,7 +43,7 @@ def stamp(tx: Connection, kind: str, body: dict[str, Any], now: float, private: 
     """
     if not private or kind not in _OF_ROUNDS:
         return {"at": int(now)}
-    if kind == SEALED or body.get("verdict") in AT_THE_DOOR:
+    if kind == SEALED or body.get("verdict") in AT_ADMISSION:
         of_round = rounds.c.server_round == body.get("server_round")
         row = tx.execute(select(rounds.c.opened_at, rounds.c.deadline).where(of_round)).first()
         if row is not None and row.deadline is not None and row.opened_at <= now <= row.deadline:

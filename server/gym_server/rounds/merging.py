@@ -43,16 +43,16 @@ def merge_round(
     try:
         _check_enough_are_left(fed, screened)
         spending = privacy.spending(fed, current.server_round, [u.row.contributor for u in screened.kept])
-        made = _merge(fed, model, current, screened.kept)
-        losses = _pass_gate(fed, model, made.soup)
+        merged = _merge(fed, model, current, screened.kept)
+        losses = _pass_gate(fed, model, merged.soup)
     except _RoundAborted as aborted:
         discard(fed, current.server_round)
         fed.round_store.abort(current.server_round, aborted.reason, screened.rejections, spending)
         return
-    _keep(fed, made.soup)
-    appraisal = _appraise(fed, model, current, screened, made, should_stop)
+    _store_soup(fed, merged.soup)
+    appraisal = _appraise(fed, model, current, screened, merged, should_stop)
     failpoint("before-commit")
-    fed.round_store.commit(current, _soup_record(current, made, losses, appraisal), spending)
+    fed.round_store.commit(current, _soup_record(current, merged, losses, appraisal), spending)
     failpoint("after-commit")
 
 
@@ -65,7 +65,7 @@ class _RoundAborted(Exception):
 
 
 @dataclass(frozen=True)
-class _Made:
+class _MergedRound:
     """A soup that is not committed yet, with what it was made of and the digests of the server's new state."""
 
     ingredients: Ingredients
@@ -74,7 +74,7 @@ class _Made:
 
 
 @dataclass(frozen=True)
-class _Losses:
+class _HeldOutLosses:
     """Held-out loss of the version before and of the one to come; None without held-out data."""
 
     before: float | None
@@ -92,7 +92,7 @@ def _check_enough_are_left(fed: Federation, screened: ScreenedRound) -> None:
         raise _RoundAborted(f"{len(screened.kept)} updates passed the screens: {error.message}") from error
 
 
-def _merge(fed: Federation, model: HubModel, current: Round, kept: Sequence[ScreenedUpdate]) -> _Made:
+def _merge(fed: Federation, model: HubModel, current: Round, kept: Sequence[ScreenedUpdate]) -> _MergedRound:
     """Make the soup and stage the server's state.
 
     Raises:
@@ -101,7 +101,7 @@ def _merge(fed: Federation, model: HubModel, current: Round, kept: Sequence[Scre
     try:
         ingredients = _ingredients(fed, model, current, kept)
         soup = make_soup(fed, ingredients, soup_path(fed, current.server_round))
-        return _Made(ingredients, soup, soup.stage(fed, current.server_round))
+        return _MergedRound(ingredients, soup, soup.stage(fed, current.server_round))
     except GymError as error:
         if error.code is ErrorCode.DISK_FULL:
             discard(fed, current.server_round)
@@ -126,17 +126,19 @@ def _ingredients(
     )
 
 
-def _pass_gate(fed: Federation, model: HubModel, soup: Soup) -> _Losses:
+def _pass_gate(fed: Federation, model: HubModel, soup: Soup) -> _HeldOutLosses:
     """Roll back a soup that raises the held-out loss by more than ``gate.max_loss_increase``."""
     if not model.has_gate:
-        return _Losses(None, None)
+        return _HeldOutLosses(None, None)
     before, after, limit = model.loss(), model.loss_with(soup.path), fed.config.gate.max_loss_increase
     if not is_no_worse(before, after, limit):
-        raise _RoundAborted(f"rolled back: held-out loss {before:.4f} > {after:.4f}, allowed is +{limit:g}")
-    return _Losses(before, after)
+        raise _RoundAborted(
+            f"rolled back: the soup takes the held-out loss from {before:.4f} to {after:.4f}; allowed is +{limit:g}"
+        )
+    return _HeldOutLosses(before, after)
 
 
-def _keep(fed: Federation, soup: Soup) -> None:
+def _store_soup(fed: Federation, soup: Soup) -> None:
     fed.store.put_file(soup.path)
     soup.path.unlink()
 
@@ -146,7 +148,7 @@ def _appraise(
     model: HubModel,
     current: Round,
     screened: ScreenedRound,
-    made: _Made,
+    merged: _MergedRound,
     should_stop: Callable[[], bool],
 ) -> Appraisal:
     return appraise(
@@ -156,14 +158,16 @@ def _appraise(
         [(update.row, update.judgement) for update in screened.updates],
         screened.findings,
         screened.similarity,
-        made.soup.report.coefficients,
-        made.ingredients.weights,
+        merged.soup.report.coefficients,
+        merged.ingredients.weights,
         should_stop,
     )
 
 
-def _soup_record(current: Round, made: _Made, losses: _Losses, appraisal: Appraisal) -> SoupRecord:
-    report, ingredients = made.soup.report, made.ingredients
+def _soup_record(
+    current: Round, merged: _MergedRound, losses: _HeldOutLosses, appraisal: Appraisal
+) -> SoupRecord:
+    report, ingredients = merged.soup.report, merged.ingredients
     return SoupRecord(
         sha256=report.sha256,
         size_bytes=report.size_bytes,
@@ -171,12 +175,12 @@ def _soup_record(current: Round, made: _Made, losses: _Losses, appraisal: Apprai
         root=ingredients.root,
         heldout_before=losses.before,
         heldout_after=losses.after,
-        residual=residual_name(current.server_round) if RESIDUAL in made.state else None,
-        state=made.state,
+        residual=residual_name(current.server_round) if RESIDUAL in merged.state else None,
+        state=merged.state,
         judgements=appraisal.judgements,
         weights=ingredients.weight_of(),
         also=[appraisal.record],
         privacy=private_merge.entry_fields(ingredients.private, report.private),
         secure=ingredients.secure.entry_fields() if ingredients.secure else None,
-        plugins=as_json(made.soup.plugins),
+        plugins=as_json(merged.soup.plugins),
     )

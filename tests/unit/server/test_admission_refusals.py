@@ -1,4 +1,4 @@
-"""What admission refuses of an honest file: each claim of the manifest is held against what the hub knows."""
+"""What admission refuses of an honest file: each claim of the manifest is checked against what the hub knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of plug-ins: found wherever a config names a member, held against what is installed, and bounded."""
+"""Records of plug-ins: found wherever a config names a member, checked against what is installed, and bounded."""
 
 from __future__ import annotations
 

@@ -207,7 +207,8 @@ def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
         patched.setattr(HubModel, "loss", lambda self: 1.0)
         patched.setattr(HubModel, "loss_with", lambda self, path: 9.0)
         number = merge_next(hub, model)
-    assert "rolled back" in hub.round_store.history()[number - 1]["reason"]
+    reason = hub.round_store.history()[number - 1]["reason"]
+    assert "rolled back: the soup takes the held-out loss from" in reason
     assert state_of(hub) == left == {"round-1.safetensors", "round-1.optimizer.safetensors"}
     assert not list((hub.folder / "staging").iterdir())
 

@@ -1,4 +1,4 @@
-"""What acts while training alone must not come between a policy and the reference that it is held against."""
+"""What acts while training alone must not come between a policy and the reference that it is compared with."""
 
 from __future__ import annotations
 

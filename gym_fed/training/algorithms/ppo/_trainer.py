@@ -52,9 +52,8 @@ class PpoTrainer(GrpoRollouts):
                 "weight_decay": self.args.weight_decay,
             }
             plain = [existing for existing in optimizer.param_groups if existing.get("use_muon") is False]
-            if (
-                plain
-            ):  # Muon's defaults are of its own groups: the critic is moved as embeddings and norms are
+            if plain:
+                # Muon's defaults are those of its own groups: the critic is moved as embeddings and norms are.
                 group = {**{key: value for key, value in plain[0].items() if key != "params"}, **group}
             optimizer.add_param_group(group)
         return optimizer

@@ -26,13 +26,15 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
         outputs = model(**batch, use_cache=False)
         with torch.no_grad():
             reference = self._reference_logits(batch)
-        log_prob, lead, divergence = self.answer_terms(outputs.logits.float(), reference.float(), labels)
-        (c_lead, r_lead), (c_divergence, r_divergence) = lead.chunk(2), divergence.chunk(2)
-        loss = self.pair_loss((c_lead, c_divergence), (r_lead, r_divergence)).mean()
-        rewards = self.beta * lead.detach()
+        log_prob, log_ratio, sequential_kl = self.answer_terms(
+            outputs.logits.float(), reference.float(), labels
+        )
+        ratios, kls = log_ratio.chunk(2), sequential_kl.chunk(2)  # chosen answers, rejected answers
+        loss = self.pair_loss((ratios[0], kls[0]), (ratios[1], kls[1])).mean()
+        rewards = self.beta * log_ratio.detach()
         self._note(
             inputs,
-            {"rewards": rewards.chunk(2), "kl": (c_divergence, r_divergence), "logps": log_prob.chunk(2)},
+            {"rewards": rewards.chunk(2), "kl": kls, "logps": log_prob.chunk(2)},
         )
         return (loss, outputs) if return_outputs else loss
 

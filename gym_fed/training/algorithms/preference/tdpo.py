@@ -1,4 +1,4 @@
-"""Token-level direct preference optimisation, Zeng et al. 2024.
+"""Token-level direct preference optimisation: Zeng et al. 2024, "Token-level Direct Preference Optimization".
 
 With ``u`` the DPO margin ``log pi(y_w|x)/ref(y_w|x) - log pi(y_l|x)/ref(y_l|x)`` and the sequential KL
 ``D(x, y) = sum_t KL(ref(.|x, y_<t) || pi(.|x, y_<t))``:
