@@ -108,7 +108,7 @@ def test_a_transposed_delta_is_multiplied_without_being_decoded_whole(
 
 
 @pytest.mark.parametrize(("name", "params"), CASES, ids=str)
-def test_a_codec_of_at_most_8_bits_a_weight_takes_the_bytes_of_its_codes_and_scales(
+def test_a_codec_of_at_most_8_bits_per_weight_takes_the_bytes_of_its_codes_and_scales(
     name: str, params: dict[str, Any]
 ) -> None:
     codec = get_codec(name)

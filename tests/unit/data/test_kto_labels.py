@@ -53,7 +53,7 @@ def test_rows_in_memory_may_hold_numbers() -> None:
 
 
 @pytest.mark.parametrize(("labels", "said"), [([1, True], "true"), ([0, 0.0], "false")])
-def test_labels_that_are_all_alike_are_said(
+def test_labels_that_are_all_equal_are_warned_of(
     labels: list[Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoded(labels)
