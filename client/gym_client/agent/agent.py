@@ -153,7 +153,7 @@ class Agent:
                 failures in a row.
         """
         drop_old(self.home.tasks)
-        self.display.busy("asking the server what became of earlier updates")
+        self.display.busy("fetching the verdicts on earlier updates")
         self._recover(self._settle())
         finished = False
         with WorkStream(self.client) as stream:

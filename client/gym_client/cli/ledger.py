@@ -43,7 +43,7 @@ def rewards(
     folder = open_home(home, passphrase_file)
     if ledger is not None:
         if not verify:
-            raise GymError(ErrorCode.USAGE, "--ledger belongs to --verify", "add --verify")
+            raise GymError(ErrorCode.USAGE, "--ledger is only read with --verify", "add --verify")
         pin = _pin(folder, server)
         checked = verify_copy(folder, ledger, bytes.fromhex(pin.ledger_key), Tally(pin.contributor))
         print_result(as_json, {"contributor": pin.contributor, "verified": checked.to_dict()}, checked.text())

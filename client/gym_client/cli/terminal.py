@@ -99,7 +99,7 @@ def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
         GymError: ``USAGE`` where there is no terminal, with what to pass instead.
     """
     if not (sys.stdin.isatty() and err.is_terminal):
-        raise GymError(ErrorCode.USAGE, f"{problem}, and there is no terminal to ask on", f"pass {remedy}")
+        raise GymError(ErrorCode.USAGE, f"{problem}, and there is no terminal to prompt on", f"pass {remedy}")
     return _answer(question)
 
 

@@ -235,7 +235,7 @@ class Heads:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
                 f"{self.server} proves entry {proof.entry.sequence} under size {proof.head.size}; "
-                f"entry {low.size} under size {size} was asked for",
+                f"entry {low.size} under size {size} was requested",
             )
         if size:
             self._refuse_if(shown, proof.head, None)
@@ -276,7 +276,7 @@ class Heads:
                 proof = prove(int(document["entry"]), 0)
                 proof.verify(self._key)
             except (GymError, ValueError, KeyError, TypeError) as error:
-                log.warning("a statement of %s that it was restored does not hold: %s", self.server, error)
+                log.warning("the statement of %s that it was restored is refused: %s", self.server, error)
                 continue
             body = proof.entry.body
             if proof.entry.kind == RESTORED and SignedRestored.from_dict(body) == signed:

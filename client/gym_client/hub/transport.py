@@ -183,7 +183,7 @@ class HubClient:
                 and error.code() in _BROKEN
                 and not error.trailing_metadata()
             ):
-                refusal = GymError(ErrorCode.UNAVAILABLE, f"the line to {refusal.message}")
+                refusal = GymError(ErrorCode.UNAVAILABLE, f"the connection broke: {refusal.message}")
             raise refusal from error
 
     def prove(self, sequence: int, size: int = 0) -> EntryProof:

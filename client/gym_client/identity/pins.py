@@ -63,7 +63,7 @@ class ServerPin(StrictModel):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{path}: {error.errors()[0]['msg']}",
-                "delete it to meet the server anew; compare its fingerprint then",
+                "delete it and join again; compare the fingerprint when you do",
             ) from error
 
     def save(self, home: Home, address: Address) -> None:

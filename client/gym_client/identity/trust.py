@@ -98,7 +98,7 @@ def _plain(home: Home, address: Address, pin: ServerPin | None) -> ServerPin:
         raise GymError(
             ErrorCode.USAGE,
             f"--insecure is for loopback only, and {address} is not",
-            "leave --insecure away; the server speaks TLS by default",
+            "omit --insecure; the server speaks TLS by default",
         )
     fresh = ServerPin(address=str(address), fingerprint="", certificate_pem="")
     return _saved(home, address, pin if pin is not None and not pin.fingerprint else fresh, pin)

@@ -70,7 +70,7 @@ def show(
             err.print(f"note: {note}")
         view = _of_config(config, model, limit)
     else:
-        _refuse(of_configs, "training configs", "leave it away")
+        _refuse(of_configs, "training configs", "omit it")
         view = _of_file(source, model, format, columns, max_length, limit)
 
     from gym_fed.data.preview import Statistics

@@ -138,7 +138,7 @@ def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
             f"tensor {name!r}: the sum of {voters} votes is {most} at some coordinate",
-            "a contributor sent what are no votes; secure aggregation cannot say who",
+            "a contributor sent values that are no votes; secure aggregation hides which contributor",
         )
 
 

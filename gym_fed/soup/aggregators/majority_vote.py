@@ -8,9 +8,10 @@ weight, at the weighted median of the coordinate's magnitudes::
 A vote alone has no scale (the paper's is its learning rate); no minority can move this one beyond the honest ones. Sign
 deltas of one scale give a sign delta of that scale.
 
-An exact tie counts as plus, as in the sign codec, whose bits have no zero; a zero votes for neither sign. It withstands
-malicious clients of less than half of the weight: they may turn the sign of a coordinate on which honest updates
-disagree, never its size beyond the largest honest one.
+An exact tie counts as plus, as in the sign codec, whose bits have no zero; a zero votes for neither sign. From a sum of
+votes without noise a tie moves nothing (``of_votes``). The rule withstands malicious clients of less than half of the
+weight: they may turn the sign of a coordinate on which honest updates disagree, never its size beyond the largest
+honest one.
 """
 
 from __future__ import annotations

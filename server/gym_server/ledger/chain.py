@@ -159,7 +159,7 @@ class Ledger:
                 raise GymError(
                     ErrorCode.USAGE,
                     f"the head of entry {lost.size} is in the ledger: nothing up to it is lost",
-                    "leave it away, or give one that contributors hold and the hub cannot show",
+                    "omit it, or give one that contributors hold and the hub cannot show",
                 )
             highest = max(known, key=lambda head: head.size, default=None)
             times = [head.head.at for head in (*known, newest_head(tx)) if head is not None]

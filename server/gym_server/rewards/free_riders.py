@@ -244,7 +244,7 @@ def _all_opened(fed: Federation, earlier: Sequence[_Earlier]) -> Iterator[dict[_
             except GymError as error:
                 if error.code is not ErrorCode.NOT_FOUND:
                     raise
-                log.warning("%s cannot be compared with: %s", old.what, error)
+                log.warning("no update is compared with %s: %s", old.what, error)
         yield opened
 
 

@@ -306,7 +306,7 @@ def test_from_yes_to_the_first_step_every_long_stage_has_a_name(scene: Scene) ->
     scene.agent(empty).run(max_rounds=1)
     named = [stage for stage in stages if stage]
     assert named == [
-        "asking the server what became of earlier updates",
+        "fetching the verdicts on earlier updates",
         "preparing the task: data, model, optimiser",
         "waiting for the server's receipt",
     ]
