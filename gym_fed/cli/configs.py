@@ -14,7 +14,7 @@ from gym_fed.files import write_atomically
 from gym_fed.old_names import keep_old_command, old_options
 
 app = typer.Typer(
-    help="Training recipes: list, copy, check, and take over from LLaMA-Factory.", no_args_is_help=True
+    help="List, copy and check training recipes, and import LLaMA-Factory's files.", no_args_is_help=True
 )
 
 ReadsLlamaFactory = old_options({"--allow-untranslated": "--ignore-unsupported"})

@@ -44,7 +44,7 @@ def allocate(
         Name to the index of its option, or None when not even the smallest options fit together.
     """
     hulls = {name: hull(found) for name, found in options.items()}
-    plan = _Plan(options, hulls, budget_bytes, size)
+    plan = _SplitPlan(options, hulls, budget_bytes, size)
     if plan.size(dict.fromkeys(hulls, 0)) > budget_bytes:
         return None
     steps = sorted(
@@ -66,7 +66,7 @@ def allocate(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _SplitPlan:
     """Walks along hulls; ``at`` says how far for each name, and 0 where it is absent."""
 
     options: Mapping[str, Sequence[Option]]

@@ -1,4 +1,7 @@
-"""No two classes of the packages share a name: a reader who searches for one finds one."""
+"""No two classes of the packages share a name: a reader who searches for one finds one.
+
+A leading ``_`` does not make another name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
     for file, text in files.items():
         if file.endswith(".py") and file.startswith(PACKAGES):
             for number, line in enumerate(text.splitlines(), 1):
-                if found := re.match(r"class (\w+)", line):
+                if found := re.match(r"class _*(\w+)", line):
                     places[found[1]].append((file, number))
     for name, (first, *others) in places.items():
         for file, number in others:

@@ -15,7 +15,9 @@ from gym_fed.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from gym_client.identity.home import Home
 
-key_app = typer.Typer(help="The key of this home: passphrase, rotation, revocation.", no_args_is_help=True)
+key_app = typer.Typer(
+    help="Show, encrypt, rotate, revoke, export and import the key of this home.", no_args_is_help=True
+)
 
 HomeFolder = Annotated[
     Path | None,

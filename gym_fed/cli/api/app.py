@@ -34,9 +34,11 @@ class _ServesByDefault(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_ServesByDefault, help="Serve a base and its variants over OpenAI's API, and say who may use what."
+    cls=_ServesByDefault, help="Serve a base and its variants over OpenAI's API, and manage its keys."
 )
-keys_app = typer.Typer(help="Who may use a server, and which models of it.", no_args_is_help=True)
+keys_app = typer.Typer(
+    help="Add, list and remove the keys of a server, each for some of its models.", no_args_is_help=True
+)
 app.add_typer(keys_app, name="keys")
 
 FileOption = Annotated[

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from gym_fed.identity.variant import SignedVariant
     from gym_fed.serving.store.store import VariantStore
 
-app = typer.Typer(help="Personal variants of a base model: add, list, check, remove.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, list, check, share and remove personal variants of a base model.", no_args_is_help=True
+)
 app.command()(create)
 app.command()(rebase)
 app.command()(push)

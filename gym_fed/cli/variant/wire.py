@@ -34,7 +34,7 @@ PassphraseFile = Annotated[
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
 
-hub_app = typer.Typer(help="Your variants at a hub, and those that you may read there.", no_args_is_help=True)
+hub_app = typer.Typer(help="List and remove your variants at a hub.", no_args_is_help=True)
 
 
 def push(

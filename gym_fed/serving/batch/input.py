@@ -73,7 +73,7 @@ class BatchInput:
         raise _refused(self.path, problems)
 
 
-class _Problem(Exception):
+class _LineProblem(Exception):
     """What is wrong with one line, and in which field."""
 
     def __init__(self, field: str, text: str, custom_id: object = None) -> None:
@@ -95,16 +95,16 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
         try:
             request = _parse(number, raw)
             if (first := places.setdefault(request.custom_id, number)) != number:
-                raise _Problem("custom_id", f"is that of line {first}, too", request.custom_id)
+                raise _LineProblem("custom_id", f"is that of line {first}, too", request.custom_id)
             if request.body.get("stream"):
-                raise _Problem("body.stream", "must be false: answers go into a file", request.custom_id)
+                raise _LineProblem("body.stream", "must be false: answers go into a file", request.custom_id)
             try:
                 check_body(request.url, request.body)
             except GymError as error:
                 field = f"body.{param}" if (param := getattr(error, "param", None)) else "body"
-                raise _Problem(field, str(error), request.custom_id) from error
+                raise _LineProblem(field, str(error), request.custom_id) from error
             models.add(str(request.body["model"]))
-        except _Problem as problem:
+        except _LineProblem as problem:
             named = f" (custom_id {problem.custom_id!r})" if problem.custom_id is not None else ""
             problems.append(f"line {number}{named}: {problem.field}: {problem.text}")
     if problems:
@@ -168,28 +168,28 @@ def _lines(path: Path, seen: Callable[[bytes], None] = lambda raw: None) -> Iter
 
 def _parse(number: int, raw: bytes) -> BatchRequest:
     if len(raw) > MAX_LINE_BYTES:
-        raise _Problem("line", f"is longer than {MAX_LINE_BYTES} bytes")
+        raise _LineProblem("line", f"is longer than {MAX_LINE_BYTES} bytes")
     try:
         found = json.loads(raw, parse_constant=_no_constant)
     except ValueError as error:
-        raise _Problem("line", f"is not JSON: {error}") from error
+        raise _LineProblem("line", f"is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise _Problem("line", "is not a JSON object")
+        raise _LineProblem("line", "is not a JSON object")
     custom_id = found.get("custom_id")
     for key in _KEYS:
         if key not in found:
-            raise _Problem(key, "is missing", custom_id)
+            raise _LineProblem(key, "is missing", custom_id)
     for key in found:
         if key not in _KEYS:
-            raise _Problem(key, f"is unknown; a line has {', '.join(_KEYS)}", custom_id)
+            raise _LineProblem(key, f"is unknown; a line has {', '.join(_KEYS)}", custom_id)
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
-        raise _Problem("custom_id", f"must be a text of 1 to {MAX_ID_CHARACTERS} characters", custom_id)
+        raise _LineProblem("custom_id", f"must be a text of 1 to {MAX_ID_CHARACTERS} characters", custom_id)
     if found["method"] != "POST":
-        raise _Problem("method", f"is {found['method']!r}, must be POST", custom_id)
+        raise _LineProblem("method", f"is {found['method']!r}, must be POST", custom_id)
     if found["url"] not in URLS:
-        raise _Problem("url", f"is {found['url']!r}, must be one of {', '.join(URLS)}", custom_id)
+        raise _LineProblem("url", f"is {found['url']!r}, must be one of {', '.join(URLS)}", custom_id)
     if not isinstance(found["body"], dict):
-        raise _Problem("body", "must be an object", custom_id)
+        raise _LineProblem("body", "must be an object", custom_id)
     return BatchRequest(number, custom_id, found["url"], found["body"])
 
 

@@ -140,7 +140,7 @@ class OpenAIService:
         given = as_list(request.input)
         self._require_room_for(len(given), "texts in one request:", "input")
         prompts = [self._prompts.of_input(one, "input") for one in given]
-        refusals = _Refusals(model, "input")
+        refusals = _EngineErrors(model, "input")
         started: list[PendingEmbedding] = []
         try:
             for ids in prompts:
@@ -177,7 +177,7 @@ class OpenAIService:
             json_schema=schema_text,
             also_stop=(CALL_CLOSE,) if one_call else (),
         )
-        refusals = _Refusals(model, "messages", "response_format" if forced is None else "tools")
+        refusals = _EngineErrors(model, "messages", "response_format" if forced is None else "tools")
         generations = self._submit([ids], sampling, request, model, caller, "messages", refusals)
         names = {tool.function.name for tool in request.tools or []}
 
@@ -204,7 +204,7 @@ class OpenAIService:
             max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
             logprobs=request.logprobs,
         )
-        refusals = _Refusals(model, "prompt")
+        refusals = _EngineErrors(model, "prompt")
         generations = self._submit(prompts, sampling, request, model, caller, "prompt", refusals)
         times = request.n or 1
         shown = [one if isinstance(one, str) else self._prompts.text(one) for one in given if request.echo]
@@ -227,7 +227,7 @@ class OpenAIService:
         model: Model,
         caller: Caller,
         param: str,
-        refusals: _Refusals,
+        refusals: _EngineErrors,
     ) -> list[Generation]:
         """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
         answers = len(prompts) * (request.n or 1)
@@ -266,7 +266,7 @@ class OpenAIService:
         generations: list[Generation],
         request: SamplingFields,
         caller: Caller,
-        refusals: _Refusals,
+        refusals: _EngineErrors,
     ) -> Pending:
         def on_end() -> None:
             tokens = answer.prompt_tokens, answer.completion_tokens
@@ -275,7 +275,7 @@ class OpenAIService:
         return Pending(answer, generations, refusals.translate, on_end)
 
 
-class _Refusals:
+class _EngineErrors:
     """The engine's errors in OpenAI's form; as a context manager, those of ``submit`` and ``embed``.
 
     Args:

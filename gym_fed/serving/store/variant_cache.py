@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class _Resident:
+class _CachedVariant:
     """A variant in memory."""
 
     def __init__(self, record: VariantRecord, variant: LoadedVariant, *, waited: bool) -> None:
@@ -76,8 +76,8 @@ class VariantCache:
         self._load = load
         self._cache_bytes = cache_bytes
         self._changed = threading.Condition()
-        self._current: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
-        self._held: dict[LoadedVariant, _Resident] = {}  # all in memory, replaced ones in use too
+        self._current: OrderedDict[str, _CachedVariant] = OrderedDict()  # least recently used first
+        self._held: dict[LoadedVariant, _CachedVariant] = {}  # all in memory, replaced ones in use too
         self._loads: dict[str, _Load] = {}
         self._urgent: deque[_Load] = deque()
         self._later: deque[_Load] = deque()
@@ -220,7 +220,7 @@ class VariantCache:
             self._drop(found)
             self._changed.notify_all()
 
-    def _drop(self, found: _Resident) -> None:
+    def _drop(self, found: _CachedVariant) -> None:
         del self._held[found.variant]
         self._used -= found.variant.resident_bytes
 
@@ -352,7 +352,7 @@ class VariantCache:
                 (self._urgent if load.urgent else self._later).appendleft(load)
                 return
             self._retire(load.record.name)
-            resident = _Resident(load.record, variant, waited=load.urgent)
+            resident = _CachedVariant(load.record, variant, waited=load.urgent)
             self._current[load.record.name] = self._held[variant] = resident
             self._used += variant.resident_bytes
         self._end(load)

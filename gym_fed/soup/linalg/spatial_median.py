@@ -40,7 +40,7 @@ def spatial_median(products: Array, weights: Array, tolerance: float, max_iterat
     medoid = int(tied[0])
     gram = products - products[medoid] - products[medoid][:, None] + squares[medoid]
     gram[medoid] = gram[:, medoid] = 0.0
-    search = _Search(gram, shares, 8.0 * _EPSILON * (squares + squares[medoid]))
+    search = _MedianSearch(gram, shares, 8.0 * _EPSILON * (squares + squares[medoid]))
     point = np.zeros(len(shares))
     point[tied] = 1.0 / len(tied)
     if search.is_at_medoid(point):
@@ -53,7 +53,7 @@ def spatial_median(products: Array, weights: Array, tolerance: float, max_iterat
     return point
 
 
-class _Search:
+class _MedianSearch:
     """Points are coefficients ``[n]`` of vectors measured from the medoid, whose inner products are ``gram``."""
 
     def __init__(self, gram: Array, shares: Array, smoothing: Array) -> None:

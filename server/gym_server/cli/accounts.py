@@ -16,7 +16,7 @@ from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 if TYPE_CHECKING:
     from gym_fed.tables import TextTable
 
-invites_app = typer.Typer(help="Invites for new contributors: create, list, cancel.", no_args_is_help=True)
+invites_app = typer.Typer(help="Create, list and cancel invites for new contributors.", no_args_is_help=True)
 
 Contributor = Annotated[
     str, typer.Argument(help="Id of the account, or its first characters.", show_default=False)

@@ -11,7 +11,9 @@ from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
-app = typer.Typer(help="The append-only, hash-chained record under signed heads.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show, verify, export and replay the hub's append-only, signed record.", no_args_is_help=True
+)
 
 
 @app.command()

@@ -13,7 +13,9 @@ from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 if TYPE_CHECKING:
     from gym_fed.tables import TextTable
 
-app = typer.Typer(help="The variants that contributors keep on the hub.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, remove and allow again the variants of contributors on the hub.", no_args_is_help=True
+)
 
 
 @app.command("list")

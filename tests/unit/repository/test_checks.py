@@ -98,7 +98,7 @@ def test_every_place_where_old_words_are_allowed_needs_it(monkeypatch: pytest.Mo
 def test_two_classes_of_one_name_are_found_across_packages(tmp_path: Path) -> None:
     files = {
         "gym_fed/one.py": "class Move:\n    class Config:\n        pass\n",
-        "server/gym_server/two.py": "import os\nclass Move(One):\n    pass\n",
+        "server/gym_server/two.py": "import os\nclass _Move(One):\n    pass\n",
         "quant/gym_quant/three.py": "class Other:\n    class Config:\n        pass\n",
         "tests/four.py": "class Other: pass\n",
     }
