@@ -60,6 +60,7 @@ def test_the_help_of_every_command_begins_with_a_verb(name: str) -> None:
         r"(The|A|An|What|Where|Who|Whether|How|Every|Your|One|Share|Personal|Training|Invites)\b"
     )
     root = get_command(COMMANDS[name])
+    assert isinstance(root, click.Group)
     groups = [
         (f"{name} {one}", found) for one, found in root.commands.items() if isinstance(found, click.Group)
     ]
