@@ -140,7 +140,7 @@ def run_app(app: typer.Typer) -> NoReturn:
         help_text.show()
         sys.exit(help_text.exit_code)
     except click.ClickException as error:
-        fail(_usage_error(error))
+        fail(_usage_error(error, app))
     except BrokenPipeError:
         # The reader left, as `| head` does; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -156,12 +156,24 @@ def run_app(app: typer.Typer) -> NoReturn:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _usage_error(error: click.ClickException) -> GymError:
+def _usage_error(error: click.ClickException, app: typer.Typer) -> GymError:
     """Click's error of an unknown option, a missing argument and the like, in the form of all other errors."""
     message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
-    hint = f"see {context.command_path} --help" if context is not None else ""
-    return GymError(ErrorCode.USAGE, message[:1].lower() + message[1:], hint)
+    command = context.command_path if context is not None else _command_of(app, sys.argv)
+    return GymError(ErrorCode.USAGE, message[:1].lower() + message[1:], f"see {command} --help")
+
+
+def _command_of(app: typer.Typer, words: Sequence[str]) -> str:
+    """The command that ``words`` name. Click gives no context to the error of an option without its value."""
+    found, command = [os.path.basename(words[0])], typer.main.get_command(app)
+    for word in words[1:]:
+        following = getattr(command, "commands", {}).get(word)
+        if following is None:
+            break
+        found.append(word)
+        command = following
+    return " ".join(found)
 
 
 def _one_line_if_renamed(before: Callable[..., None]) -> Callable[..., None]:

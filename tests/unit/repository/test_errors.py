@@ -142,6 +142,27 @@ def test_a_wrong_option_reads_like_every_other_error(
     assert second.endswith("--help")
 
 
+def test_an_option_without_its_value_names_the_command_whose_help_to_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, group = typer.Typer(), typer.Typer()
+    group.command("list")(lambda: None)
+    group.command("show")(_show)
+    app.add_typer(group, name="ledger")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/gym-server", "ledger", "show", "--limit"])
+    with pytest.raises(SystemExit) as stop:
+        console.run_app(app)
+    assert stop.value.code == ErrorCode.USAGE.exit_code
+    assert capsys.readouterr().err.splitlines() == [
+        "error (usage): option '--limit' requires an argument",
+        "  see gym-server ledger show --help",
+    ]
+
+
+def _show(limit: int = 1) -> None:
+    raise AssertionError("not reached")
+
+
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), typer.Abort()])
 def test_ctrl_c_ends_with_130(
     interruption: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
