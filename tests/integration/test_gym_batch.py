@@ -49,6 +49,15 @@ def answers(path: Path) -> dict[str, Any]:
     }
 
 
+def near(found: dict[str, Any]) -> dict[str, Any]:
+    """The same, but for the last bits of vectors, which depend on the requests that happen to share a step."""
+    for _, entries in found.values():
+        for entry in entries or ():
+            if "embedding" in entry:
+                entry["embedding"] = pytest.approx(entry["embedding"], abs=1e-5)
+    return found
+
+
 def test_a_killed_batch_goes_on_and_has_the_answers_of_an_unbroken_one(
     requests: Path, tiny_base: Path
 ) -> None:
@@ -83,7 +92,7 @@ def test_a_killed_batch_goes_on_and_has_the_answers_of_an_unbroken_one(
     assert again.exit_code == 20
     figures = json.loads(again.stdout)
     assert (figures["total"], figures["failed"], figures["resumed"]) == (COUNT, 1, 5)
-    assert answers(folder / "broken.jsonl") == answers(folder / "whole.jsonl")
+    assert answers(folder / "broken.jsonl") == near(answers(folder / "whole.jsonl"))
     assert list(answers(folder / "broken-refused.jsonl")) == ["r9"]
 
     other = CliRunner().invoke(app, [*broken, "--set", "engine.kernel=lookup"])
