@@ -67,6 +67,10 @@ class AutoBatchSize(StrictModel):
     """Instead of a share: so many GiB beyond what the loaded model takes."""
 
 
+Cadence = Literal["no", "steps", "epoch"]
+"""How often something is done in a run; words are transformers'."""
+
+
 class RunSections(StrictModel):
     """Keys of the YAML's top level."""
 
@@ -77,6 +81,9 @@ class RunSections(StrictModel):
     logging_steps: int = Field(default=10, ge=1)
     save_steps: int = Field(default=0, ge=0)
     """A checkpoint every so many steps; 0 saves one only when interrupted."""
+
+    save_strategy: Cadence | None = None
+    """``epoch`` saves a checkpoint at the end of every epoch. By default ``steps`` where ``save_steps`` is set."""
 
     save_total_limit: int = Field(default=1, ge=1)
     """How many checkpoints are kept."""
@@ -90,10 +97,25 @@ class RunSections(StrictModel):
     eval_steps: int = Field(default=0, ge=0)
     """Where there is ``eval_data``: evaluate every so many steps; 0 does so after every epoch and at the end."""
 
+    eval_strategy: Cadence | None = None
+    """``no`` leaves ``eval_data`` unused while training. By default ``steps`` with ``eval_steps``, else ``epoch``."""
+
     reproducibility: Reproducibility = Field(default_factory=Reproducibility)
     early_stopping: EarlyStopping | None = None
     loss_spikes: LossSpikes | None = None
     auto_batch_size: AutoBatchSize | None = None
+
+    @model_validator(mode="after")
+    def _strategies_and_steps_agree(self) -> RunSections:
+        for what in ("save", "eval"):
+            strategy, steps = getattr(self, f"{what}_strategy"), getattr(self, f"{what}_steps")
+            if strategy == "steps" and not steps:
+                raise ValueError(f"{what}_strategy: steps needs {what}_steps")
+            if strategy in ("no", "epoch") and steps:
+                raise ValueError(f"{what}_steps: {steps} is not read under {what}_strategy: {strategy}; remove one")
+        if self.early_stopping is not None and self.eval_strategy == "no":
+            raise ValueError("early_stopping: needs evaluations, and eval_strategy is no")
+        return self
 
     @model_validator(mode="after")
     def _a_checkpoint_before_a_spike(self) -> RunSections:

@@ -42,11 +42,11 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "use_cpu": config.device == "cpu",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
-        "save_strategy": "steps" if config.save_steps else "no",
+        "save_strategy": config.save_strategy or ("steps" if config.save_steps else "no"),
         "save_steps": config.save_steps or 1,
         "save_total_limit": config.save_total_limit,
         "report_to": "none",
-        "eval_strategy": "no" if not evaluate else "steps" if config.eval_steps else "epoch",
+        "eval_strategy": _eval_strategy(config) if evaluate else "no",
         "eval_steps": config.eval_steps or None,
         "push_to_hub": False,
         "disable_tqdm": True,
@@ -56,3 +56,8 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         **trainer_arguments(config),
         **feature_arguments(config),
     }
+
+
+def _eval_strategy(config: TrainingConfig) -> str:
+    """When held-out rows are evaluated, where there are some."""
+    return config.eval_strategy or ("steps" if config.eval_steps else "epoch")

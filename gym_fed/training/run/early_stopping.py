@@ -34,8 +34,8 @@ def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None
         )
     if has_eval_data:
         return
-    for key in ("early_stopping", "eval_steps"):
-        if getattr(config, key):
+    for key in ("early_stopping", "eval_steps", "eval_strategy"):
+        if getattr(config, key) not in (None, 0, "no"):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{key}: there are no held-out rows to evaluate on",

@@ -30,7 +30,7 @@ from gym_fed.training.run.folder_lock import LOCK_FILE, FolderLock
 # These decide where and how often something is written, never what is learnt; they may change when resuming.
 _FREE_KEYS = {
     *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
-    *("tracking", "tracker"),
+    *("save_strategy", "tracking", "tracker"),
 }
 _FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 """Under ``auto_batch_size`` these are found once, and their product is compared; see ``batch_size.known_sizes``."""
