@@ -100,16 +100,16 @@ def training_config(
         "lr_scheduler_type": "cosine",
         "per_device_train_batch_size": batch,
         "max_length": min(512, context or 512),
-        "save_steps": 50,
+        "save_steps": 0 if given.get("save_strategy") in ("no", "epoch") else 50,
     }
     if few := ALGORITHMS.type_of(algorithm).of_few_rows:
         given[algorithm] = {**few, **(given.get(algorithm) or {})}
     if not {"max_steps", "num_train_epochs"} & given.keys():
         values["max_steps"] = steps
-    if rows.held_out and "early_stopping" not in given:
+    if rows.held_out and "early_stopping" not in given and given.get("eval_strategy") != "no":
         values["early_stopping"] = {"patience": 4}
-        # The last step is evaluated in any case.
-        values["eval_steps"] = math.ceil(_steps(given, len(rows.train), batch, steps) / _EVALUATIONS)
+        if given.get("eval_strategy") != "epoch":  # the last step is evaluated in any case
+            values["eval_steps"] = math.ceil(_steps(given, len(rows.train), batch, steps) / _EVALUATIONS)
     values |= given
     values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
     return validate(values, TrainingConfig, "training")

@@ -90,6 +90,9 @@ class ComputeSections(StrictModel):
     dtype: Dtype = "float32"
     """Type of the weights while training."""
 
+    base_dtype: Literal["bfloat16", "float16"] | None = None
+    """Type of the frozen weights under an adapter, which is trained in float32; by default ``dtype``."""
+
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """Compute in 16 bits while the weights stay in float32. ``fp16`` needs a CUDA GPU."""
 
@@ -118,6 +121,11 @@ class ComputeSections(StrictModel):
     unsloth: bool = False
     """Load and train through Unsloth; needs a CUDA GPU."""
 
+    @property
+    def loaded_dtype(self) -> Dtype:
+        """The type that a model's weights are read in."""
+        return self.base_dtype or self.dtype
+
     @model_validator(mode="after")
     def _features_agree(self) -> ComputeSections:
         if self.torch_compile_backend is not None and not self.torch_compile:
@@ -125,6 +133,10 @@ class ComputeSections(StrictModel):
         if self.mixed_precision != "no" and self.dtype != "float32":
             raise ValueError(
                 f"mixed_precision: {self.mixed_precision} keeps weights in float32, but dtype is {self.dtype}"
+            )
+        if self.base_dtype is not None and self.dtype != "float32":
+            raise ValueError(
+                f"base_dtype: what is trained beside it is in float32, but dtype is {self.dtype}"
             )
         if self.shift_attention is not None and self.attention != "auto":
             raise ValueError("attention: shift_attention has its own; leave attention at auto")

@@ -112,7 +112,9 @@ class RunSections(StrictModel):
             if strategy == "steps" and not steps:
                 raise ValueError(f"{what}_strategy: steps needs {what}_steps")
             if strategy in ("no", "epoch") and steps:
-                raise ValueError(f"{what}_steps: {steps} is not read under {what}_strategy: {strategy}; remove one")
+                raise ValueError(
+                    f"{what}_steps: {steps} is not read under {what}_strategy: {strategy}; remove one"
+                )
         if self.early_stopping is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping: needs evaluations, and eval_strategy is no")
         return self

@@ -235,7 +235,7 @@ class QuantizationSettings(StrictModel):
     """Quantise the scales of the 4-bit blocks, too."""
 
     compute_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """What 4-bit weights are multiplied in; by default ``dtype``."""
+    """What 4-bit weights are multiplied in; by default ``base_dtype`` or ``dtype``."""
 
     @model_validator(mode="after")
     def _read_by_the_bits(self) -> QuantizationSettings:

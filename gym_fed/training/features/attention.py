@@ -28,7 +28,7 @@ class Attention(Feature):
         if config.attention != "flash_attention_2":
             return
         require_package("flash_attn", what, remedy="pip install flash-attn, or set attention: sdpa")
-        if config.dtype == "float32" and config.mixed_precision == "no":
+        if config.loaded_dtype == "float32" and config.mixed_precision == "no":
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{what} computes in 16 bits only, but the run is in float32",

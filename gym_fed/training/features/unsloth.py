@@ -41,7 +41,7 @@ def load_by_unsloth(config: TrainingConfig) -> tuple[Any, Any]:
     model, _ = FastLanguageModel.from_pretrained(
         model_name=resolve(config.model),
         max_seq_length=config.max_length,
-        dtype=getattr(torch, config.dtype),
+        dtype=getattr(torch, config.loaded_dtype),
         load_in_4bit=False,
         local_files_only=True,
     )

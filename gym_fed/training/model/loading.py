@@ -29,9 +29,9 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
         return load_by_unsloth(config)
     if ALGORITHMS.type_of(config.algorithm).reads_images and is_vision_model(config.model):
-        return load_vision_model(config.model, dtype=config.dtype, arguments=loading_arguments(config))
+        return load_vision_model(config.model, dtype=config.loaded_dtype, arguments=loading_arguments(config))
     arguments = {**loading_arguments(config), **quantization_arguments(config)}
-    loaded = load_model(config.model, dtype=config.dtype, arguments=arguments)
+    loaded = load_model(config.model, dtype=config.loaded_dtype, arguments=arguments)
     if not hasattr(loaded.model, "merge_and_unload"):
         return loaded.model, loaded.tokenizer
     if TUNING.type_of(config.finetuning).is_adapter:
@@ -50,13 +50,14 @@ def require_dtype(model: Any, config: TrainingConfig) -> None:
         GymError: ``USAGE``.
     """
     found = str(model.dtype).removeprefix("torch.")
+    key = "base_dtype" if config.base_dtype is not None else "dtype"
     if (
-        "dtype" in config.model_fields_set
-        and found != config.dtype
+        key in config.model_fields_set
+        and found != config.loaded_dtype
         and not getattr(model, "is_quantized", False)
     ):
         raise GymError(
             ErrorCode.USAGE,
-            f"dtype: {config.dtype} is set, and the model in memory is in {found}",
-            f"give model.to(torch.{config.dtype}), or remove the key",
+            f"{key}: {config.loaded_dtype} is set, and the model in memory is in {found}",
+            f"give model.to(torch.{config.loaded_dtype}), or remove the key",
         )

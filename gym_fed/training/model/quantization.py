@@ -107,7 +107,7 @@ def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
             load_in_4bit=True,
             bnb_4bit_quant_type=settings.quant_type,
             bnb_4bit_use_double_quant=settings.double_quant,
-            bnb_4bit_compute_dtype=getattr(torch, settings.compute_dtype or config.dtype),
+            bnb_4bit_compute_dtype=getattr(torch, settings.compute_dtype or config.loaded_dtype),
         )
     return {"quantization_config": how, "device_map": {"": str(pick_device(config.device))}}
 

@@ -213,6 +213,6 @@ def _base(config: TrainingConfig) -> Any:
             "the run's base is not named: model is not in the config",
             "give TrainingConfig(model=...), the name or folder that training started from",
         )
-    model = load_model(config.model, dtype=config.dtype).model
+    model = load_model(config.model, dtype=config.loaded_dtype).model
     # A run that went on from an adapter trained the whole.
     return model.merge_and_unload() if hasattr(model, "peft_config") else model

@@ -74,6 +74,8 @@ class Ppo(Rewarded):
         train_body = settings.train_critic_body
         if settings.critic is None:
             critic = critic_like(job.model, train_body=train_body)
+            if job.config.base_dtype is not None:
+                critic = critic.float()  # it is trained whole
         else:
             critic = load_critic(settings.critic, job.model, dtype=job.config.dtype, train_body=train_body)
         return build_trainer(PpoTrainer, job, arguments, settings.beta, critic=critic, settings=settings)

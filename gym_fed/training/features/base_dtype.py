@@ -1,0 +1,76 @@
+"""Frozen weights in 16 bits under an adapter in float32: half the memory of the base, and full steps of what learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TUNING
+from gym_fed.training.features.base import Feature
+
+
+class BaseDtype(Feature):
+    """The model is read in ``base_dtype``; every weight that is trained is held in float32."""
+
+    tried = "bfloat16 under every adapter, with modules_to_save, bases in 4 bits, sft, dpo, ppo and a reward model"
+
+    def check(self, config: TrainingConfig) -> None:
+        what = f"base_dtype: {config.base_dtype}"
+        section = config.chosen_sections().get(config.finetuning)
+        if not TUNING.type_of(config.finetuning).is_adapter:
+            problem, remedy = (
+                "is the type of frozen weights, and full tuning freezes none",
+                "set dtype instead",
+            )
+            if config.finetuning != "full":
+                problem = (
+                    f"is the type of the base of an adapter, and finetuning: {config.finetuning} has none"
+                )
+        elif getattr(section, "bias", "none") != "none":
+            problem, remedy = (
+                "would hold the base's biases, which are trained",
+                f"set {config.finetuning}.bias: none",
+            )
+        elif config.distributed is not None and config.distributed.strategy != "ddp":
+            problem = (
+                f"is not split by {config.distributed.strategy}, which shards weights of one type together"
+            )
+            remedy = "set dtype: bfloat16, or distributed.strategy: ddp"
+        else:
+            return
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{what} {problem}", remedy)
+
+    @contextmanager
+    def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
+        """Trained weights in float32, for good: they are saved so."""
+        import torch
+
+        dtype = getattr(torch, config.loaded_dtype)
+        low = [weight for weight in model.parameters() if weight.requires_grad and weight.dtype is dtype]
+        for weight in low:
+            weight.data = weight.data.float()
+        # Of whole modules: PEFT holds its own factors in float32, and converts around them.
+        widened, body = set(map(id, low)), set(model.base_model.modules())
+        for module in model.modules():
+            if widened & {id(weight) for weight in module.parameters(recurse=False)}:
+                _convert_around(module, dtype if module in body else None)
+        yield
+
+
+def _convert_around(module: Any, dtype: Any) -> None:
+    """Let a module in float32 take values of 16 bits, and return them in ``dtype``; None leaves them in float32."""
+    import torch
+
+    def widen(_: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        floats = (torch.is_tensor(value) and value.is_floating_point() for value in values)
+        return tuple(value.float() if one else value for value, one in zip(values, floats, strict=True))
+
+    def narrow(_: Any, values: tuple[Any, ...], output: Any) -> Any:
+        return output.to(dtype)
+
+    module.register_forward_pre_hook(widen)
+    if dtype is not None:
+        module.register_forward_hook(narrow)
