@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gym_fed.data.files import Placed
@@ -10,7 +10,12 @@ from gym_fed.errors import ErrorCode, GymError
 
 
 def hub_rows(
-    name: str, *, subset: str | None = None, split: str | None = None, folder: str | None = None
+    name: str,
+    *,
+    subset: str | None = None,
+    split: str | None = None,
+    folder: str | None = None,
+    files: Sequence[str] = (),
 ) -> Iterator[Placed]:
     """Raw rows of a hub dataset, one after the other.
 
@@ -19,6 +24,7 @@ def hub_rows(
         subset: A configuration of it.
         split: ``train`` by default.
         folder: Only the files in this folder of it.
+        files: Only these files of it, all of which are the split.
 
     Raises:
         GymError: ``UNAVAILABLE`` when it is not in the cache and the hub cannot be reached; ``NOT_FOUND`` when there is
@@ -32,8 +38,17 @@ def hub_rows(
     remedy = f"fetch it once with: hf download --repo-type dataset {name}; or give files with path"
     try:
         stream: Any = datasets.load_dataset(
-            source or name, name=subset, split=split, data_dir=folder, streaming=True
-        ).decode(False)
+            source or name,
+            name=subset,
+            split=split,
+            data_dir=folder,
+            data_files={split: list(files)} if files else None,
+            streaming=True,
+        )
+        if (
+            stream.features
+        ):  # of a JSON list nothing is known before it is read, and there is nothing to decode
+            stream = stream.decode(False)
         for number, row in enumerate(stream, 1):
             yield f"{where}: row {number}", {k: v for k, v in row.items() if v is not None}
     except ConnectionError as error:

@@ -31,7 +31,9 @@ class Input:
         if not isinstance(self.source, DataConfig):
             return "rows in memory"
         source = self.source
-        return str(source.path or source.hub or source.dataset or ", ".join(source.tasks or []))
+        return str(
+            source.path or source.name or source.hub or source.dataset or ", ".join(source.tasks or [])
+        )
 
     def rows(self) -> Iterator[PlacedRow]:
         """From the first one on."""
@@ -53,7 +55,7 @@ class Input:
             from gym_fed.version import __version__
 
             return [config, __version__]
-        if self.source.hub is not None:
+        if self.source.hub is not None or self.source.name is not None:
             raise GymError(
                 ErrorCode.USAGE,
                 f"hub dataset {self.name}: cannot be cached",

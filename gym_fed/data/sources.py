@@ -1,4 +1,4 @@
-"""Opens one source of rows as a config names it: files, generated tasks, a hub dataset, or a LLaMA-Factory dataset."""
+"""Opens one source of rows as a config names it: files, tasks, the catalogue, the hub, or LLaMA-Factory's list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
     """Rows of ``source`` with their places, read as they are consumed; weight and role are the caller's to apply.
 
     Raises:
-        GymError: See ``load_rows``, ``hub_rows``, ``dataset_rows`` and ``generate``.
+        GymError: See ``load_rows``, ``hub_rows``, ``catalogue_rows``, ``dataset_rows`` and ``generate``.
     """
     return islice(_rows(source), source.num_examples)
 
@@ -28,6 +28,10 @@ def _rows(source: DataConfig) -> Iterator[PlacedRow]:
 
         raw = hub_rows(source.hub, subset=source.subset, split=source.split)
         yield from converted(raw, source.format, rename)
+    elif source.name is not None:
+        from gym_fed.data.catalogue import catalogue_rows
+
+        yield from catalogue_rows(source.name, split=source.split)
     elif source.dataset is not None and source.dataset_info is not None:
         from gym_fed.data.dataset_info import dataset_rows
 

@@ -103,14 +103,14 @@ class Trainer:
 
     def train(
         self,
-        dataset: Sequence[dict[str, Any]] | None = None,
-        eval_dataset: Sequence[dict[str, Any]] | None = None,
+        dataset: Sequence[dict[str, Any]] | str | None = None,
+        eval_dataset: Sequence[dict[str, Any]] | str | None = None,
         resume: bool = True,
     ) -> TrainResult:
         """Run to the end, from the last checkpoint if there is one.
 
         Args:
-            dataset: Rows (see ``gym_fed.data.rows``) instead of ``config.data``.
+            dataset: Rows (see ``gym_fed.data.rows``), or a name of the catalogue, instead of ``config.data``.
             eval_dataset: Rows instead of ``config.eval_data``.
             resume: False refuses an unfinished run in ``output_dir`` instead of continuing it.
 
@@ -176,8 +176,8 @@ class Trainer:
 
     def _run(
         self,
-        dataset: Sequence[dict[str, Any]] | None,
-        eval_dataset: Sequence[dict[str, Any]] | None,
+        dataset: Sequence[dict[str, Any]] | str | None,
+        eval_dataset: Sequence[dict[str, Any]] | str | None,
         resume: bool,
     ) -> TrainResult:
         """The steps of a run, in order."""
@@ -228,7 +228,7 @@ class Trainer:
         tokenizer = use_chat_template(tokenizer, config.chat_template)
         return apply_features(model, config), tokenizer
 
-    def _report_rows(self, dataset: Sequence[dict[str, Any]] | None, rows: RunRows) -> None:
+    def _report_rows(self, dataset: Sequence[dict[str, Any]] | str | None, rows: RunRows) -> None:
         """Report the counts of rows to ``on_rows``, before the work."""
         if isinstance(dataset, DataPipeline) and dataset.counts.rows:
             self._report_counts("pipeline", dataset.counts)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gym_fed.cli.configs import ReadsLlamaFactory
+from gym_fed.cli.data.catalogue import list_catalogue
 from gym_fed.cli.data.files import convert, dedup, mix
 from gym_fed.cli.data.show import show
 from gym_fed.console import AsJson, out, print_json, print_result
@@ -26,6 +27,7 @@ keep_old_command(app, "gym data inspect", "gym data show", show, cls=ReadsLlamaF
 app.command()(convert)
 app.command()(mix)
 app.command()(dedup)
+app.command("catalogue")(list_catalogue)
 
 StoreOption = Annotated[
     str,

@@ -16,14 +16,14 @@ _ONLY_WITH = {
     "format": ("path", "hub"),
     "columns": ("path", "hub"),
     "subset": ("hub",),
-    "split": ("hub",),
+    "split": ("hub", "name"),
     "dataset_info": ("dataset",),
     "max_turns": ("tasks",),
 }
 
 
 class DataConfig(StrictModel):
-    """One source of rows: ``path``, ``tasks``, ``hub`` or ``dataset``, exactly one of them."""
+    """One source of rows: ``path``, ``tasks``, ``name``, ``hub`` or ``dataset``, exactly one of them."""
 
     path: (
         Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] | None
@@ -33,6 +33,9 @@ class DataConfig(StrictModel):
 
     tasks: list[Annotated[str, MemberOf(TASKS)]] | None = None
     """Names of generated tasks (`gym data tasks` lists them), mixed in equal shares."""
+
+    name: str | None = None
+    """A data set of the catalogue, such as ``gsm8k`` (`gym data catalogue` lists them)."""
 
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
     """A dataset of the Hugging Face hub, ``owner/name``: from the local cache, else streamed from the network."""
@@ -47,7 +50,7 @@ class DataConfig(StrictModel):
     """For ``hub``: the configuration of the dataset."""
 
     split: str | None = None
-    """For ``hub``: the split; ``train`` where none is given."""
+    """For ``hub`` and ``name``: the split; ``train``, or the one of the catalogue, where none is given."""
 
     format: DataFormat = "auto"
     """How rows of a file are laid out; ``auto`` looks at the first row."""
@@ -72,12 +75,14 @@ class DataConfig(StrictModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> DataConfig:
-        given = [key for key in ("path", "tasks", "hub", "dataset") if getattr(self, key) is not None]
+        given = [key for key in ("path", "tasks", "name", "hub", "dataset") if getattr(self, key) is not None]
         if len(given) != 1:
-            raise ValueError("give either path or tasks or hub or dataset")
+            raise ValueError("give either path or tasks or name or hub or dataset")
         for key, sources in _ONLY_WITH.items():
             if getattr(self, key) not in (None, "auto", 1, {}) and given[0] not in sources:
                 raise ValueError(f"{key} is for {' and '.join(sources)}, not for {given[0]}")
+        if self.name is not None:
+            _require_in_catalogue(self.name)
         if self.tasks is not None and not self.tasks:
             raise ValueError("tasks is empty")
         if self.tasks is not None and self.num_examples is None:
@@ -85,6 +90,16 @@ class DataConfig(StrictModel):
         if self.dataset is not None and self.dataset_info is None:
             raise ValueError("dataset needs dataset_info, the path of a dataset_info.json")
         return self
+
+
+def _require_in_catalogue(name: str) -> None:
+    from gym_fed.data.catalogue import catalogue_entry
+    from gym_fed.errors import GymError
+
+    try:
+        catalogue_entry(name)
+    except GymError as error:
+        raise ValueError(f"{error.message}; {error.hint}") from error
 
 
 class DataSections(StrictModel):

@@ -1,4 +1,4 @@
 """Formats of datasets, one file each: how a raw row becomes a row of ``gym_fed.data.rows``, and back.
 
-Neighbours: imports labels, rows; imported by columns, dataset_info, reading, writing.
+Neighbours: imports labels, rows; imported by catalogue, columns, dataset_info, reading, writing.
 """

@@ -36,14 +36,15 @@ class RunRows:
 
 def rows_of_run(
     config: TrainingConfig,
-    dataset: Sequence[dict[str, Any]] | None,
-    eval_dataset: Sequence[dict[str, Any]] | None,
+    dataset: Sequence[dict[str, Any]] | str | None,
+    eval_dataset: Sequence[dict[str, Any]] | str | None,
     algorithm: Algorithm,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Training and held-out rows of the kind that the algorithm learns from."""
+    """Training and held-out rows of the kind that the algorithm learns from; a text is a name of the catalogue."""
     from gym_fed.data.rows import as_kind
     from gym_fed.training.rows.sources import rows_of, split_rows
 
+    dataset, eval_dataset = _named(dataset), _named(eval_dataset)
     rows = rows_of(config) if dataset is None else list(dataset)
     if eval_dataset is None and config.eval_split:
         rows, eval_dataset = split_rows(rows, config.eval_split, seed=config.seed)
@@ -54,6 +55,14 @@ def rows_of_run(
             raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
     held_out = None if eval_dataset is None else as_kind(eval_dataset, algorithm.row_kind)
     return as_kind(rows, algorithm.row_kind), held_out
+
+
+def _named(dataset: Sequence[dict[str, Any]] | str | None) -> Sequence[dict[str, Any]] | None:
+    if not isinstance(dataset, str):
+        return dataset
+    from gym_fed.data.catalogue import catalogue_rows
+
+    return [row for _, row in catalogue_rows(dataset)]
 
 
 def encode_run(

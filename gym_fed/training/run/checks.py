@@ -94,7 +94,7 @@ def check_inputs(config: TrainingConfig) -> None:
             ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"
         )
     for source in (*config.data, *config.eval_data):
-        if source.hub is None and not check_template(config, source_rows(source)):
+        if source.hub is None and source.name is None and not check_template(config, source_rows(source)):
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"data: {source.path or source.dataset} holds no rows",

@@ -1,0 +1,184 @@
+"""The catalogue: data sets of the Hugging Face hub by the names that people use, ``data: [{name: gsm8k}]``.
+
+The entries are facts in ``assets/catalogue.yaml``. What is not certain of a set is left out there, and shown as not
+stated: a licence is never guessed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.data.formats.base import BadRow, Raw, as_object
+from gym_fed.data.hub import hub_rows
+from gym_fed.data.reading import PlacedRow, converted
+from gym_fed.errors import ErrorCode, GymError
+
+FILE = Path(__file__).parents[1] / "assets" / "catalogue.yaml"
+_OWN_NAMES = {
+    "alpaca": ("instruction", "input", "output"),
+    "sharegpt": ("conversations",),
+    "messages": ("messages",),
+    "text": ("text",),
+}
+_MAY_LACK = ("input", "system", "tools", "images")
+
+
+class CatalogueEntry(StrictModel):
+    """One data set."""
+
+    hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
+    """Where it lies on the Hugging Face hub, ``owner/name``."""
+
+    llamafactory: str | None = None
+    """Instead of ``hub``: the file in ``data/`` of LLaMA-Factory's repository."""
+
+    subset: str | None = None
+    """Its configuration on the hub."""
+
+    subsets: list[str] = Field(default_factory=list)
+    """Several configurations, read one after the other."""
+
+    split: str | None = "train"
+    """The split that is read unless another is named; None where one has to be named."""
+
+    folder: str | None = None
+    """Only the files in this folder of it."""
+
+    files: list[str] = Field(default_factory=list)
+    """Only these files of it."""
+
+    format: Literal["alpaca", "sharegpt", "messages", "preference", "kto", "text"]
+    """How its rows are laid out; a name in ``gym_fed.kinds.FORMATS``."""
+
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Its columns, by the names of the format; others are not read. By default those that the format has itself."""
+
+    speakers: dict[str, str] = Field(default_factory=dict)
+    """Words for who speaks that the format does not know, and what they mean."""
+
+    licence: str | None = None
+    """SPDX identifier of the licence that its card states; None where it was not certain."""
+
+    rows: int | None = None
+    """Rows of the split, where certain."""
+
+    bytes: int | None = None
+    """Bytes of the split's texts unpacked, or of the file; where certain."""
+
+    pictures: str | None = None
+    """The pictures that its rows name, where they are no part of the set."""
+
+    about: str
+    """What it is."""
+
+    also: list[str] = Field(default_factory=list)
+    """Other names of it."""
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> CatalogueEntry:
+        if (self.hub is None) == (self.llamafactory is None):
+            raise ValueError("give either hub or llamafactory")
+        if self.format in ("preference", "kto") and not self.columns:
+            raise ValueError(f"{self.format} needs columns")
+        return self
+
+    @property
+    def read_columns(self) -> dict[str, str]:
+        """The columns that are read, by the names of the format."""
+        return self.columns or {name: name for name in _OWN_NAMES[self.format]}
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for people."""
+        return self.hub or f"LLaMA-Factory's data/{self.llamafactory}"
+
+
+@cache
+def catalogue() -> dict[str, CatalogueEntry]:
+    """Every entry, by name, in the order of the file."""
+    values = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return {str(name): CatalogueEntry.model_validate(value) for name, value in values.items()}
+
+
+def catalogue_entry(name: str) -> CatalogueEntry:
+    """The entry of that name, or with that other name.
+
+    Raises:
+        GymError: ``NOT_FOUND`` with the names that are near.
+    """
+    entries = catalogue()
+    by_name = entries | {other: entry for entry in entries.values() for other in entry.also}
+    if name not in by_name:
+        close = difflib.get_close_matches(name, by_name, n=3) or list(entries)[:8]
+        raise GymError(
+            ErrorCode.NOT_FOUND,
+            f"the catalogue has no data set {name!r}",
+            f"such as {', '.join(close)}; `gym data catalogue` lists them",
+        )
+    return by_name[name]
+
+
+def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow]:
+    """Rows of a data set of the catalogue.
+
+    Args:
+        name: In the catalogue.
+        split: Instead of the entry's own.
+
+    Raises:
+        GymError: ``NOT_FOUND``; ``USAGE`` for a set that is not on the hub, whose pictures lie elsewhere, or whose
+            split has to be named; see ``hub_rows`` for the others.
+    """
+    entry = catalogue_entry(name)
+    if entry.hub is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"data set {name!r} lies in LLaMA-Factory's repository, not on the hub",
+            "clone github.com/hiyouga/LLaMA-Factory and write "
+            f"data: [{{dataset: {name}, dataset_info: LLaMA-Factory/data}}]",
+        )
+    if entry.pictures is not None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"data set {name!r} names pictures that are no part of it: {entry.pictures}",
+            f"put them beside the set's file (hf download --repo-type dataset {entry.hub}) and name that with path",
+        )
+    wanted = split or entry.split
+    if wanted is None:
+        raise GymError(ErrorCode.USAGE, f"data set {name!r} has no split of its own", "name one with split")
+    subsets: list[str | None] = [*entry.subsets] or [entry.subset]
+    for subset in subsets:
+        raw = hub_rows(entry.hub, subset=subset, split=wanted, folder=entry.folder, files=entry.files)
+        yield from rows_of_entry(entry, raw)
+
+
+def rows_of_entry(entry: CatalogueEntry, raw: Iterator[tuple[str, Any]]) -> Iterator[PlacedRow]:
+    """Raw rows with the columns of ``entry`` as rows of ``gym_fed.data.rows``."""
+    columns = entry.read_columns
+
+    def rename(value: Any) -> Raw:
+        row = as_object(value)
+        missing = [theirs for ours, theirs in columns.items() if theirs not in row and ours not in _MAY_LACK]
+        if missing:
+            raise BadRow(f"has no column {missing[0]!r}", "the set has changed; name its columns with hub")
+        kept = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
+        if entry.speakers and isinstance(turns := kept.get("conversations"), list):
+            kept["conversations"] = [_spoken(turn, entry.speakers) for turn in turns]
+        return kept
+
+    return converted(raw, entry.format, rename)
+
+
+def _spoken(turn: Any, speakers: dict[str, str]) -> Any:
+    if not isinstance(turn, dict):
+        return turn
+    speaker = turn.get("from")
+    return {**turn, "from": speakers.get(str(speaker), speaker)}
