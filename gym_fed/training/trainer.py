@@ -29,7 +29,7 @@ from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.rows.batch_size import find_batch_size, known_sizes, remember_sizes
-from gym_fed.training.rows.run_rows import RunRows, encode_run, rows_of_run
+from gym_fed.training.rows.run_rows import RunRows, encode_run, has_held_out, rows_of_run
 from gym_fed.training.rows.template_date import templates_say
 from gym_fed.training.run.checks import check_config, check_graders
 from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
@@ -119,6 +119,12 @@ class Trainer:
                 ``CONFIG_INVALID`` before anything is written, but for what an optimiser finds in the model: before the
                 first step, and then another config may begin in the folder.
         """
+        if self.config.preprocess_only:
+            raise GymError(
+                ErrorCode.USAGE,
+                "preprocess_only: is set, so there is nothing to train",
+                "call gym_fed.training.rows.tokenized.preprocess(config), or set it to false",
+            )
         try:
             with rope_undone_on_error(None if self._given is None else self._given[0]):
                 self.result = self._run(dataset, eval_dataset, resume)
@@ -187,7 +193,7 @@ class Trainer:
         device, folder, begun = self._start_processes(config)
         with templates_say(begun):
             given = rows_of_run(config, dataset, eval_dataset, algorithm)
-            check_early_stopping(config, has_eval_data=bool(given[1]))
+            check_early_stopping(config, has_eval_data=has_held_out(config, given[1]))
             splitting = deepspeed_loading(config)
             model, tokenizer = self._load_model(config)
             rows = encode_run(config, algorithm, tokenizer, *given)

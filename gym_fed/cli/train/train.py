@@ -63,6 +63,9 @@ def train(
         if overwrite:
             RunFolder(settings.output_dir).delete()
         RunFolder(settings.output_dir).require_unfinished()
+    if settings.preprocess_only:
+        _preprocess(settings, as_json)
+        return
     if nproc is not None and nproc > 1:
         _in_processes(settings, nproc)
     err.print(f"loading {settings.model or 'a new model'} ...")
@@ -81,6 +84,23 @@ def train(
     out.print(learned(result))
     if settings.save_final:
         out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}")
+
+
+def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
+    """Encode the rows into ``tokenized_path`` and report what became of them."""
+    from gym_fed.training.rows.tokenized import preprocess
+
+    counts, eval_counts, index = preprocess(settings)
+    say = say_rows(settings.max_length)
+    say("data", counts)
+    if eval_counts is not None:
+        say("eval_data", eval_counts)
+    if as_json:
+        print_json({key: index[key] for key in ("counts", "eval_counts", "files")})
+        return
+    for name, sha256 in index["files"].items():
+        out.print(f"{settings.tokenized_path}/{name}: sha256 {sha256}")
+    out.print("train on them with the same file and: --set preprocess_only=false")
 
 
 def _require_plugins(config: Path, overrides: list[str]) -> None:

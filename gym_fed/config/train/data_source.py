@@ -120,6 +120,13 @@ class DataSections(StrictModel):
     eval_split: float = Field(default=0.0, ge=0)
     """Instead of ``eval_data``: so many rows of ``data`` (below 1: this share), drawn by ``seed``, are held out."""
 
+    tokenized_path: str | None = Field(default=None, min_length=1)
+    """A folder of encoded rows. Where it holds none, the run encodes its rows into it; later runs of the same tokenizer
+    and keys read them, and need no ``data``."""
+
+    preprocess_only: bool = False
+    """Stop when the rows are encoded into ``tokenized_path``: no model is loaded, and nothing is trained."""
+
     packing: bool | Literal["bfd"] | None = None
     """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd`` cuts
     none: whole rows share a row of ``max_length`` (best fit, decreasing), and do not see each other."""
@@ -151,6 +158,12 @@ class DataSections(StrictModel):
         ):
             return {**values, "assistant_only_loss": False}
         return values
+
+    @model_validator(mode="after")
+    def _preprocessed_rows_have_a_place(self) -> DataSections:
+        if self.preprocess_only and self.tokenized_path is None:
+            raise ValueError("preprocess_only: needs tokenized_path, the folder for the encoded rows")
+        return self
 
     @model_validator(mode="after")
     def _one_wish(self) -> DataSections:

@@ -46,6 +46,9 @@ class Algorithm(ABC):
     forgets: ClassVar[bool] = False
     """Whether rows of ``role: forget`` are unlearned; for the others that role is refused."""
 
+    keeps_encoded: ClassVar[bool] = True
+    """Whether a later run may read encoded rows (``tokenized_path``): tokens that depend on no second model."""
+
     packs: ClassVar[bool] = False
     """Whether whole rows may share a row of ``max_length`` (``packing: bfd``)."""
 

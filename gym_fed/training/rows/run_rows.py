@@ -13,6 +13,7 @@ from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.processes.group import on_main
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def rows_of_run(
     from gym_fed.data.rows import as_kind
     from gym_fed.training.rows.sources import rows_of, split_rows
 
+    if dataset is None and not config.data and has_encoded(config):
+        return [], None
     dataset, eval_dataset = _named(dataset), _named(eval_dataset)
     rows = rows_of(config) if dataset is None else list(dataset)
     if eval_dataset is None and config.eval_split:
@@ -72,13 +75,55 @@ def encode_run(
     data: list[dict[str, Any]],
     eval_data: list[dict[str, Any]] | None,
 ) -> RunRows:
-    """Rows of ``rows_of_run`` as the algorithm's trainer takes them."""
+    """Rows of ``rows_of_run`` as the trainer takes them; those of ``tokenized_path``, where it holds some."""
+    if config.tokenized_path is None:
+        return _encode(config, algorithm, tokenizer, data, eval_data)
+    from gym_fed.training.rows.tokenized import TokenizedRows
+
+    store = TokenizedRows(config.tokenized_path)
+    if not on_main(store.is_filled):
+        rows = _encode(config, algorithm, tokenizer, data, eval_data)
+        on_main(lambda: store.write(config, tokenizer, rows))
+        return rows
+    digests = _digests(data, eval_data, tokenizer) if data else None
+    encoded, eval_encoded, index = store.read(config, tokenizer, digests)
+    counts, eval_counts = index["counts"], index["eval_counts"]
+    held_out = None if eval_counts is None else RowCounts(**eval_counts)
+    return RunRows(encoded, eval_encoded, tuple(index["digests"]), RowCounts(**counts), held_out)
+
+
+def has_encoded(config: TrainingConfig) -> bool:
+    """Whether ``tokenized_path`` holds rows."""
+    from gym_fed.training.rows.tokenized import TokenizedRows
+
+    return config.tokenized_path is not None and TokenizedRows(config.tokenized_path).is_filled()
+
+
+def has_held_out(config: TrainingConfig, eval_data: Sequence[Any] | None) -> bool:
+    """Whether there are rows that judge the run: ``eval_data``, or those that were encoded before."""
+    from gym_fed.training.rows.tokenized import TokenizedRows
+
+    path = config.tokenized_path
+    return bool(eval_data) or (path is not None and TokenizedRows(path).has_held_out())
+
+
+def _encode(
+    config: TrainingConfig,
+    algorithm: Algorithm,
+    tokenizer: Any,
+    data: list[dict[str, Any]],
+    eval_data: list[dict[str, Any]] | None,
+) -> RunRows:
     encoded = algorithm.encode(config, tokenizer, data)
     judging = config.model_copy(update={"privacy": None})  # rows that only judge are not protected
     eval_encoded = eval_data and algorithm.encode(judging, tokenizer, eval_data)
-    digests = digest_of(data, tokenizer), None if eval_data is None else digest_of(eval_data, tokenizer)
+    digests = _digests(data, eval_data, tokenizer)
     eval_counts = None if eval_data is None else _counted(eval_encoded, eval_data)
     return RunRows(encoded, eval_encoded, digests, _counted(encoded, data), eval_counts)
+
+
+def _digests(data: Sequence[Any], eval_data: Sequence[Any] | None, tokenizer: Any) -> tuple[str, str | None]:
+    return digest_of(data, tokenizer), None if eval_data is None else digest_of(eval_data, tokenizer)
 
 
 def _counted(encoded: Any, given: Sequence[Any]) -> RowCounts:

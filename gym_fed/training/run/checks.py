@@ -32,6 +32,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     from gym_fed.training.processes.group import world_size
     from gym_fed.training.processes.sharding import check_distributed
     from gym_fed.training.rows.batch_size import check_batch_size
+    from gym_fed.training.rows.tokenized import check_tokenized
     from gym_fed.training.run.spikes import check_spikes
 
     pick_device(config.device)
@@ -46,6 +47,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     OPTIMIZERS.new(config.optimizer).check(config)
     check_spikes(config)
     check_batch_size(config)
+    check_tokenized(config)
     for name in config.tracking:
         ready_tracker(name)  # refuses one whose package is missing
     for feature in active_features(config).values():

@@ -30,6 +30,7 @@ _HINT = "choose a teacher of the student's family, or algorithm: sequence_distil
 class Distillation(Algorithm):
     """TRL's ``GKDTrainer`` on rows that are tokenised here; the teacher is a model name or folder."""
 
+    keeps_encoded = False  # they are compared with the teacher's words
     tried = "full; off-policy and on-policy"
     untried = "adapters"
 

@@ -25,6 +25,7 @@ class SequenceDistillation(Algorithm):
     untried = "adapters"
 
     row_kind = "prompt"
+    keeps_encoded = False
 
     def check(self, config: TrainingConfig) -> None:
         from gym_fed.models import resolve

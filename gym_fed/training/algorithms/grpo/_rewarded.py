@@ -22,6 +22,7 @@ _CHUNK_ROWS = 1000
 class Rewarded(Algorithm):
     """An algorithm that learns from graded answers to prompts. ``name`` is its section of the config."""
 
+    keeps_encoded = False
     name: ClassVar[str]
     row_kind: ClassVar[RowKind] = "prompt"
     needs_graders: ClassVar[bool] = True

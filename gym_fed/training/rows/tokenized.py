@@ -1,0 +1,258 @@
+"""``tokenized_path``: encoded rows in a folder, written by one run and read by later ones of its tokenizer and keys.
+
+::
+
+    train.jsonl, eval.jsonl    an encoded row a line
+    index.json                 written last: what made the rows, their counts, and the sha256 of each file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.chat_templates.choice import use_chat_template
+from gym_fed.data.encoded_cache import tokenizer_digest
+from gym_fed.data.row_counts import IGNORED, RowCounts
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.models import load_tokenizer
+from gym_fed.training.vision.conversations import is_processor, is_vision_model
+
+FORMAT_VERSION = 1
+"""Also counts the rules of encoding: rows that were kept under others are not read again."""
+
+_KEYS = (
+    "algorithm",
+    "max_length",
+    "packing",
+    "assistant_only_loss",
+    "mask_history",
+    "reasoning",
+    "eval_split",
+    "seed",
+)
+"""What decides, beside rows and tokenizer, how rows are encoded; seed: which rows are held out, and their order."""
+
+_INDEX = "index.json"
+_IMAGES = "the model reads images, which are prepared while training"
+_REMEDY = "set the keys that the rows were encoded with, or choose another tokenized_path"
+
+
+class TokenizedRows:
+    """The folder of ``config.tokenized_path``.
+
+    Args:
+        path: The folder; it need not be there.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def is_filled(self) -> bool:
+        return (self.path / _INDEX).is_file()
+
+    def has_held_out(self) -> bool:
+        """Whether rows to judge by are among them."""
+        return self.is_filled() and self.index()["eval_counts"] is not None
+
+    def index(self) -> dict[str, Any]:
+        """What stands in ``index.json``.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` when it cannot be read, or is of another version.
+        """
+        try:
+            found = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
+            if found["format"] != FORMAT_VERSION:
+                raise ValueError(
+                    f"it is of format {found['format']}, and this release reads {FORMAT_VERSION}"
+                )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"tokenized_path: {self.path / _INDEX} cannot be used: {error}",
+                f"delete {self.path}; the rows are encoded again",
+            ) from error
+        return dict(found)
+
+    def read(
+        self, config: TrainingConfig, tokenizer: Any, digests: tuple[str, str | None] | None
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Training rows, held-out rows (or None), and the index.
+
+        Args:
+            config: Its keys must be those of the run that wrote the folder.
+            tokenizer: It must encode as the one then did.
+            digests: Of the rows that ``data`` and ``eval_data`` name now; None when they name none.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` for other keys, another tokenizer or chat template; ``DATA_INVALID`` for other
+                rows; ``STATE_CORRUPT`` when files were changed.
+        """
+        index = self.index()
+        now = _made_by(config, tokenizer)
+        for key in now:
+            if (then := index["made_by"].get(key)) != now[key]:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"tokenized_path: {self._difference(key, then, now[key])}",
+                    _REMEDY,
+                )
+        if digests is not None and list(digests) != index["digests"]:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"tokenized_path: the rows that data and eval_data name are not those in {self.path}",
+                f"delete {self.path}, or remove data and eval_data: the encoded rows are enough",
+            )
+        size = len(tokenizer)
+        held_out = None if index["eval_counts"] is None else list(self._rows("eval.jsonl", index, size))
+        return list(self._rows("train.jsonl", index, size)), held_out, index
+
+    def write(self, config: TrainingConfig, tokenizer: Any, rows: Any) -> dict[str, Any]:
+        """Keep the ``RunRows`` of a run; returns the index.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` when the folder holds other files.
+        """
+        self.require_free()
+        self.path.mkdir(parents=True, exist_ok=True)
+        files = {"train.jsonl": rows.encoded, "eval.jsonl": rows.eval_encoded}
+        written = {name: self._write(name, part) for name, part in files.items() if part is not None}
+        index = {
+            "format": FORMAT_VERSION,
+            "made_by": _made_by(config, tokenizer),
+            "digests": list(rows.digests),
+            "counts": rows.counts.as_dict(),
+            "eval_counts": None if rows.eval_counts is None else rows.eval_counts.as_dict(),
+            "files": written,
+        }
+        write_atomically(self.path / _INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
+        fsync_folder(self.path)
+        return index
+
+    def require_free(self) -> None:
+        """Refuse a folder of other files.
+
+        Raises:
+            GymError: ``FILE_EXISTS``.
+        """
+        own = {"train.jsonl", "eval.jsonl", _INDEX}
+        found = sorted(file.name for file in self.path.glob("*") if file.name not in own)
+        if found:
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"tokenized_path: {self.path} is not empty ({found[0]}) and holds no encoded rows",
+                "choose an empty or new folder",
+            )
+
+    def _write(self, name: str, rows: Any) -> str:
+        data = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
+        write_atomically(self.path / name, data)
+        return hashlib.sha256(data).hexdigest()
+
+    def _rows(self, name: str, index: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
+        file = self.path / name
+        try:
+            data = file.read_bytes()
+            if hashlib.sha256(data).hexdigest() != index["files"][name]:
+                raise ValueError("its bytes have changed")
+            for number, line in enumerate(data.splitlines(), 1):
+                row = json.loads(line)
+                _require_tokens(row, size, number)
+                yield row
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"tokenized_path: {file} cannot be used: {error}",
+                f"delete {self.path}; the rows are encoded again",
+            ) from error
+
+    def _difference(self, key: str, then: Any, now: Any) -> str:
+        if key in ("tokenizer", "chat_template"):
+            what = "chat template" if key == "chat_template" else key
+            return f"the rows in {self.path} were encoded with another {what}"
+        return f"the rows in {self.path} were encoded with {key} {then!r}, and it is {now!r}"
+
+
+def check_tokenized(config: TrainingConfig) -> None:
+    """Refuse ``tokenized_path`` where rows are not tokens that a later run can read.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if config.tokenized_path is None:
+        return
+    problem = None
+    if not ALGORITHMS.type_of(config.algorithm).keeps_encoded:
+        problem = f"the rows of {config.algorithm} are made with a second model, or answered while training"
+    elif ALGORITHMS.type_of(config.algorithm).reads_images and config.model is not None:
+        problem = _IMAGES if is_vision_model(config.model) else None
+    if problem is not None:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {problem}", "remove the key")
+
+
+def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dict[str, Any]]:
+    """Encode the rows of ``config`` into its ``tokenized_path``; no model is loaded and nothing is trained.
+
+    A folder that holds them already is compared, and left as it is.
+
+    Returns:
+        The counts of training and held-out rows, and the index.
+
+    Raises:
+        GymError: ``USAGE`` without ``tokenized_path``; as ``TokenizedRows.read`` and ``write``.
+    """
+    from datetime import datetime
+
+    from gym_fed.training.rows.run_rows import encode_run, rows_of_run
+    from gym_fed.training.rows.template_date import templates_say
+    from gym_fed.training.run.checks import check_config
+
+    if config.tokenized_path is None:
+        raise GymError(ErrorCode.USAGE, "tokenized_path: not given", "name the folder for the encoded rows")
+    check_config(config)
+    algorithm, store = ALGORITHMS.new(config.algorithm), TokenizedRows(config.tokenized_path)
+    if not store.is_filled():
+        store.require_free()
+    tokenizer = use_chat_template(_tokenizer_of(config), config.chat_template)
+    with templates_say(datetime.now().isoformat(timespec="seconds")):
+        rows = encode_run(config, algorithm, tokenizer, *rows_of_run(config, None, None, algorithm))
+    return rows.counts, rows.eval_counts, store.index()
+
+
+def _tokenizer_of(config: TrainingConfig) -> Any:
+    if config.model_init is not None:
+        return load_tokenizer(config.model_init.tokenizer)
+    if config.model is None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "model: not given", "name the model whose tokenizer encodes the rows"
+        )
+    return load_tokenizer(config.model)
+
+
+def _made_by(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
+    """All that decides how rows are encoded, as JSON."""
+    if is_processor(tokenizer):
+        raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {_IMAGES}", "remove the key")
+    values = config.model_dump(mode="json")
+    template = tokenizer.chat_template or ""
+    return {
+        **{key: values[key] for key in _KEYS},
+        "privacy": config.privacy is not None,  # keeps rows that teach nothing
+        "chat_template": hashlib.sha256(template.encode()).hexdigest(),
+        "tokenizer": tokenizer_digest(tokenizer),
+    }
+
+
+def _require_tokens(row: dict[str, Any], size: int, number: int) -> None:
+    """Refuse a row with an id that the tokenizer has not."""
+    for key, ids in row.items():
+        holds_tokens = key == "labels" or (key.endswith("ids") and key != "position_ids")
+        if holds_tokens and not all(type(i) is int and (0 <= i < size or i == IGNORED) for i in ids):
+            raise ValueError(f"line {number}: {key} holds what is no token of the model")
