@@ -89,7 +89,9 @@ def validate_file(
     """Check a config without training: every key, whether model, rows and graders are there, and the machine."""
     from gym_fed.config.llamafactory.files import load_training_config
 
-    settings, notes = load_training_config(file, set_ or [], ignore_unsupported=ignore_unsupported)
+    settings, notes = load_training_config(
+        file, set_ or [], ignore_unsupported=ignore_unsupported, processes=None if schema_only else nproc
+    )
     if not schema_only:
         from gym_fed.training.run.checks import check_config, check_inputs
 

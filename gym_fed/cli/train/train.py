@@ -50,8 +50,11 @@ def train(
     """Train a model by a config file, ours or LLaMA-Factory's. The same command resumes a stopped run."""
     if not overwrite:
         _require_plugins(config, set_ or [])
-    settings, notes = load_training_config(config, set_ or [], ignore_unsupported=ignore_unsupported)
-    from gym_fed.training.processes.ranks import is_main
+    from gym_fed.training.processes.ranks import is_main, world_size
+
+    settings, notes = load_training_config(
+        config, set_ or [], ignore_unsupported=ignore_unsupported, processes=nproc or world_size()
+    )
 
     out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes prints
     for note in notes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from gym_fed.config.llamafactory.jobs import job_of
 from gym_fed.config.llamafactory.translate import translate
 from gym_fed.config.llamafactory.translation import is_llamafactory
 from gym_fed.config.train.training import TrainingConfig
@@ -14,9 +16,18 @@ from gym_fed.config.yaml.file import load_config, place_overrides, validate
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config, read_config_text
 from gym_fed.errors import ErrorCode, GymError
 
+_COMMANDS = {
+    "export": ("merges and exports a model", "gym export {}"),
+    "inference": ("answers with a model", "gym chat {0}, or gym api {0}"),
+}
+
 
 def load_training_config(
-    path: str | Path, overrides: Sequence[str] = (), *, ignore_unsupported: bool = False
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    ignore_unsupported: bool = False,
+    processes: int | None = None,
 ) -> tuple[TrainingConfig, list[str]]:
     """Read the config of a run.
 
@@ -24,6 +35,7 @@ def load_training_config(
         path: A YAML file of ours, or of LLaMA-Factory.
         overrides: ``a.b=value`` settings with our keys; they win over the file.
         ignore_unsupported: Ignore the keys that have no counterpart; the notes name them.
+        processes: How many will share the run; a LLaMA-Factory file shards nothing in one. None leaves it open.
 
     Returns:
         The config, and for a LLaMA-Factory file a line for every key that was left out.
@@ -42,10 +54,11 @@ def load_training_config(
         )
     if not is_llamafactory(given):
         return load_config(file, TrainingConfig, overrides), []
-    done = translate(given)
+    _require_training(file, given)
+    done = translate(given, processes)
 
     def at(key: str) -> str:
-        line, column = marks.get((key,), (1, 1))
+        line, column = _mark(marks, key)
         return f"{file}:{line}:{column}"
 
     lost = [f"{at(key)}: {key}: no counterpart: {why}" for key, why in done.lost.items()]
@@ -59,11 +72,29 @@ def load_training_config(
     values = done.values
     placed = place_overrides(values, overrides, TrainingConfig.renamed_keys)
     ours: dict[KeyPath, Mark] = {
-        key: marks[(origin,)]
-        for key, origin in done.origins.items()
-        if (origin,) in marks and key not in placed
+        key: _mark(marks, origin) for key, origin in done.origins.items() if key not in placed
     }
     return validate(values, TrainingConfig, str(file), ours, placed), [*lost, *notes]
+
+
+def _require_training(file: Path, given: dict[str, Any]) -> None:
+    """Refuse a file for another command.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    job = job_of(given)
+    if job in _COMMANDS:
+        what, command = _COMMANDS[job]
+        raise GymError(ErrorCode.USAGE, f"{file}: {what}, and gym train trains", command.format(file))
+
+
+def _mark(marks: dict[KeyPath, Mark], key: str) -> Mark:
+    """Where a key stands; ``peft_config.r`` within its section."""
+    path = tuple(key.split("."))
+    while path and path not in marks:
+        path = path[:-1]
+    return marks.get(path, (1, 1))
 
 
 def as_yaml(path: str | Path, *, ignore_unsupported: bool = False) -> tuple[str, list[str]]:

@@ -42,7 +42,7 @@ def translate_stage(translator: Translator) -> str:
         translator.lose("stage", f"{stage!r} is none of {', '.join(_ALGORITHMS)}")
         return stage
     if algorithm == "dpo":
-        algorithm = _preference(translator)
+        algorithm = translate_preference(translator)
     elif algorithm == "kto":
         translator.move("pref_beta", "kto.beta", 0.1)
         translator.move("kto_chosen_weight", "kto.desirable_weight")
@@ -61,7 +61,8 @@ def translate_stage(translator: Translator) -> str:
     return algorithm
 
 
-def _preference(translator: Translator) -> str:
+def translate_preference(translator: Translator) -> str:
+    """dpo, orpo or simpo, by ``pref_loss``; writes its section."""
     loss = str(translator.take("pref_loss", "sigmoid"))
     ftx = translator.take("pref_ftx", 0.0)
     if loss in ("orpo", "simpo"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +11,20 @@ from gym_fed.config.yaml.strict import KeyPath
 
 _MODEL = "model_name_or_path"
 _STAGE_KEYS = ("stage", "finetuning_type", "dataset_dir", "template", "do_train", "cutoff_len")
+_VERSION_1_KEYS = (
+    *("model_class", "train_dataset", "peft_config", "kernel_config", "dist_config", "quant_config"),
+    *("optim_config", "init_config", "micro_batch_size", "batching_strategy", "sample_backend"),
+)
 
 
 def is_llamafactory(values: dict[str, Any]) -> bool:
     """Whether a YAML file is LLaMA-Factory's: it names a model and a stage (or another key of theirs alone)."""
-    return _MODEL in values and any(key in values for key in _STAGE_KEYS)
+    return (_MODEL in values and any(key in values for key in _STAGE_KEYS)) or is_version_1(values)
+
+
+def is_version_1(values: dict[str, Any]) -> bool:
+    """Whether it is one of LLaMA-Factory's version 1, whose ``model`` is called as ours."""
+    return "model" in values and any(key in values for key in _VERSION_1_KEYS)
 
 
 @dataclass
@@ -91,6 +102,28 @@ class Translator:
     def untaken(self) -> list[str]:
         """Return the keys that nobody has taken, in the file's order."""
         return list(self._untaken)
+
+    def leave(
+        self, not_needed: Mapping[str, str], prefixes: Mapping[str, str], known: Iterable[str] = ()
+    ) -> None:
+        """Name what is left: a note for a key without need of a counterpart, a loss for an unknown one.
+
+        Args:
+            not_needed: Why, by key.
+            prefixes: Why, by what keys begin with.
+            known: Further keys that an unknown one may have been meant for.
+        """
+        names = [*not_needed, *known, *self.known]
+        for key in self.untaken():
+            why = not_needed.get(key) or next(
+                (text for start, text in prefixes.items() if key.startswith(start)), None
+            )
+            value = self.take(key)
+            if why is None:
+                close = difflib.get_close_matches(key, names, n=1)
+                self.lose(key, "unknown key" + (f" (did you mean {close[0]!r}?)" if close else ""))
+            elif value not in (None, False):
+                self.note(key, why)
 
 
 def names(value: Any) -> list[str]:

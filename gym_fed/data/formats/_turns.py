@@ -152,8 +152,9 @@ def _part(part: Any, images: list[Any]) -> Raw:
     if isinstance(text, str):
         return {"type": "text", "text": text}
     image: Any = None
-    if kind == "image_url" and isinstance(part.get("image_url"), dict):
-        image = part["image_url"].get("url")
+    if kind == "image_url":
+        place = part.get("image_url", part.get("value"))  # OpenAI's, and LLaMA-Factory's of version 1
+        image = place.get("url") if isinstance(place, dict) else place
     elif kind == "image":
         keys = ("image", "url", "path", "value")
         image = next((part[k] for k in keys if part.get(k)), None)

@@ -1,0 +1,82 @@
+"""Translates where rows come from, how they are cut and packed, and what writes conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gym_fed.config.llamafactory.translation import Translator, names
+from gym_fed.data.chat_templates.named import NAMED
+from gym_fed.errors import GymError
+
+
+def translate_rows(translator: Translator, algorithm: str) -> None:
+    folder = str(translator.take("dataset_dir", "data"))
+    most = translator.take("max_samples")
+    info = folder if folder.endswith(".json") else str(Path(folder) / "dataset_info.json")
+    for key, ours in (("dataset", "data"), ("eval_dataset", "eval_data")):
+        if translator.has(key):
+            limit = {} if most is None else {"num_examples": most}
+            sources = [
+                {"dataset": name, "dataset_info": info, **limit} for name in names(translator.take(key))
+            ]
+            translator.put(ours, sources, key)
+    if folder.startswith("REMOTE:") or folder == "ONLINE":
+        translator.lose("dataset_dir", "the file dataset_info.json is read from this machine")
+    media = translator.take("media_dir")
+    if media is not None and str(media) != folder:
+        translator.lose("media_dir", "images are found beside the file that names them")
+    held = translator.take("val_size", 0)
+    if held:
+        translator.put("eval_split", held, "val_size")
+    translator.lose_if("mix_strategy", "sources are joined", harmless=("concat",))
+    translator.move("cutoff_len", "max_length", 2048)
+    packing, neat = translator.take("packing"), translator.take("neat_packing", False)
+    if algorithm == "pretrain":
+        if packing is not None:
+            translator.put("packing", bool(packing), "packing")
+    elif algorithm != "sft":
+        for key, value in (("packing", packing), ("neat_packing", neat)):
+            if value:
+                translator.note(key, "only pre-training and sft read it")
+    elif packing or neat:
+        key = "neat_packing" if neat else "packing"
+        translator.put("packing", "bfd", key)
+        if not neat:
+            translator.note(key, "packed rows do not see each other here (LLaMA-Factory's neat_packing)")
+    for key in ("train_on_prompt", "mask_history"):
+        if translator.take(key, False) and algorithm == "sft":
+            translator.put(key, True, key)
+    _template(translator)
+
+
+def _template(translator: Translator) -> None:
+    """The names that we know write as there; others are left to a tokenizer that has a template."""
+    name = translator.take("template")
+    if name is None or name == "empty":
+        return
+    if name in NAMED:
+        translator.put("chat_template", name, "template")
+    elif _has_template(str(translator.result.values.get("model"))):
+        translator.note(
+            "template", f"{name!r} is not read; conversations are written by the tokenizer's own template"
+        )
+    else:
+        translator.lose(
+            "template",
+            f"{name!r} is unknown, and the tokenizer has no template; known are {', '.join(NAMED)}",
+        )
+
+
+def _has_template(model: str) -> bool:
+    """Whether a model that is on this machine has a chat template; False for one that is not here."""
+    from gym_fed.models import resolve
+
+    try:
+        folder = Path(resolve(model))
+    except GymError:
+        return True
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and bool(json.loads(settings.read_text(encoding="utf-8")).get("chat_template"))
