@@ -15,6 +15,7 @@ from gym_fed.cli.doctor import doctor
 from gym_fed.cli.grade import grade
 from gym_fed.cli.runs import app as runs_app
 from gym_fed.cli.soup.app import app as soup_app
+from gym_fed.cli.train.predict import predict
 from gym_fed.cli.train.train import train
 from gym_fed.cli.train.tune import tune
 from gym_fed.cli.variant.app import app as variant_app
@@ -36,6 +37,7 @@ def _options(version: VersionOption = False) -> None:
 
 
 app.command(cls=ReadsLlamaFactory)(train)
+app.command()(predict)
 app.command()(tune)
 app.command()(chat)
 app.command()(batch)

@@ -31,7 +31,7 @@ from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, re
 from gym_fed.training.rows.batch_size import find_batch_size, known_sizes, remember_sizes
 from gym_fed.training.rows.run_rows import RunRows, encode_run, has_held_out, rows_of_run
 from gym_fed.training.rows.template_date import templates_say
-from gym_fed.training.run.checks import check_config, check_graders
+from gym_fed.training.run.checks import check_config, check_graders, require_training
 from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
 from gym_fed.training.run.ending import make_result, save_result, settle_model
 from gym_fed.training.run.folder import RunFolder
@@ -119,12 +119,7 @@ class Trainer:
                 ``CONFIG_INVALID`` before anything is written, but for what an optimiser finds in the model: before the
                 first step, and then another config may begin in the folder.
         """
-        if self.config.preprocess_only:
-            raise GymError(
-                ErrorCode.USAGE,
-                "preprocess_only: is set, so there is nothing to train",
-                "call gym_fed.training.rows.tokenized.preprocess(config), or set it to false",
-            )
+        require_training(self.config)
         try:
             with rope_undone_on_error(None if self._given is None else self._given[0]):
                 self.result = self._run(dataset, eval_dataset, resume)

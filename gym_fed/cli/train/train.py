@@ -18,7 +18,7 @@ from gym_fed.config.schema.plugins import require_run_plugins
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import parse_overrides
 from gym_fed.config.yaml.strict import parse_config, read_config_text
-from gym_fed.console import err, out, print_json
+from gym_fed.console import err, out, print_json, print_result
 from gym_fed.kinds import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def train(
         if overwrite:
             RunFolder(settings.output_dir).delete()
         RunFolder(settings.output_dir).require_unfinished()
-    if settings.preprocess_only:
-        _preprocess(settings, as_json)
+    if settings.preprocess_only or settings.evaluate_only:
+        (_preprocess if settings.preprocess_only else _evaluate)(settings, as_json)
         return
     if nproc is not None and nproc > 1:
         _in_processes(settings, nproc)
@@ -104,6 +104,16 @@ def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
     for name, sha256 in index["files"].items():
         out.print(f"{settings.tokenized_path}/{name}: sha256 {sha256}")
     out.print("train on them with the same file and: --set preprocess_only=false")
+
+
+def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
+    """Print the figures of ``eval_data``, and what became of its rows."""
+    from gym_fed.training.evaluating import evaluate
+
+    err.print(f"loading {settings.model} ...")
+    figures, counts = evaluate(settings)
+    say_rows(settings.max_length)("eval_data", counts)
+    print_result(as_json, figures, *(f"{name:28} {value:.4f}" for name, value in figures.items()))
 
 
 def _require_plugins(config: Path, overrides: list[str]) -> None:

@@ -1,4 +1,4 @@
 """Schemas of `gym train` and `gym tune`: model, data, method, run.
 
-Neighbours: imports algorithms, hub, schema; imported by algorithms, hub, llamafactory, serving.
+Neighbours: imports algorithms, hub, schema; imported by algorithms, hub, llamafactory, predict, serving.
 """

@@ -100,6 +100,9 @@ class RunSections(StrictModel):
     eval_strategy: Cadence | None = None
     """``no`` leaves ``eval_data`` unused while training. By default ``steps`` with ``eval_steps``, else ``epoch``."""
 
+    evaluate_only: bool = False
+    """Train nothing: evaluate the model as it is on ``eval_data``, and write ``eval_results.json``."""
+
     reproducibility: Reproducibility = Field(default_factory=Reproducibility)
     early_stopping: EarlyStopping | None = None
     loss_spikes: LossSpikes | None = None

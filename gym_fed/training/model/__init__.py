@@ -1,4 +1,5 @@
 """The model of a run: loaded, made from nothing, held in few bits, saved.
 
-Neighbours: imports algorithms, features, processes, run, tuning, vision; imported by run, trainer, tuning.
+Neighbours: imports algorithms, features, processes, run, tuning, vision; imported by evaluating, run,
+trainer, tuning.
 """

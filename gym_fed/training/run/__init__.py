@@ -1,5 +1,6 @@
 """One run from its first step to its result: folder, loop, hooks, checks, recovery.
 
 Neighbours: imports active_features, algorithms, model, private, processes, rows, tuning, vision; imported by
-algorithms, features, model, optimizers, private, processes, rows, search, trainer, tuning, vision.
+algorithms, evaluating, features, model, optimizers, private, processes, rows, search, trainer, tuning,
+vision.
 """

@@ -54,6 +54,25 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
         feature.check(config)
 
 
+def require_training(config: TrainingConfig) -> None:
+    """Refuse to train by a config that asks for something else.
+
+    Raises:
+        GymError: ``USAGE`` naming what does that.
+    """
+    others = {
+        "preprocess_only": "gym_fed.training.rows.tokenized.preprocess",
+        "evaluate_only": "gym_fed.training.evaluating.evaluate",
+    }
+    for key, function in others.items():
+        if getattr(config, key):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{key}: is set, so there is nothing to train",
+                f"call {function}(config), or set it to false",
+            )
+
+
 def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
     """Refuse a run that needs rewards and has none, or two graders of one name.
 

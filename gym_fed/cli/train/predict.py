@@ -1,0 +1,53 @@
+"""`gym predict`: a model's answers to rows that have one, written down and compared with BLEU-4 and ROUGE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.cli.train.train import stop_on_ctrl_c
+from gym_fed.config.yaml.file import load_config
+from gym_fed.console import AsJson, err, print_result
+
+if TYPE_CHECKING:
+    from gym_fed.config.predict import PredictConfig
+
+
+def predict(
+    config: Annotated[Path, typer.Argument(help="A YAML file with model and eval_data.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer the rows of eval_data and compare the answers with theirs. The same command resumes a stopped run."""
+    from gym_fed.config.predict import PredictConfig
+
+    run_predict(load_config(config, PredictConfig, set_ or []), as_json)
+
+
+def run_predict(settings: PredictConfig, as_json: bool) -> None:
+    """Do what ``settings`` describe and print the figures."""
+    err.print(f"loading {settings.model} ...")
+    from gym_fed.evaluation.predictions import predict as answer
+
+    def show(done: int, total: int) -> None:
+        err.print(f"{done} of {total} rows are answered", style="dim")
+
+    with stop_on_ctrl_c(" with what is answered") as should_stop:
+        results: dict[str, Any] = answer(settings, on_answers=show, should_stop=should_stop)
+    dropped = results["predict_dropped"]
+    lines = [
+        f"{name.removeprefix('predict_'):10} {value:.4f}"
+        for name, value in results.items()
+        if "rouge" in name or "bleu" in name
+    ]
+    lost = "".join(f"; {count} dropped: {reason}" for reason, count in dropped.items())
+    print_result(
+        as_json,
+        results,
+        *lines,
+        f"{results['predict_samples']} of {results['predict_rows']} rows in {settings.output_dir}{lost}",
+    )

@@ -1,0 +1,70 @@
+"""The YAML of `gym predict`: which model answers which rows, and how it draws its answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.compute import Dtype
+from gym_fed.config.train.data_source import DataConfig
+
+_OF_DRAWING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+class PredictConfig(StrictModel):
+    """Everything that decides the answers. Names of drawing are those of transformers' ``generate``."""
+
+    model: str
+    """``gym-nano``, a model folder, a run folder, or a Hugging Face name that is in the local cache."""
+
+    adapter: str | Annotated[list[str], Field(min_length=1)] | None = None
+    """Adapters on ``model``, merged one after the other."""
+
+    eval_data: list[DataConfig] = Field(min_length=1)
+    """Rows that end with an answer: the model gets what stands before it."""
+
+    output_dir: Path = Path("runs/predict")
+    """Where ``generated_predictions.jsonl`` and ``predict_results.json`` go."""
+
+    chat_template: str | None = Field(default=None, min_length=1)
+    """As in a training config."""
+
+    enable_thinking: bool | None = None
+    """Given to the chat template, for models that think or not by it (Qwen3); None leaves it to the template."""
+
+    max_length: int = Field(default=1024, ge=2)
+    """Rows whose prompt has more tokens are dropped, and counted."""
+
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longer answers are cut."""
+
+    do_sample: bool = False
+    """Draw answers by ``seed``, instead of the likeliest token at each place."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """Draw from the likeliest so many tokens; 0 from all."""
+
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    num_beams: int = Field(default=1, ge=1)
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the answers that are written down and compared."""
+
+    batch_size: int = Field(default=8, ge=1)
+    """Prompts that are answered together."""
+
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    dtype: Dtype = "float32"
+    num_threads: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _settings_are_read(self) -> PredictConfig:
+        for key, default in _OF_DRAWING.items():
+            if not self.do_sample and getattr(self, key) != default:
+                raise ValueError(f"{key}: is read with do_sample: true only")
+        return self

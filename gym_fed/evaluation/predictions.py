@@ -1,0 +1,279 @@
+"""A model's answers to rows that have one, written down and compared: what `gym predict` does.
+
+::
+
+    generated_predictions.jsonl    {"prompt", "predict", "label"} a row, in the rows' order
+    predict_results.json           written last: mean figures, and what became of the rows
+    predict.json                   digests of what decides the answers, so that only the same run goes on
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.predict import PredictConfig
+from gym_fed.data.row_counts import IGNORED
+from gym_fed.data.rows import Row, place_of
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.text_similarity import similarity
+from gym_fed.files import append_lines, drop_torn_line, write_atomically
+
+ANSWERS, RESULTS, RUN = "generated_predictions.jsonl", "predict_results.json", "predict.json"
+OnAnswers = Callable[[int, int], None]
+"""Takes how many rows are answered, and of how many."""
+
+_FREE_KEYS = {"output_dir", "device", "num_threads"}
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A row as it is put to the model: ids of the prompt, the prompt as text, and the answer to compare with."""
+
+    ids: list[int]
+    prompt: str
+    label: str
+
+
+def predict(
+    config: PredictConfig,
+    *,
+    on_answers: OnAnswers | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
+    """Answer the rows of ``eval_data`` and write answers and figures into ``output_dir``.
+
+    A run that was stopped or killed goes on after its last whole batch; its answers are those of a run that was not.
+
+    Args:
+        config: What to do.
+        on_answers: Called after every batch.
+        should_stop: Called after every batch; True raises ``INTERRUPTED``.
+
+    Returns:
+        What ``predict_results.json`` holds.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` for a finished run or one of another config or other rows; ``DATA_INVALID`` when no
+            row can be answered; ``INTERRUPTED``; see ``load_model`` for the others.
+    """
+    import torch
+
+    from gym_fed.data.sources import source_rows
+
+    folder = config.output_dir
+    _require_unfinished(folder)
+    rows = [row for source in config.eval_data for _, row in source_rows(source)]
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    model, tokenizer = _load(config)
+    questions, dropped = _questions(config, tokenizer, rows)
+    done = _open(folder, config, questions)
+    began, first = time.monotonic(), done
+    for start in range(done, len(questions), config.batch_size):
+        batch = questions[start : start + config.batch_size]
+        answers = _answers(model, tokenizer, config, [question.ids for question in batch], start)
+        append_lines(folder / ANSWERS, (_line(*pair) for pair in zip(batch, answers, strict=True)))
+        done = start + len(batch)
+        if on_answers is not None:
+            on_answers(done, len(questions))
+        if should_stop is not None and done < len(questions) and should_stop():
+            raise GymError(
+                ErrorCode.INTERRUPTED,
+                f"stopped: {done} of {len(questions)} rows are answered in {folder}",
+                "the same command goes on",
+            )
+    figures = mean_similarity(folder / ANSWERS)
+    seconds = time.monotonic() - began
+    results: dict[str, Any] = {f"predict_{name}": value for name, value in figures.items()}
+    results |= {
+        "predict_samples": len(questions),
+        "predict_rows": len(rows),
+        "predict_dropped": dropped,
+        "predict_runtime": round(seconds, 4),
+        "predict_samples_per_second": round((len(questions) - first) / max(seconds, 1e-9), 4),
+    }
+    write_atomically(folder / RESULTS, f"{json.dumps(results, indent=4)}\n".encode())
+    return results
+
+
+def mean_similarity(file: Path) -> dict[str, float]:
+    """The means of ``text_similarity.similarity`` over a file of predictions."""
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    found = [similarity(line["predict"], line["label"]) for line in lines]
+    return {name: sum(one[name] for one in found) / len(found) for name in found[0]}
+
+
+def _load(config: PredictConfig) -> tuple[Any, Any]:
+    from gym_fed.data.chat_templates.choice import use_chat_template
+    from gym_fed.models import load_model
+
+    loaded = load_model(config.model, dtype=config.dtype, device=config.device)
+    model = loaded.model
+    for path in [config.adapter] if isinstance(config.adapter, str) else config.adapter or []:
+        model = _merged(model, path)
+    return model, use_chat_template(loaded.tokenizer, config.chat_template)
+
+
+def _merged(model: Any, path: str) -> Any:
+    from peft import PeftModel
+
+    from gym_fed.models import quiet_loading
+
+    if not (Path(path) / "adapter_config.json").is_file():
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"adapter: {path} holds no adapter_config.json",
+            "give a folder of an adapter",
+        )
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    with quiet_loading():
+        return PeftModel.from_pretrained(model, path).merge_and_unload().eval()
+
+
+def _questions(
+    config: PredictConfig, tokenizer: Any, rows: list[Row]
+) -> tuple[list[_Question], dict[str, int]]:
+    """The rows that can be answered, and how many cannot be for each reason."""
+    found: list[_Question] = []
+    dropped = {"without an answer": 0, "prompt longer than max_length": 0}
+    for number, row in enumerate(rows, 1):
+        question = _question(config, tokenizer, row, number)
+        if question is None:
+            dropped["without an answer"] += 1
+        elif len(question.ids) > config.max_length:
+            dropped["prompt longer than max_length"] += 1
+        else:
+            found.append(question)
+    dropped = {reason: count for reason, count in dropped.items() if count}
+    if not found:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"eval_data: none of the {len(rows)} rows can be answered: {reasons}",
+            "give rows that end with an answer, or raise max_length",
+        )
+    return found, dropped
+
+
+def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _Question | None:
+    from gym_fed.data.encoding import encode_one, prompt_ids, require_chat_template
+
+    if row.get("images"):
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{place_of(row, number)}: has pictures, and gym predict reads text",
+            "remove the row",
+        )
+    if "messages" in row:
+        messages = row["messages"]
+        if len(messages) < 2 or messages[-1]["role"] != "assistant":
+            return None
+        require_chat_template(tokenizer)
+        thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
+        ids = tokenizer.apply_chat_template(
+            messages[:-1], tools=row.get("tools"), add_generation_prompt=True, return_dict=True, **thinking
+        )["input_ids"]
+        labels = encode_one(tokenizer, row, mask_history=True)["labels"]
+        label = tokenizer.decode(
+            [i for i in labels if i != IGNORED], skip_special_tokens=config.skip_special_tokens
+        )
+    elif "completion" in row and isinstance(row.get("prompt"), str):
+        ids, label = prompt_ids(tokenizer, row["prompt"]), str(row["completion"])
+    else:
+        return None
+    return (
+        _Question(list(ids), tokenizer.decode(ids, skip_special_tokens=False), label)
+        if label.strip()
+        else None
+    )
+
+
+def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> int:
+    """Begin or go on in ``folder``; how many rows are answered there, in whole batches."""
+    values = config.model_dump(mode="json", exclude=_FREE_KEYS)
+    rows = hashlib.sha256()
+    for question in questions:
+        rows.update(json.dumps([question.ids, question.label]).encode() + b"\n")
+    now = {"config": values, "rows_sha256": rows.hexdigest()}
+    file = folder / RUN
+    if file.is_file():
+        then = json.loads(file.read_text(encoding="utf-8"))
+        if then != now:
+            keys = [key for key in values if then["config"].get(key) != values[key]]
+            what = f"with another {keys[0]}" if keys else "on other rows"
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{folder}: holds unfinished predictions {what}",
+                "choose another output_dir, or delete that folder",
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise GymError(
+            ErrorCode.FILE_EXISTS,
+            f"{folder}: is not empty and holds no predictions",
+            "choose another output_dir",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, f"{json.dumps(now)}\n".encode())
+    return _whole_batches(folder / ANSWERS, config.batch_size, len(questions))
+
+
+def _whole_batches(file: Path, size: int, total: int) -> int:
+    """How many lines may stay; those of a batch that was not written to its end go, for it is drawn as one."""
+    if not file.is_file():
+        return 0
+    drop_torn_line(file)
+    lines = file.read_bytes().splitlines(
+        keepends=True
+    )  # of bytes: a text's other line ends are no lines here
+    kept = len(lines) if len(lines) == total else len(lines) // size * size
+    if kept < len(lines):
+        write_atomically(file, b"".join(lines[:kept]))
+    return kept
+
+
+def _require_unfinished(folder: Path) -> None:
+    if (folder / RESULTS).is_file():
+        raise GymError(
+            ErrorCode.FILE_EXISTS, f"{folder}: holds finished predictions", "choose another output_dir"
+        )
+
+
+def _answers(
+    model: Any, tokenizer: Any, config: PredictConfig, prompts: list[list[int]], start: int
+) -> Iterator[str]:
+    """Answers to one batch, which are drawn by ``seed`` and the number of its first row."""
+    import torch
+    from transformers import set_seed
+
+    from gym_fed.training.run.job import padded
+
+    set_seed(config.seed + start)
+    width = max(map(len, prompts))
+    pad = tokenizer.pad_token_id or 0
+    device = next(model.parameters()).device
+    drawn = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=padded(prompts, pad, left=True).to(device),
+            attention_mask=padded([[1] * len(prompt) for prompt in prompts], 0, left=True).to(device),
+            max_new_tokens=config.max_new_tokens,
+            do_sample=config.do_sample,
+            num_beams=config.num_beams,
+            repetition_penalty=config.repetition_penalty,
+            pad_token_id=pad,
+            **(drawn if config.do_sample else dict.fromkeys(drawn)),
+        )
+    texts = tokenizer.batch_decode(out[:, width:], skip_special_tokens=config.skip_special_tokens)
+    return (str(text) for text in texts)
+
+
+def _line(question: _Question, answer: str) -> str:
+    values = {"prompt": question.prompt, "predict": answer, "label": question.label}
+    return json.dumps(values, ensure_ascii=False)

@@ -1,0 +1,95 @@
+"""``evaluate_only``: the figures of ``eval_data`` under a model as it is; nothing is trained."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.chat_templates.choice import use_chat_template
+from gym_fed.data.row_counts import RowCounts, counts_of
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.models import pick_device, quiet_loading
+from gym_fed.training.active_features import apply_features, featured
+from gym_fed.training.model.loading import load_for_training
+from gym_fed.training.processes.sharding import is_placed
+from gym_fed.training.run.checks import check_config
+from gym_fed.training.run.job import Job
+from gym_fed.training.trl_glue import unpatched_afterwards
+
+RESULTS = "eval_results.json"
+_TIMED = re.compile(r"runtime|per_second|_time$|num_tokens$")
+
+
+def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
+    """Evaluate a model on ``eval_data`` and write the figures into ``output_dir``.
+
+    Returns:
+        What ``eval_results.json`` holds: the figures that a run of this config logs at an evaluation (``eval_loss``,
+        ...), and ``eval_perplexity``; and what became of the rows.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` without ``eval_data`` or for an algorithm whose figures describe a training run;
+            ``FILE_EXISTS`` when ``output_dir`` holds figures; as ``Trainer.train`` for the others.
+    """
+    from transformers import PrinterCallback
+
+    from gym_fed.data.rows import as_kind
+    from gym_fed.training.rows.sources import rows_of
+
+    check_config(config)
+    algorithm, tuning = ALGORITHMS.new(config.algorithm), TUNING.new(config.finetuning)
+    _require_figures(config)
+    file = config.output_dir / RESULTS
+    if file.exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another output_dir")
+    rows = as_kind(rows_of(config, "eval_data"), algorithm.row_kind)
+    model, tokenizer = load_for_training(config)
+    tokenizer = use_chat_template(tokenizer, config.chat_template)
+    model = apply_features(model, config)
+    encoded = algorithm.encode(config, tokenizer, rows)
+    if not is_placed(model, config):
+        model = model.to(pick_device(config.device))
+    model = tuning.prepare(model, config).eval()
+    with (
+        quiet_loading(),
+        unpatched_afterwards(model),
+        featured(model, config),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        trainer = algorithm.build(Job(config, model, tokenizer, encoded, encoded, Path(scratch), []))
+        trainer.remove_callback(PrinterCallback)
+        found = trainer.evaluate()
+    figures = {
+        name: float(value) for name, value in found.items() if not _TIMED.search(name) and name != "epoch"
+    }
+    if algorithm.uses_model_loss:
+        figures["eval_perplexity"] = math.exp(min(figures["eval_loss"], 700.0))
+    counts = counts_of(encoded, len(rows))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written: dict[str, Any] = {**figures, "rows": counts.as_dict()}
+    write_atomically(file, f"{json.dumps(written, indent=4)}\n".encode())
+    return figures, counts
+
+
+def _require_figures(config: TrainingConfig) -> None:
+    kind = ALGORITHMS.type_of(config.algorithm)
+    problem = None
+    if not config.eval_data:
+        problem, remedy = "there are no rows to evaluate on", "add eval_data"
+    elif kind.uses_reference:
+        problem, remedy = (
+            f"{config.algorithm} compares a model with the one it starts from, which are the same",
+            "sft",
+        )
+    elif kind.task_type != "CAUSAL_LM" or not kind.keeps_encoded:
+        problem, remedy = f"{config.algorithm} has no figures of a model as it is", "sft"
+    if problem is not None:
+        hint = remedy if not config.eval_data else f"use algorithm: {remedy}"
+        raise GymError(ErrorCode.CONFIG_INVALID, f"evaluate_only: {problem}", hint)
