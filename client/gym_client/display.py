@@ -25,6 +25,7 @@ _SILENT_SECONDS = 1.5
 _TICK_SECONDS = 0.25
 _LABELS = {
     "fetch": "fetching",
+    "base": "base model",
     "train": "training",
     "distill": "distilling",
     "encode": "encoding",
@@ -199,7 +200,7 @@ class TerminalDisplay(Display):
             self._phase = phase
             self._task = self._bars.add_task(_LABELS.get(phase, phase), total=total, note="", amount="")
             self._bars.start()
-        in_bytes = phase in ("fetch", "upload")
+        in_bytes = phase in ("fetch", "base", "upload")
         amount = f"{readable_bytes(done)} of {readable_bytes(total)}" if in_bytes else f"{done}/{total}"
         self._bars.update(self._task, completed=done, total=total, amount=amount)
         if loss is not None:

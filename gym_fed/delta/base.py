@@ -47,15 +47,29 @@ def tensors_digest(model: nn.Module | Tensors) -> str:
     Hashed are, in order of name: the canonical JSON of ``[name, dtype, shape]``, its length before it as
     eight little-endian bytes, and the raw little-endian bytes of the tensor.
     """
-    import torch
-
     digest = hashlib.sha256()
     for name, tensor in model_tensors(model).items():
-        head = canonical_json([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-        digest.update(len(head).to_bytes(8, "little") + head)
-        if tensor.numel():
-            digest.update(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        _hash_tensor(digest, name, tensor)
     return f"sha256:{digest.hexdigest()}"
+
+
+def digests_by_tensor(model: nn.Module | Tensors) -> dict[str, bytes]:
+    """Sixteen bytes a parameter, of the sha256 of what ``tensors_digest`` hashes of it: to find one that differs."""
+    found = {}
+    for name, tensor in model_tensors(model).items():
+        digest = hashlib.sha256()
+        _hash_tensor(digest, name, tensor)
+        found[name] = digest.digest()[:16]
+    return found
+
+
+def _hash_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    import torch
+
+    head = canonical_json([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+    digest.update(len(head).to_bytes(8, "little") + head)
+    if tensor.numel():
+        digest.update(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 @dataclass(frozen=True)

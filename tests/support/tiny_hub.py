@@ -60,6 +60,7 @@ class TinyHub:
         """Further fields of its status: base model, recipe, sizes."""
         self.break_upload_after: int | None = None
         self.break_download_after: int | None = None
+        self.base: list[pb.BasePart] = []
         self.serve: Callable[[bytes], bytes] = lambda data: data
         self.announced_size: Callable[[int], int] = lambda size: size
 
@@ -127,6 +128,10 @@ class TinyHub:
             enrolment_work_bits=self.work_bits,
             **self.announces,
         )
+
+    def Base(self, request: Any, context: Any) -> Iterator[pb.BasePart]:
+        self._enter("Base", request, context, is_open=True)
+        yield from self.base
 
     def Enrol(self, request: Any, context: Any) -> pb.EnrolReply:
         self._enter("Enrol", request, context, is_open=True)

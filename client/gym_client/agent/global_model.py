@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NANO = "gym-nano"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
-_REMEDY = "give the folder of the federation's base with --model PATH"
-_REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --model PATH"
+_REMEDY = "give the folder of the federation's base with --base-model PATH"
+_REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --base-model PATH"
 
 
 class GlobalModel:
@@ -60,12 +60,16 @@ class GlobalModel:
     def require_base(self, digest: str, name: str) -> None:
         """Raise ``BASE_MISMATCH`` unless this is the federation's base."""
         if self.base.digest != digest:
-            raise GymError(
-                ErrorCode.BASE_MISMATCH,
-                f"the model {self.source!r} has digest {self.base.digest}, "
-                f"the federation's base {name!r} has {digest}",
-                _REMEDY,
-            )
+            raise self.mismatch(digest, name)
+
+    def mismatch(self, digest: str, name: str) -> GymError:
+        """That this is not the federation's base."""
+        return GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"the model {self.source!r} has digest {self.base.digest}, "
+            f"the federation's base {name!r} has {digest}",
+            _REMEDY,
+        )
 
     def version_spec(self, spec: TaskSpec) -> BaseSpec:
         """What a delta against the task's global version is made for."""
@@ -143,6 +147,13 @@ def global_model(source: str) -> GlobalModel:
         _loaded.clear()
         _loaded[source] = GlobalModel(source)
     return _loaded[source]
+
+
+def keep_model(model: GlobalModel, source: str) -> None:
+    """Take a model that is loaded already as this process's, under the name of the place where its files are now."""
+    model.source = source
+    _loaded.clear()
+    _loaded[source] = model
 
 
 def base_source(given: str | None, named: str) -> str:

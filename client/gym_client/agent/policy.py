@@ -35,6 +35,9 @@ class Policy(StrictModel):
     max_total_download_bytes: int | None = Field(default=None, ge=1)
     """Most bytes fetched in one run of ``join``: to join, and for all its rounds. None: no such limit."""
 
+    max_base_bytes: int = Field(default=64 << 30, ge=1)
+    """Most bytes of a base model that is fetched from a hub."""
+
     max_seconds: float = Field(default=4 * 3600.0, gt=0)
     """Longest training in one round. It stops there and the task is given back with an error."""
 
@@ -135,6 +138,23 @@ class Policy(StrictModel):
                     f"max_download_bytes of {self.max_download_bytes}",
                     "raise max_download_bytes in policy.yaml to allow it",
                 )
+
+    def check_base(self, num_bytes: int, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
+        """Raise ``POLICY_REFUSED`` when a base is too large to be fetched, or all that is to come with it.
+
+        Args:
+            num_bytes: Of the base, by the hub's own word.
+            join_bytes: To join, as in ``check_terms``.
+            round_bytes: For each further round, likewise.
+            rounds: How many are to come; None where nobody knows.
+        """
+        if num_bytes > self.max_base_bytes:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the hub's base has {num_bytes} bytes, over this machine's max_base_bytes of {self.max_base_bytes}",
+                "raise max_base_bytes in policy.yaml, or give your own copy with --base-model PATH",
+            )
+        self.check_total_download(num_bytes + join_bytes + (rounds or 0) * round_bytes)
 
     def check_update(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` when an update is larger than may leave this machine."""

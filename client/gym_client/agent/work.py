@@ -16,6 +16,7 @@ from gym_client.agent.hooks import Hooks, current_hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
+from gym_client.base.store import BaseStore
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_at
 from gym_client.privacy.book import PrivacyBook
@@ -106,7 +107,8 @@ def perform(
     policy.check(spec)
     data = load_data(setup.data, setup.data_format, setup.columns)
     folder = TaskFolder(home.task_folder(message_id))
-    source = base_source(setup.model, spec.base_model)
+    fetched = BaseStore(home).find(spec.base_digest)
+    source = base_source(setup.model or fetched, spec.base_model)
     named = {"columns": setup.columns} if setup.columns else {}
     folder.begin(spec, {"data": data.digest, "device": setup.device, "model": source, **named})
     done = folder.renewed(spec, key_at(home, spec.server))

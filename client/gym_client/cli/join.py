@@ -13,7 +13,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gym_client.agent.data import Data, load_data
-from gym_client.agent.global_model import base_source, needs_a_look
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup
 from gym_client.display import Display
@@ -31,6 +30,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
     from gym_client.agent.agent import AgentResult
+    from gym_client.base.offer import BaseOffer
     from gym_client.cli.offer import Offer
     from gym_client.ledger.restored import Loss
 
@@ -48,6 +48,10 @@ class Consent:
 
     def local_copy(self, name: str) -> bool:
         """Whether to read the local copy of a base model that only the hub has named, to work out the terms."""
+        raise NotImplementedError
+
+    def base(self, offer: BaseOffer) -> bool:
+        """Whether to fetch a base that this machine lacks, and to be enrolled for that."""
         raise NotImplementedError
 
     def offer(self, offer: Offer) -> bool:
@@ -153,7 +157,14 @@ class _Joining:
             status, offer = self._terms(client, data)
             self._display.busy("")
             if not self._consent.offer(offer):
-                raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the terms were not accepted")
+                known = (
+                    f"this key is enrolled there; to withdraw it: gym-client leave --server {client.address}"
+                )
+                raise GymError(
+                    ErrorCode.PERMISSION_DENIED,
+                    "not joined: the terms were not accepted",
+                    known if client.pin.contributor else "",
+                )
             self._enter(client, status)
             return self._work(client, status)
 
@@ -190,30 +201,34 @@ class _Joining:
         self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes, rounds)
         check_promises(self._policy, Promises.parse(status.privacy_json))
         require_rows(data, recipe)
-        given = self._setup.model
-        source = base_source(given, status.base_model)
-        self._display.busy("")
-        if needs_a_look(given, status.base_model) and not self._consent.local_copy(source):
-            raise GymError(
-                ErrorCode.PERMISSION_DENIED,
-                f"not joined: the local copy of {source} is not to be read",
-                "give the folder of the federation's base with --model PATH",
-            )
-        self._display.busy(f"loading {source} to work out the terms")
-        from gym_client.agent.global_model import global_model
+        from gym_client.cli.base import BaseFinder
 
-        offer = make_offer(
-            client, status, global_model(source), data, self._setup, self._name, self._options.rounds
+        finder = BaseFinder(
+            self._home,
+            client,
+            status,
+            self._policy,
+            self._consent,
+            self._display,
+            self._stop,
+            lambda action: self._retrying(client, action),
+            lambda: self._enrol(client),
+            self._options.rounds,
         )
+        model = finder.find(self._setup.model)
+        offer = make_offer(client, status, model, data, self._setup, self._name, self._options.rounds)
         offer.check(self._policy)
         return status, offer
 
     def _enter(self, client: HubClient, status: pb.StatusReply) -> None:
         self._display.busy(f"enrolling at {client.address}")
-        self._going_on(client, lambda: self._retrying(client, lambda: self._log_in(client)))
+        self._enrol(client)
         _remember(self._home, self._setup, self._options, client.address)
         joined = f"joined {status.name} as {client.pin.contributor}"
         self._display.report("joined", joined, contributor=client.pin.contributor)
+
+    def _enrol(self, client: HubClient) -> None:
+        self._going_on(client, lambda: self._retrying(client, lambda: self._log_in(client)))
 
     def _work(self, client: HubClient, status: pb.StatusReply) -> AgentResult:
         self._display.busy("loading the trainer")

@@ -60,7 +60,9 @@ def join(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Folder of the base model, if its name is not found.", show_default=False),
+        typer.Option(
+            "--base-model", "--model", help="Folder of the base model, where you have it.", show_default=False
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Shown to the coordinator.", show_default="your id")
@@ -71,7 +73,7 @@ def join(
         int | None, typer.Option(min=1, help="Leave after so many.", show_default=False)
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Accept the terms, and a new server's key.")
+        bool, typer.Option("--yes", "-y", help="Accept the terms, a new server's key, and to fetch the base.")
     ] = False,
     fingerprint: Annotated[
         str | None, typer.Option(help="The server's key, sha256:...", show_default=False)

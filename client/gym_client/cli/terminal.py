@@ -17,6 +17,7 @@ from gym_fed.tables import TextTable
 from gym_fed.text import plain, readable_bytes
 
 if TYPE_CHECKING:
+    from gym_client.base.offer import BaseOffer
     from gym_client.cli.offer import Offer
     from gym_client.ledger.restored import Loss
 
@@ -59,7 +60,17 @@ class TerminalConsent(Consent):
         return self._ask(
             f"The hub trains {name}. Read your local copy of it, if there is one, to work out the terms?",
             f"the hub names the base model {name}, and reading a local copy needs your consent",
-            "--model PATH, or --yes",
+            "--base-model PATH, or --yes",
+        )
+
+    def base(self, offer: BaseOffer) -> bool:
+        if self._as_json:
+            self._write({"event": "base-offer", **offer.to_dict()})
+        else:
+            for line in offer.lines():
+                err.print(plain(line, MAX_TERM))
+        return self._ask(
+            "Fetch it?", "fetching the hub's base needs your consent", "--base-model PATH, or --yes"
         )
 
     def offer(self, offer: Offer) -> bool:

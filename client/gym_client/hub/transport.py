@@ -34,7 +34,16 @@ _MIN_SECONDS_LEFT = 60
 _SLOWEST_BYTES_PER_SECOND = 32 << 10
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 """What a call ends with, and no word of ours, when the hub dies under it."""
-_OPEN_CALLS = ("Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof", "RotateKey", "RevokeKey")
+_OPEN_CALLS = (
+    "Status",
+    "Base",
+    "Enrol",
+    "Authenticate",
+    "LedgerHeads",
+    "LedgerProof",
+    "RotateKey",
+    "RevokeKey",
+)
 
 
 class HubClient:

@@ -1,4 +1,4 @@
 """The home folder, its keys, and which hubs are trusted at which address.
 
-Neighbours: imports none; imported by agent, app, cli, hub, ledger, privacy, variants.
+Neighbours: imports none; imported by agent, app, base, cli, hub, ledger, privacy, variants.
 """

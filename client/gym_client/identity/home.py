@@ -24,7 +24,7 @@ class Home:
     """Everything a contributor keeps on disk.
 
     ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``settings.json``, ``policy.yaml`` (optional), ``servers/``,
-    ``objects/``, ``tasks/``, ``residuals/``, ``receipts.jsonl``. Open one with ``Home.open``.
+    ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``receipts.jsonl``. Open one with ``Home.open``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,6 +71,11 @@ class Home:
     def objects(self) -> Path:
         """Cache of objects, each named by its sha256."""
         return self._made("objects")
+
+    @property
+    def bases(self) -> Path:
+        """Base models that were fetched from hubs."""
+        return self._made("bases")
 
     @property
     def servers(self) -> Path:

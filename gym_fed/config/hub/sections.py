@@ -167,6 +167,9 @@ class ServerSections(StrictModel):
     """host:port that invites carry, when it differs from ``listen``."""
     base_model: str = "gym-nano"
     """``gym-nano``, a model folder, or a hub name that is on this machine."""
+    serve_base: bool | Literal["auto"] = "auto"
+    """Whether contributors who lack the base can fetch it here. ``auto``: when its model card has a licence that lets
+    everybody pass it on (``gym_fed.base_files.REDISTRIBUTABLE``)."""
     enrolment: EnrolmentConfig = EnrolmentConfig()
     rounds: RoundsConfig = RoundsConfig()
     recipe: TrainingRecipe = TrainingRecipe()

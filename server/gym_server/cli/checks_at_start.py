@@ -20,6 +20,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_fed.system_errors import system_error
+from gym_server.base.served import ServedBase, record_tensors
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
@@ -100,6 +101,8 @@ def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
     """Whether the base is there with the weights that the federation began with, and can read the held-out rows."""
     with _about("base_model"):
         model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+        ServedBase(fed)
+    record_tensors(fed, model.model)
     if not heldout:
         return []
     longest = fed.config.gate.max_length

@@ -152,6 +152,7 @@ class _Server:
         on_listening(self._fed, port)
         downloads = Downloads(self._fed)
         log.log(logging.WARNING if downloads.form.form == "values" else logging.INFO, "%s", downloads.line())
+        log.info("%s", hub.base.line())
         done = asyncio.Event()
         thread = threading.Thread(target=self._run_strategy, args=(loop, done), name="strategy", daemon=True)
         thread.start()

@@ -29,7 +29,16 @@ from gym_server.store.away import StoreAway
 
 log = logging.getLogger("gym_server")
 
-OPEN_METHODS = {"Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof", "RotateKey", "RevokeKey"}
+OPEN_METHODS = {
+    "Status",
+    "Base",
+    "Enrol",
+    "Authenticate",
+    "LedgerHeads",
+    "LedgerProof",
+    "RotateKey",
+    "RevokeKey",
+}
 LEFT_METHODS = {"Account", "Ledger", "Transfer"}
 """What an account that has left may still call: what it earned stays its own."""
 LONG_METHODS = {"Work"}

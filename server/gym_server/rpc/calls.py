@@ -14,6 +14,7 @@ from gym_fed.ledger.entries import Entry
 from gym_fed.wire.limits import PROTOCOL
 from gym_fed.wire.protocol import require_contributor
 from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.base.served import ServedBase
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
@@ -32,6 +33,7 @@ class CallsBesideRounds:
 
     _fed: Federation
     _downloads: Downloads
+    base: ServedBase
     _enrolments: EnrolmentLimits
     finished: asyncio.Event
 
@@ -75,7 +77,12 @@ class CallsBesideRounds:
             restored_json=fed.ledger.statements(),
             protocol=PROTOCOL,
             enrolment_work_bits=fed.accounts.work_bits,
+            base_json=self.base.offer_json(),
         )
+
+    async def Base(self, request: pb.BaseRequest, context: Any) -> AsyncIterator[pb.BasePart]:
+        for part in await asyncio.to_thread(self.base.parts):
+            yield part
 
     async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:
         require_contributor(request.protocol)

@@ -19,6 +19,7 @@ from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.text import plain, whole_number
 from gym_fed.wire.limits import KEEPALIVE_SECONDS
 from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.base.served import ServedBase
 from gym_server.federation import RUN_ID, Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rewards.reputations import rewards_of
@@ -42,6 +43,7 @@ class Hub(CallsBesideRounds):
         self._fed = federation
         self._wakeups = wakeups
         self._downloads = Downloads(federation)
+        self.base = ServedBase(federation)
         self._enrolments = EnrolmentLimits(
             federation.config.limits.enrolments_per_minute, federation.config.enrolment.policy == "open"
         )
@@ -123,9 +125,10 @@ class Hub(CallsBesideRounds):
         return await self._transfers.receive(session.contributor, chunks, check)
 
     async def Download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadChunk]:
-        path = await asyncio.to_thread(
-            self._transfers.readable, current_session().contributor, request.sha256
-        )
+        contributor = current_session().contributor
+        path = self.base.path_of(request.sha256)
+        if path is None:
+            path = await asyncio.to_thread(self._transfers.readable, contributor, request.sha256)
         size = path.stat().st_size
         if request.offset > size:
             raise GymError(ErrorCode.USAGE, f"offset {request.offset} is beyond the object's {size} bytes")

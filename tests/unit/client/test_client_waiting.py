@@ -37,6 +37,9 @@ class Yes(Consent):
     def local_copy(self, name: str) -> bool:
         return True
 
+    def base(self, offer: object) -> bool:
+        return True
+
     def offer(self, offer: object) -> bool:
         return True
 

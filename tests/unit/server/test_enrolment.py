@@ -52,6 +52,9 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
 class Nobody(Consent):
     """Is not to be asked about terms."""
 
+    def base(self, offer: Any) -> bool:
+        raise AssertionError("asked for consent")
+
     def offer(self, offer: Any) -> bool:
         raise AssertionError("asked for consent")
 

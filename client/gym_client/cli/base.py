@@ -1,0 +1,197 @@
+"""The base of a hub on this machine: the contributor's folder, what was fetched before, a local copy, or an offer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from gym_client.agent.global_model import GlobalModel, base_source, global_model, keep_model, needs_a_look
+from gym_client.agent.policy import Policy
+from gym_client.base.fetching import fetch_files
+from gym_client.base.listing import differences, read_listing
+from gym_client.base.offer import BaseOffer, require_digest
+from gym_client.base.store import BaseStore
+from gym_client.base.weights import require_own_weights
+from gym_client.cli.offer import bytes_to_join, rounds_to_come
+from gym_client.display import Display
+from gym_client.hub.traffic import Traffic
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+T = TypeVar("T")
+
+_LACKING = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.BASE_MISMATCH)
+_OWN = "give the folder of the federation's base with --base-model PATH"
+
+
+class Retrying(Protocol):
+    """Repeats an action while the hub is away."""
+
+    def __call__(self, action: Callable[[], T], /) -> T:
+        """What the action returned."""
+        ...
+
+
+class BaseConsent(Protocol):
+    """The part of ``gym_client.cli.join.Consent`` that is about the base."""
+
+    def local_copy(self, name: str) -> bool:
+        """Whether to read the local copy of a base model that only the hub has named."""
+        ...
+
+    def base(self, offer: BaseOffer) -> bool:
+        """Whether to fetch a base that this machine lacks, and to be enrolled for that."""
+        ...
+
+
+class BaseFinder:
+    """Finds the base that a hub's status names, or fetches it after a yes.
+
+    Args:
+        home: Keeps what is fetched.
+        client: The hub.
+        status: Its status.
+        policy: Limits on what is fetched.
+        consent: How a person says yes.
+        display: Shows how far it is.
+        stop: Ends a download where it is.
+        retrying: Repeats calls while the hub is away.
+        log_in: Enrols where that is still to be done, and opens a session.
+        rounds: How many rounds are wanted; None for all.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        client: HubClient,
+        status: pb.StatusReply,
+        policy: Policy,
+        consent: BaseConsent,
+        display: Display,
+        stop: threading.Event,
+        retrying: Retrying,
+        log_in: Callable[[], None],
+        rounds: int | None,
+    ) -> None:
+        self._client, self._status, self._policy = client, status, policy
+        self._consent, self._display, self._stop = consent, display, stop
+        self._retrying, self._log_in, self._rounds = retrying, log_in, rounds
+        self._home, self._store = home, BaseStore(home)
+        self._digest = require_digest(status.base_digest)
+
+    def find(self, given: str | None) -> GlobalModel:
+        """The base, loaded and checked.
+
+        Args:
+            given: ``--base-model``, now or the last time: then nothing else is looked at.
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` naming what differs; ``MODEL_NOT_FOUND`` where the hub offers nothing;
+                ``PERMISSION_DENIED`` when the person declines; and as ``fetch_files``.
+        """
+        named = self._status.base_model
+        if given is not None:
+            return self._load(given)
+        if not needs_a_look(given, named):
+            base_source(given, named)
+        try:
+            if (fetched := self._store.find(self._digest)) is not None:
+                return self._load(fetched)
+            if self._store.is_begun(self._digest):
+                raise GymError(ErrorCode.MODEL_NOT_FOUND, f"the base {named!r} has come in part", _OWN)
+            return self._local_copy(named)
+        except GymError as error:
+            damaged = fetched is not None and error.code in (*_LACKING, ErrorCode.MODEL_INVALID)
+            offer = BaseOffer.of(self._status) if damaged or error.code in _LACKING else None
+            if offer is None or not offer.num_files:
+                raise
+            if damaged:
+                self._display.report("base-damaged", f"{error.message}; what is damaged is fetched again")
+            return self._fetch(offer, again=damaged)
+
+    def _local_copy(self, named: str) -> GlobalModel:
+        """What is here under the hub's name, looked at after a yes."""
+        source = base_source(None, named)
+        self._display.busy("")
+        if needs_a_look(None, named) and not self._consent.local_copy(source):
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED, f"not joined: the local copy of {source} is not to be read", _OWN
+            )
+        return self._load(source)
+
+    def _load(self, source: str) -> GlobalModel:
+        self._display.busy(f"loading {source} to work out the terms")
+        model = global_model(source)
+        if model.base.digest != self._digest:
+            raise self._other(model, source)
+        return model
+
+    def _other(self, model: GlobalModel, source: str) -> GymError:
+        """That a model is not the federation's base, and where they differ, as far as the hub says it."""
+        from gym_fed.delta.base import digests_by_tensor
+        from gym_fed.models import resolve
+
+        try:
+            listing = self._retrying(lambda: read_listing(self._client))
+            details = differences(listing, digests_by_tensor(model.model), Path(resolve(source)))
+        except GymError as error:  # a hub of before has no such list; what is refused stays refused
+            details = f"where they differ is not known: {error.message}"
+        refusal = model.mismatch(self._digest, self._status.base_model)
+        return GymError(
+            refusal.code, f"{refusal.message}: {details}" if details else refusal.message, refusal.hint
+        )
+
+    def _fetch(self, offer: BaseOffer, again: bool) -> GlobalModel:
+        status, rounds = self._status, rounds_to_come(self._status, self._rounds)
+        join_bytes = bytes_to_join(self._client, status)
+        self._policy.check_base(offer.size_bytes, join_bytes, status.round_download_bytes, rounds)
+        self._display.busy("")
+        if not self._consent.base(offer):
+            raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
+        self._display.busy(f"enrolling at {self._client.address}, to fetch the base")
+        self._log_in()
+        listing = self._retrying(lambda: read_listing(self._client))
+        listing.require(offer.listing_sha256, offer.size_bytes)
+        if again:
+            self._store.reopen(self._digest)
+        folder = self._store.partial(self._digest)
+        self._display.busy("comparing with what has come already")
+        traffic = Traffic(self._home, self._client.pin.server)
+        try:
+            fetch_files(
+                self._client,
+                folder,
+                listing.files,
+                self._retrying,
+                lambda done, total: self._display.progress("base", done, total, None),
+                self._stop.is_set,
+                traffic.count_down,
+            )
+        finally:
+            traffic.save()
+        return self._checked(folder, [file.name for file in listing.files])
+
+    def _checked(self, folder: Path, names: list[str]) -> GlobalModel:
+        """Load what has come; it takes its place only if it is the base."""
+        self._display.busy("checking the base")
+        require_own_weights(folder, names)
+        model = GlobalModel(str(folder))
+        if model.base.digest != self._digest:
+            self._store.drop(self._digest)
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the files that {self._client.address} serves are a model with digest {model.base.digest}, not its "
+                f"base {self._digest}; they are deleted",
+                "its software is broken or hostile: report it to the coordinator",
+            )
+        failpoint("client-base-checked")
+        place = self._store.adopt(self._digest)
+        keep_model(model, str(place))
+        self._display.report("base", f"the base is in {place}", folder=os.fspath(place))
+        return model

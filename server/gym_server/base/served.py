@@ -1,0 +1,166 @@
+"""Which files of its base a hub serves, if any, and what it says about them before anybody joins.
+
+A file of the base is an object like any other: named by sha256, fetched by ``Download`` with an account's session,
+under the account's limits. It is read where it lies. A contributor checks every file, and the digest of all tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from gym_fed.base_files import (
+    REDISTRIBUTABLE,
+    BaseFile,
+    check_listing,
+    licence_of,
+    listing_sha256,
+    names_in,
+)
+from gym_fed.delta.base import digests_by_tensor
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
+from gym_fed.models import NANO, resolve
+from gym_fed.text import plain, readable_bytes
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.federation import Federation
+
+_PARTS = 1_000
+"""Files or tensors in one message: far below its cap."""
+_PUBLIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
+
+
+class ServedBase:
+    """The base of one hub, as contributors may fetch it.
+
+    Attributes:
+        files: Those that are served; none where nothing is.
+        licence: As the model card writes it; empty where it says nothing.
+        why_not: Why nothing is served; empty where something is.
+        public_name: On the Hugging Face Hub, where the config names the base so.
+        commit: Of the files there that this hub has.
+    """
+
+    def __init__(self, fed: Federation) -> None:
+        """Find out what may be served; hashes the files of the base, those that changed since the last time.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` for ``serve_base: true`` with a base that cannot travel.
+        """
+        self._fed = fed
+        self.files: tuple[BaseFile, ...] = ()
+        self.licence = self.why_not = self.public_name = self.commit = ""
+        self._paths: dict[str, Path] = {}
+        self._parts: list[pb.BasePart] | None = None
+        named = fed.config.base_model
+        if named == NANO:
+            self.why_not = f"{NANO} comes with gym-fed"
+            return
+        try:
+            folder = Path(resolve(named))
+        except GymError as error:
+            self._cannot(error)
+            return
+        self.licence = licence_of(folder)
+        if not Path(named).expanduser().is_dir() and _PUBLIC.fullmatch(named):
+            self.public_name = named
+            self.commit = folder.name if _COMMIT.fullmatch(folder.name) else ""
+        if fed.config.serve_base is False:
+            self.why_not = "serve_base is false"
+        elif fed.config.serve_base == "auto" and self.licence not in REDISTRIBUTABLE:
+            said = (
+                f"its licence is {plain(self.licence, 80)}"
+                if self.licence
+                else "its model card names no licence"
+            )
+            self.why_not = f"{said}; set serve_base: true if you may pass the base on"
+        else:
+            self._take(folder)
+
+    def path_of(self, sha256: str) -> Path | None:
+        """The file of the base with this sha256, if it is served."""
+        return self._paths.get(sha256)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files that are served."""
+        return sum(file.size_bytes for file in self.files)
+
+    def offer_json(self) -> str:
+        """``StatusReply.base_json``; empty where there is nothing to offer."""
+        if not self.files and not self.public_name:
+            return ""
+        offer: dict[str, Any] = {"licence": self.licence}
+        if self.files:
+            offer |= {
+                "bytes": self.num_bytes,
+                "files": len(self.files),
+                "listing_sha256": listing_sha256(self.files),
+            }
+        if self.public_name:
+            offer |= {"public_name": self.public_name, "commit": self.commit}
+        return json.dumps(offer)
+
+    def parts(self) -> list[pb.BasePart]:
+        """The answer to ``Base``."""
+        if self._parts is None:
+            files = [pb.BaseFile(name=f.name, size_bytes=f.size_bytes, sha256=f.sha256) for f in self.files]
+            found = [pb.BasePart(files=files[at : at + _PARTS]) for at in range(0, len(files), _PARTS)]
+            digests = sorted(tensor_digests(self._fed).items())
+            tensors = [pb.BaseTensor(name=name, digest=digest) for name, digest in digests]
+            found += [pb.BasePart(tensors=tensors[at : at + _PARTS]) for at in range(0, len(tensors), _PARTS)]
+            self._parts = found
+        return self._parts
+
+    def line(self) -> str:
+        """For the coordinator, when the hub starts."""
+        if not self.files:
+            return f"the base is not served to contributors who lack it: {self.why_not}"
+        size, licence = readable_bytes(self.num_bytes), self.licence or "the licence is not known"
+        return f"contributors who lack the base are offered it: {size}, {len(self.files)} files, {plain(licence, 80)}"
+
+    def _take(self, folder: Path) -> None:
+        try:
+            files = [self._file(folder / name) for name in names_in(folder)]
+            check_listing(files, str(folder))
+        except GymError as error:
+            self._cannot(error)
+            return
+        self.files = tuple(files)
+        self._paths = {file.sha256: folder / file.name for file in files}
+
+    def _cannot(self, error: GymError) -> None:
+        if self._fed.config.serve_base is True:
+            what = f"serve_base: {error.message}"
+            raise GymError(ErrorCode.CONFIG_INVALID, what, "set serve_base: false") from error
+        self.why_not = error.message
+
+    def _file(self, path: Path) -> BaseFile:
+        """Hashed once; again after its size or time changed."""
+        found = path.stat()
+        key, stamp = f"base_file:{path}", f"{found.st_size} {found.st_mtime_ns}"
+        known, _, sha256 = self._fed.database.setting(key, "").rpartition(" ")
+        if known != stamp:
+            sha256 = file_sha256(path)
+            self._fed.database.set(key, f"{stamp} {sha256}")
+        return BaseFile(path.name, found.st_size, sha256)
+
+
+def record_tensors(fed: Federation, model: Any) -> None:
+    """Keep the digests of the base's tensors; ``model`` has them, and nothing is computed twice."""
+    if not fed.database.setting(_key(fed), ""):
+        digests = {name: digest.hex() for name, digest in digests_by_tensor(model).items()}
+        fed.database.set(_key(fed), json.dumps(digests))
+
+
+def tensor_digests(fed: Federation) -> dict[str, bytes]:
+    """By name; empty where no round of this hub ever looked at the model."""
+    stored = fed.database.setting(_key(fed), "") or "{}"
+    return {name: bytes.fromhex(digest) for name, digest in json.loads(stored).items()}
+
+
+def _key(fed: Federation) -> str:
+    return f"base_tensors:{fed.base.digest}"
