@@ -1,7 +1,7 @@
 """The standalone trainer and its algorithms, one file each, in one registry.
 
 Neighbours: imports config, console, data, delta, errors, evaluation, files, kinds, library_env, modeling,
-models, privacy, renamed, soup, tracking; imported by cli, evaluation, personalization.
+models, privacy, renamed, soup, tracking; imported by cli, evaluation, personalization, planning.
 """
 
 from gym_fed.library_env import settle

@@ -18,7 +18,7 @@ from gym_fed.config.schema.plugins import require_run_plugins
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import parse_overrides
 from gym_fed.config.yaml.strict import parse_config, read_config_text
-from gym_fed.console import err, out, print_json, print_result
+from gym_fed.console import err, out, print_columns, print_json, print_result
 from gym_fed.kinds import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def train(
             "--ignore-unsupported", help="Of a LLaMA-Factory file: ignore keys without a counterpart."
         ),
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print the memory and time that the run would need, and stop.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
     """Train a model by a config file, ours or LLaMA-Factory's. The same command resumes a stopped run."""
@@ -59,6 +62,9 @@ def train(
     out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes prints
     for note in notes:
         err.print(f"note: {note}")
+    if plan:
+        _print_plan(settings, nproc or 1, as_json)
+        return
 
     from gym_fed.training.run.folder import RunFolder
 
@@ -114,6 +120,14 @@ def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
     figures, counts = evaluate(settings)
     say_rows(settings.max_length)("eval_data", counts)
     print_result(as_json, figures, *(f"{name:28} {value:.4f}" for name, value in figures.items()))
+
+
+def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None:
+    """What the run would need; nothing is loaded or written."""
+    from gym_fed.planning.plan import plan_run
+
+    found = plan_run(settings, processes=processes)
+    print_result(as_json, found.facts(), lambda: print_columns(found.lines(), indent=""))
 
 
 def _require_plugins(config: Path, overrides: list[str]) -> None:

@@ -34,6 +34,9 @@ class Algorithm(ABC):
     needs_graders: ClassVar[bool] = False
     """Whether answers are rewarded by graders; without any the run is refused, and for others ``graders`` is."""
 
+    sequences_per_row: ClassVar[int] = 1
+    """Sequences that the model reads for one row of a batch: two of a pair."""
+
     generates: ClassVar[bool] = False
     """Whether every batch is made of whole groups of answers that the trained model writes."""
 
@@ -86,6 +89,25 @@ class Algorithm(ABC):
     def writes_answers(cls, config: TrainingConfig) -> bool:
         """Whether the trained model generates answers that it learns from."""
         return cls.generates
+
+    @classmethod
+    def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
+        """Copies of the model beside the trained one: how many are frozen, and how many are trained.
+
+        Args:
+            config: The run's.
+            adapted: Whether the model is trained by an adapter, which is switched off to be the reference.
+        """
+        section = config.chosen_sections().get(config.algorithm)
+        scored_before = getattr(section, "precompute_ref_log_probs", False) is not False  # by default it is
+        beside = cls.uses_reference and not (adapted or cls.scores_reference_once or scored_before)
+        return (int(beside), 0)
+
+    @classmethod
+    def models_beside(cls, config: TrainingConfig) -> tuple[str, ...]:
+        """Names of further models that are loaded and stay as they are, such as a teacher."""
+        teacher = getattr(config.chosen_sections().get(config.algorithm), "teacher", None)
+        return () if teacher is None else (teacher,)
 
     @classmethod
     def least_batch(cls, settings: Any) -> int:

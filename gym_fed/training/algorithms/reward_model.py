@@ -31,6 +31,7 @@ class RewardModel(Algorithm):
     """A causal LM whose head is replaced by one number, read at the last token."""
 
     row_kind = "preference"
+    sequences_per_row = 2
     task_type = "SEQ_CLS"
     tried = "full, LoRA, 4 bits"
     untried = "several processes"

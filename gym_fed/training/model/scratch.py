@@ -20,10 +20,27 @@ def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]
         ``(model, tokenizer)``.
     """
     import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, set_seed
+    from transformers import GenerationConfig, Qwen3ForCausalLM, set_seed
 
     tokenizer = load_tokenizer(settings.tokenizer)
-    config = Qwen3Config(
+    config = _config(settings, tokenizer)
+    set_seed(seed)
+    model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+    )
+    return model, tokenizer
+
+
+def scratch_config(settings: ModelInit) -> Any:
+    """The ``transformers`` config of the model that ``init_model`` builds."""
+    return _config(settings, load_tokenizer(settings.tokenizer))
+
+
+def _config(settings: ModelInit, tokenizer: Any) -> Any:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,
         num_hidden_layers=settings.num_hidden_layers,
@@ -38,9 +55,3 @@ def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    set_seed(seed)
-    model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
-    )
-    return model, tokenizer

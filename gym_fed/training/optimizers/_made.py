@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,11 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TUNING
 from gym_fed.training.optimizers._refusals import check_known, refuse_betas
-from gym_fed.training.optimizers.base import OptimizerChoice
+from gym_fed.training.optimizers.base import OptimizerChoice, TrainedWeight
 from gym_fed.training.run.requirements import require_cuda, require_package
+
+_SMALLEST_IN_8_BITS = 4096
+"""Values that a tensor has at least where bitsandbytes keeps its state in 8 bits."""
 
 _OURS = {"self", "params", "model", "lr", "betas", "weight_decay", "kwargs", "args", "maximize", "closure"}
 
@@ -35,6 +39,8 @@ class MadeOptimizer(OptimizerChoice):
         gpu: Why it needs a CUDA GPU; empty when it does not.
         shards: See ``OptimizerChoice``.
         per_example: The same.
+        state_values: The same; a momentum that the user asks for is one more.
+        state_bits: Of a value of state in bitsandbytes, whose blocks of 256 share a scale; 0 elsewhere.
     """
 
     source: str
@@ -45,6 +51,16 @@ class MadeOptimizer(OptimizerChoice):
     gpu: str = ""
     shards: bool = False
     per_example: bool = False
+    state_values: float = 2.0
+    state_bits: int = 0
+
+    def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
+        values = self.state_values + bool(config.optimizer_args.get("momentum"))
+        if not self.state_bits:
+            return values * weight.numel * weight.itemsize
+        if self.state_bits == 32 or weight.numel < _SMALLEST_IN_8_BITS:
+            return values * weight.numel * 4
+        return values * (weight.numel + 4 * math.ceil(weight.numel / 256))
 
     def check(self, config: TrainingConfig) -> None:
         what = f"optimizer: {config.optimizer}"

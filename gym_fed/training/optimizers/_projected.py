@@ -17,6 +17,7 @@ from gym_fed.training.optimizers._made import (
     split,
 )
 from gym_fed.training.optimizers._refusals import refuse_loraplus
+from gym_fed.training.optimizers.base import TrainedWeight, factored_bytes
 
 # The values that the libraries distinguish; anything else fails in the middle of a step, or moves nothing.
 _CHOICES = {
@@ -53,10 +54,26 @@ class ProjectedOptimizer(MadeOptimizer):
     Attributes:
         projection: Arguments of that group, with defaults; the user's too.
         projectors: ``module:Class`` of the projectors that the state holds.
+        factored: Whether its second moments are a row and a column of each matrix.
     """
 
     projection: Mapping[str, Any] = field(default_factory=dict)
     projectors: tuple[str, ...] = ()
+    factored: bool = False
+
+    def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
+        """Of a projected matrix ``[m, n]`` that of a matrix ``[rank, max(m, n)]``, and the projection."""
+        if not weight.hidden:
+            return self._moments(weight, config)
+        wide, narrow = max(weight.shape), min(weight.shape)
+        rank = int(config.optimizer_args.get("rank", self.projection["rank"]))
+        if self.projection.get("proj") != "random":  # there are no more singular vectors than that
+            rank = min(rank, narrow)
+        state = self._moments(TrainedWeight((rank, wide), weight.itemsize), config)
+        return state + rank * narrow * weight.itemsize
+
+    def _moments(self, weight: TrainedWeight, config: TrainingConfig) -> float:
+        return factored_bytes(weight) if self.factored else super().state_bytes(weight, config)
 
     def check(self, config: TrainingConfig) -> None:
         refuse_adapters(config, "projects the gradients of whole weights")

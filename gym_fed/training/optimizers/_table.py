@@ -7,24 +7,32 @@ from typing import Any
 
 from gym_fed.training.optimizers._made import MadeOptimizer
 from gym_fed.training.optimizers._projected import ProjectedOptimizer
+from gym_fed.training.optimizers._state import Factored, Soap
 
 _BNB = "bitsandbytes.optim"
 _PAGED = "its state moves between GPU and main memory"
 
 
-def _bnb(name: str, *, gpu: str = "", bits: int | None = None) -> MadeOptimizer:
-    fixed = {} if bits is None else {"optim_bits": bits}
+def _bnb(name: str, *, bits: int, values: float = 2.0, gpu: str = "") -> MadeOptimizer:
+    fixed = {"optim_bits": bits}
     return MadeOptimizer(
         f"{_BNB}:{name}",
         package="bitsandbytes",
         extra="quant",
         gpu=gpu,
         fixed={**fixed, "is_paged": True} if gpu else {**fixed, "is_paged": False},
+        state_values=values,
+        state_bits=bits,
     )
 
 
 def _galore(
-    name: str, *, betas: bool = True, fixed: Mapping[str, Any] | None = None, gpu: str = ""
+    name: str,
+    *,
+    betas: bool = True,
+    fixed: Mapping[str, Any] | None = None,
+    gpu: str = "",
+    factored: bool = False,
 ) -> ProjectedOptimizer:
     return ProjectedOptimizer(
         f"galore_torch:{name}",
@@ -34,15 +42,16 @@ def _galore(
         gpu=gpu,
         projection={"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"},
         projectors=("galore_torch.galore_projector:GaLoreProjector",),
+        factored=factored,
     )
 
 
 TABLE: dict[str, MadeOptimizer] = {
     # Of torch and transformers.
-    "sgd": MadeOptimizer("torch.optim:SGD", betas=False, shards=True, per_example=True),
-    "adagrad": MadeOptimizer("torch.optim:Adagrad", betas=False, per_example=True),
-    "rmsprop": MadeOptimizer("torch.optim:RMSprop", betas=False, per_example=True),
-    "adafactor": MadeOptimizer(  # Shazeer and Stern 2018, with the learning rate that is given
+    "sgd": MadeOptimizer("torch.optim:SGD", betas=False, shards=True, per_example=True, state_values=0.0),
+    "adagrad": MadeOptimizer("torch.optim:Adagrad", betas=False, per_example=True, state_values=1.0),
+    "rmsprop": MadeOptimizer("torch.optim:RMSprop", betas=False, per_example=True, state_values=1.0),
+    "adafactor": Factored(  # Shazeer and Stern 2018, with the learning rate that is given
         "transformers:Adafactor",
         betas=False,
         fixed={"scale_parameter": False, "relative_step": False},
@@ -50,20 +59,25 @@ TABLE: dict[str, MadeOptimizer] = {
     ),
     # Dettmers et al. 2022: the state in 8 bits, block by block; small tensors keep 32.
     "adamw_8bit": _bnb("AdamW", bits=8),
-    "lion_8bit": _bnb("Lion", bits=8),
-    "ademamix": _bnb("AdEMAMix", bits=32),  # Pagliardini et al. 2024
-    "ademamix_8bit": _bnb("AdEMAMix", bits=8),
+    "lion_8bit": _bnb("Lion", bits=8, values=1.0),
+    "ademamix": _bnb("AdEMAMix", bits=32, values=3.0),  # Pagliardini et al. 2024
+    "ademamix_8bit": _bnb("AdEMAMix", bits=8, values=3.0),
     "paged_adamw": _bnb("AdamW", bits=32, gpu=_PAGED),
     "paged_adamw_8bit": _bnb("AdamW", bits=8, gpu=_PAGED),
-    "paged_lion": _bnb("Lion", bits=32, gpu=_PAGED),
-    "paged_lion_8bit": _bnb("Lion", bits=8, gpu=_PAGED),
+    "paged_lion": _bnb("Lion", bits=32, values=1.0, gpu=_PAGED),
+    "paged_lion_8bit": _bnb("Lion", bits=8, values=1.0, gpu=_PAGED),
     # Of pytorch-optimizer.
-    "lion": MadeOptimizer("pytorch_optimizer:Lion", package="pytorch_optimizer"),  # Chen et al. 2023
-    "soap": MadeOptimizer("pytorch_optimizer:SOAP", package="pytorch_optimizer"),  # Vyas et al. 2024
+    "lion": MadeOptimizer(
+        "pytorch_optimizer:Lion", package="pytorch_optimizer", state_values=1.0
+    ),  # Chen et al. 2023
+    "soap": Soap("pytorch_optimizer:SOAP", package="pytorch_optimizer"),  # Vyas et al. 2024
     # Zhao et al. 2024, algorithm 1: gradients in the subspace of their own singular vectors, renewed now and then.
     "galore_adamw": _galore("GaLoreAdamW"),
     "galore_adafactor": _galore(
-        "GaLoreAdafactor", betas=False, fixed={"scale_parameter": False, "relative_step": False}
+        "GaLoreAdafactor",
+        betas=False,
+        factored=True,
+        fixed={"scale_parameter": False, "relative_step": False},
     ),
     "galore_adamw_8bit": _galore(
         "GaLoreAdamW8bit",

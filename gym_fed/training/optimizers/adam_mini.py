@@ -10,6 +10,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.optimizers._made import MadeOptimizer, called
 from gym_fed.training.optimizers._refusals import refuse_loraplus
+from gym_fed.training.optimizers.base import TrainedWeight
 
 
 class AdamMini(MadeOptimizer):
@@ -19,6 +20,9 @@ class AdamMini(MadeOptimizer):
 
     def __init__(self) -> None:
         super().__init__("pytorch_optimizer:AdamMini", package="pytorch_optimizer")
+
+    def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
+        return float((1 if weight.hidden else 2) * weight.numel * weight.itemsize)
 
     def check(self, config: TrainingConfig) -> None:
         refuse_loraplus(config)

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.optimizers._refusals import check_known, refuse_betas, refuse_loraplus
+
+
+@dataclass(frozen=True)
+class TrainedWeight:
+    """One tensor that is trained, as far as its state's size depends on it.
+
+    Attributes:
+        shape: Its shape.
+        itemsize: Bytes of one of its values.
+        hidden: Whether it is the matrix of a linear layer that is no output head.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int = 4
+    hidden: bool = False
+
+    @property
+    def numel(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
+
+
+def factored_bytes(weight: TrainedWeight) -> float:
+    """Bytes of second moments that are a row and a column of each matrix, in float32 (Shazeer and Stern 2018)."""
+    shape = weight.shape
+    if len(shape) < 2:
+        return 4.0 * weight.numel
+    return 4.0 * (weight.numel // shape[-1] + weight.numel // shape[-2])
 
 
 class OptimizerChoice:
@@ -22,6 +52,9 @@ class OptimizerChoice:
 
     makes_lora_fa: bool = False
     """Whether it becomes LoRA-FA's own optimiser, where ``lora.lora_fa`` is set."""
+
+    state_values: float = 2.0
+    """Values of state that it keeps for every trained value, each as wide as that; read by ``state_bytes``."""
 
     of_one_model: str = ""
     """What it does with the layers of one model, so that no second one (a critic) can be trained beside it."""
@@ -49,6 +82,10 @@ class OptimizerChoice:
     def make(self, model: Any, config: TrainingConfig) -> Any | None:
         """The ``torch.optim.Optimizer`` of the model's trainable weights; None when transformers makes it."""
         return None
+
+    def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
+        """Bytes of state that it keeps for one trained tensor, after its first step."""
+        return self.state_values * weight.numel * weight.itemsize
 
     def callbacks(self, config: TrainingConfig) -> list[Any]:
         """``transformers.TrainerCallback`` objects that the optimiser needs."""

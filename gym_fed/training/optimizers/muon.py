@@ -10,6 +10,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.optimizers._made import MadeOptimizer, called, hidden_matrices, split
 from gym_fed.training.optimizers._refusals import refuse_loraplus
+from gym_fed.training.optimizers.base import TrainedWeight
 
 
 class Muon(MadeOptimizer):
@@ -23,6 +24,9 @@ class Muon(MadeOptimizer):
         refuse_loraplus(config)
         # The betas are AdamW's part here, so that they are not refused.
         super().check(config.model_copy(update={"adam_beta1": 0.9, "adam_beta2": 0.999}))
+
+    def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
+        return float((1 if weight.hidden else 2) * weight.numel * weight.itemsize)
 
     def known(self) -> list[str]:
         return [name for name in super().known() if name not in ("adamw_betas", "adamw_wd", "foreach")]

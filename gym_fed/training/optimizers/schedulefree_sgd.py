@@ -9,4 +9,4 @@ class ScheduleFreeSgd(ScheduleFree):
     """``schedulefree.SGDScheduleFree``."""
 
     def __init__(self) -> None:
-        super().__init__("schedulefree:SGDScheduleFree", betas=False)
+        super().__init__("schedulefree:SGDScheduleFree", betas=False, state_values=1.0)

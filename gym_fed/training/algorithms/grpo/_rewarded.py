@@ -81,6 +81,11 @@ class Rewarded(Algorithm):
             "beta": 0.0,
         }
 
+    @classmethod
+    def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
+        """A reference where the divergence from it counts."""
+        return (int(config.chosen_sections()[config.algorithm].beta > 0 and not adapted), 0)
+
     def _warn_of_left_out(self, job: Job) -> None:
         """Prompts that do not fill a generation are left out of an epoch, by TRL's sampler; other ones in the next."""
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)

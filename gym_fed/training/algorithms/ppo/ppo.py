@@ -54,6 +54,13 @@ class Ppo(Rewarded):
                 "raise it, or gradient_accumulation_steps or ppo.steps_per_generation",
             )
 
+    @classmethod
+    def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
+        """The critic too, whose body is trained unless that is switched off."""
+        frozen, _ = super().beside(config, adapted=adapted)
+        trained = config.chosen_sections()[config.algorithm].train_critic_body
+        return (frozen, 1) if trained else (frozen + 1, 0)
+
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig
 

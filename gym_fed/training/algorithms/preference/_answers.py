@@ -21,6 +21,7 @@ class Pairs(Algorithm):
     """An algorithm that learns from pairs of answers to a prompt."""
 
     row_kind = "preference"
+    sequences_per_row = 2
 
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)

@@ -1,0 +1,132 @@
+"""What `gym train --plan` estimates beside what a run really takes: peak memory of a fresh process, and time of a step.
+
+Each run is a process of its own with one thread, on rows of `max_length` tokens. The memory is the process's `VmHWM`.
+The time is the CPU seconds of the median step after the first, which other processes disturb less than
+a clock on the wall; the calibration is timed by the same. Models: gym-nano, and
+SmolLM2-135M-Instruct's folder where `--smollm2` (or the variable GYM_SMOLLM2) names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+AIM = 0.15
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("full", {}),
+    ("full, checkpointing", {"gradient_checkpointing": True}),
+    ("full, sgd", {"optimizer": "sgd"}),
+    ("full, adafactor", {"optimizer": "adafactor"}),
+    ("lora", {"finetuning": "lora"}),
+    ("lora, checkpointing", {"finetuning": "lora", "gradient_checkpointing": True}),
+]
+
+
+def measure(values: dict[str, Any]) -> dict[str, float]:
+    """Train for a few steps here, and say what it took."""
+    from gym_fed import Trainer, TrainingConfig
+
+    config = TrainingConfig(**values)
+    words = "lorem ipsum dolor sit amet " * config.max_length
+    rows = [{"text": f"{number} {words}"} for number in range(config.per_device_train_batch_size * 4)]
+    moments: list[float] = []
+    Trainer(config, on_step=lambda *_: moments.append(time.process_time())).train(rows)
+    steps = [after - before for before, after in pairwise(moments)]
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    peak = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024
+    return {"peak": peak, "seconds": statistics.median(steps)}
+
+
+def run(values: dict[str, Any]) -> dict[str, float]:
+    """``measure`` in a process of its own."""
+    command = [sys.executable, __file__, "--measure", json.dumps(values)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Print the table, and with ``--json`` the object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="gym-nano, two cases")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smollm2", default=os.environ.get("GYM_SMOLLM2"))
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(json.loads(options.measure))))
+        return
+
+    import torch
+
+    from gym_fed import TrainingConfig
+    from gym_fed.planning.plan import plan_run
+
+    torch.set_num_threads(1)
+    models = [("gym-nano", 256, 16)]
+    if options.smollm2 and not options.quick:
+        models.append((options.smollm2, 256, 2))
+    figures: dict[str, float] = {}
+    print(
+        f"{'model and case':44} {'peak, GiB':>10} {'planned':>8} {'off':>6} {'step, s':>8} {'planned':>8} {'off':>6}"
+    )
+    for model, length, rows in models:
+        for case, changes in CASES[:2] if options.quick else CASES:
+            with tempfile.TemporaryDirectory() as folder:
+                values = {
+                    "model": model,
+                    "algorithm": "pretrain",
+                    "packing": False,
+                    "max_length": length,
+                    "per_device_train_batch_size": rows,
+                    "max_steps": 4,
+                    "num_threads": 1,
+                    "device": "cpu",
+                    "save_final": False,
+                    "output_dir": str(Path(folder) / "run"),
+                    **changes,
+                }
+                found = run(values)
+                plan = plan_run(TrainingConfig(**values), clock=time.process_time)
+            assert plan.seconds is not None
+            name = f"{Path(model).name}: {case}"
+            memory, seconds = plan.memory.peak / found["peak"] - 1, plan.seconds / found["seconds"] - 1
+            figures[f"{name}, memory off by"] = round(memory, 4)
+            figures[f"{name}, time off by"] = round(seconds, 4)
+            print(
+                f"{name:44} {found['peak'] / (1 << 30):10.2f} {plan.memory.peak / (1 << 30):8.2f} {memory:+6.0%} "
+                f"{found['seconds']:8.2f} {plan.seconds:8.2f} {seconds:+6.0%}",
+                flush=True,
+            )
+    if options.json:
+        worst = {
+            kind: max(abs(value) for name, value in figures.items() if f"{kind} off" in name)
+            for kind in ("memory", "time")
+        }
+        aims = [
+            {
+                "name": f"{kind} off by at most",
+                "figure": value,
+                "aim": AIM,
+                "better": "lower",
+                "met": value <= AIM,
+            }
+            for kind, value in worst.items()
+        ]
+        machine = f"{platform.machine()}, one thread"
+        print(json.dumps({"name": "plan", "machine": machine, "figures": figures, "aims": aims}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""What a run will need before it starts, `gym train --plan`: memory by a formula, and time by a calibration.
+
+- ``sizes``: the weights of a config's model, counted on the meta device: none is loaded.
+- ``memory``: bytes of weights, gradients, state, activations and logits.
+- ``duration``: floating-point operations, and how many this machine does in a second.
+- ``plan``: both, for one config.
+
+Neighbours: imports config, data, errors, kinds, models, training; imported by cli.
+"""

@@ -1,0 +1,188 @@
+"""Memory that a run needs at its peak, part by part; docs/planning.md derives each line.
+
+Activations are what autograd keeps. For one token in a block under ``sdpa`` these are ``6 h + 2 q + 2 k + 4 i`` values:
+residual stream, normed input and input of the matrices, before attention and before the MLP; queries, keys, values and
+output; gate, its SiLU, up and their product. A count of saved tensors confirms it (tests/unit/planning). The idea is
+that of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS
+from gym_fed.planning.sizes import Sizes, TextShape, count_model
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_LOSS_VALUES = 3
+"""Values in float32 for each logit while the loss is differentiated: its log-softmax and two gradients."""
+
+PROCESS_BYTES = {"cpu": 700 << 20, "cuda": 500 << 20, "mps": 500 << 20}
+"""What a process takes without a model: Python and torch's libraries, or a context on the GPU; measured on the CPU."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device, at the peak of a step.
+
+    Attributes:
+        weights: Of the model, trained and frozen, in their types.
+        gradients: Of what is trained.
+        optimizer: State of the optimiser.
+        activations: What autograd keeps of a batch.
+        logits: The head's output and what the loss makes of it.
+        copies: Reference, critic and teacher, with what a trained one needs.
+        generation: Keys and values while answers are written.
+        process: Libraries and context.
+        accumulates: Whether gradients are there while the next batch is computed.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    copies: float
+    generation: float
+    process: float
+    accumulates: bool
+
+    @property
+    def peak(self) -> float:
+        """The most at one moment: gradients and activations pass each other, and no answers are written meanwhile."""
+        batch = self.activations + self.logits
+        held = self.gradients if self.accumulates else 0.0
+        moment = max(batch + held, self.gradients, self.generation)
+        return self.process + self.weights + self.optimizer + self.copies + moment
+
+    def parts(self) -> dict[str, float]:
+        """Bytes by what they are for."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "accumulates"}
+
+
+def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", processes: int = 1) -> Memory:
+    """Estimate the memory of one process.
+
+    Args:
+        config: The run.
+        sizes: Its weights.
+        device: ``cpu``, ``cuda`` or ``mps``.
+        processes: How many share what ``distributed`` splits.
+    """
+    weight_share, state_share = _shares(config, processes)
+    width = _BYTES[config.dtype]
+    own = _weight_bytes(config, sizes)
+    gradients = float(sum(w.numel * w.itemsize for w in sizes.trained))
+    optimizer = OPTIMIZERS.new(config.optimizer)
+    state = sum(optimizer.state_bytes(w, config) for w in sizes.trained)
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    frozen, trained = algorithm.beside(config, adapted=sizes.adapted)
+    others = sum(count_model(name) for name in algorithm.models_beside(config)) * width
+    body = sizes.total * width
+    copies = frozen * body + trained * (2 * body + sizes.total * 8) + others
+    tokens = tokens_of_batch(config)
+    length = row_length(config)
+    kept = activation_bytes(config, sizes.shape, length) * tokens
+    head = sizes.shape.vocabulary * tokens * (_compute_width(config) + 4 * _LOSS_VALUES)
+    copies += trained * kept
+    cache = (
+        2 * sizes.shape.layers * sizes.shape.keys * width * tokens if algorithm.writes_answers(config) else 0
+    )
+    return Memory(
+        weights=own * weight_share,
+        gradients=gradients * state_share,
+        optimizer=state * state_share,
+        activations=kept,
+        logits=head,
+        copies=copies,
+        generation=cache,
+        process=PROCESS_BYTES[device],
+        accumulates=config.gradient_accumulation_steps > 1,
+    )
+
+
+def row_length(config: TrainingConfig) -> int:
+    """Tokens of the longest row of a batch; of an answer that the model writes, prompt and answer."""
+    if not ALGORITHMS.type_of(config.algorithm).writes_answers(config):
+        return config.max_length
+    section = config.chosen_sections().get(config.algorithm)
+    return config.max_length + int(getattr(section, "max_completion_length", 0))
+
+
+def tokens_of_batch(config: TrainingConfig) -> int:
+    """Tokens of a batch of the longest rows on one device."""
+    rows: int = config.per_device_train_batch_size * ALGORITHMS.type_of(config.algorithm).sequences_per_row
+    return rows * row_length(config)
+
+
+def activation_bytes(config: TrainingConfig, shape: TextShape, length: int) -> float:
+    """Bytes that autograd keeps for one token of a row of ``length``, in all blocks."""
+    block = block_bytes(config, shape, length)
+    if not config.gradient_checkpointing:
+        return shape.layers * block + _norm_bytes(config, shape.hidden)
+    return shape.layers * shape.hidden * _compute_width(config) + block + _norm_bytes(config, shape.hidden)
+
+
+def block_bytes(config: TrainingConfig, shape: TextShape, length: int) -> float:
+    """Bytes that autograd keeps for one token in one block."""
+    width = _compute_width(config)
+    values = 2 * shape.queries + 2 * shape.keys + 4 * shape.inner
+    norms = 2 * _norm_bytes(config, shape.hidden)
+    if shape.normed_heads:
+        norms += _norm_bytes(config, shape.queries, shape.heads) + _norm_bytes(
+            config, shape.keys, shape.key_heads
+        )
+        norms -= (shape.queries + shape.keys) * width  # what the norm gives is counted as queries and keys
+    if config.attention == "eager":
+        values += 2 * (shape.queries - shape.keys)  # keys and values, repeated for every head
+        scores = shape.heads * length * (width if width == 4 else 4 + width)
+    else:
+        scores = 4 * shape.heads  # the logarithm of each row's sum
+    adapters = _adapter_values(config) * width
+    return values * width + norms + scores + adapters
+
+
+def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:
+    """An RMS norm keeps its input and the normed input, with one number a group, and what it gives."""
+    width = _compute_width(config)
+    return size * (4 + 2 * width) + 4 * groups
+
+
+def _adapter_values(config: TrainingConfig) -> int:
+    """What the first factor of LoRA gives, in each of the seven matrices of a block."""
+    return 7 * config.lora.r if config.lora is not None else 0
+
+
+def _compute_width(config: TrainingConfig) -> int:
+    return 2 if config.mixed_precision != "no" else _BYTES[config.loaded_dtype]
+
+
+def _weight_bytes(config: TrainingConfig, sizes: Sizes) -> float:
+    width = _BYTES[config.loaded_dtype]
+    if not sizes.adapted:
+        return float(sizes.total * _BYTES[config.dtype])
+    adapter = sum(w.numel * w.itemsize for w in sizes.trained)
+    if config.quantization is None:
+        return float(sizes.total * width + adapter)
+    rest = (sizes.total - sizes.linear) * width
+    return sizes.linear * _quantised_bytes(config) + rest + adapter
+
+
+def _quantised_bytes(config: TrainingConfig) -> float:
+    """Bytes of a weight: 4 bits and a scale for every 64, itself in 8 bits under double quantisation; or 8 bits."""
+    assert config.quantization is not None
+    if config.quantization.bits == 8:
+        return 1.0
+    scale = 1 / 64 + 4 / (64 * 256) if config.quantization.double_quant else 4 / 64
+    return 0.5 + scale
+
+
+def _shares(config: TrainingConfig, processes: int) -> tuple[float, float]:
+    """Shares of weights and of gradients and state that one process holds."""
+    distributed = config.distributed
+    if distributed is None or processes == 1 or distributed.strategy == "ddp":
+        return 1.0, 1.0
+    if distributed.strategy == "deepspeed" and distributed.zero_stage != 3:
+        return 1.0, 1 / processes
+    return 1 / processes, 1 / processes

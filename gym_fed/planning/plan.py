@@ -1,0 +1,163 @@
+"""What a config will need: its memory part by part, its steps, and their time on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.config.train.training import DataConfig, TrainingConfig
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.models import pick_device
+from gym_fed.planning.duration import calibrate, step_operations, step_seconds
+from gym_fed.planning.memory import Memory, memory_of, tokens_of_batch
+from gym_fed.planning.sizes import Sizes, sizes_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will need.
+
+    Attributes:
+        sizes: Its weights.
+        memory: Of one process.
+        device: Where it would run.
+        available: Bytes that the device has.
+        tokens: Of one step, at most.
+        operations: Floating-point operations of one step.
+        steps: Of the run; None where the number of rows is not known.
+        seconds: Of one step on this machine; None where the model is too large to be tried here.
+    """
+
+    sizes: Sizes
+    memory: Memory
+    device: str
+    available: int
+    tokens: int
+    operations: float
+    steps: int | None
+    seconds: float | None
+
+    def facts(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "weights": self.sizes.total,
+            "trained": self.sizes.num_trained,
+            "device": self.device,
+            "memory": {name: round(value) for name, value in self.memory.parts().items()},
+            "peak_bytes": round(self.memory.peak),
+            "available_bytes": self.available,
+            "tokens_per_step": self.tokens,
+            "operations_per_step": self.operations,
+            "steps": self.steps,
+            "seconds_per_step": self.seconds,
+        }
+
+    def lines(self) -> list[tuple[str, str]]:
+        """For people."""
+        trained = self.sizes.num_trained
+        whole = self.sizes.frozen + trained
+        found = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({trained / whole:.2%})")]
+        found += [(f"  {name}", gib(value)) for name, value in self.memory.parts().items() if value]
+        found += [
+            (
+                "memory at the peak",
+                f"{gib(self.memory.peak)} on {self.device}, which has {gib(self.available)}",
+            ),
+            ("tokens per step", f"{self.tokens:,} at most"),
+            ("operations per step", f"{self.operations:.2e}"),
+            ("steps", "as many as the rows give" if self.steps is None else f"{self.steps:,}"),
+        ]
+        if self.seconds is None:
+            found.append(("time", "not tried: the model's blocks are too large for a calibration here"))
+        else:
+            found.append(("time per step", f"{self.seconds:.2f} s, calibrated on this machine"))
+            if self.steps is not None:
+                found.append(("time", duration(self.seconds * self.steps)))
+        return found
+
+
+def plan_run(
+    config: TrainingConfig,
+    *,
+    processes: int = 1,
+    device: str | None = None,
+    timed: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Plan:
+    """Estimate what ``config`` needs. No weights are read.
+
+    Args:
+        config: The run.
+        processes: How many processes share it.
+        device: ``cpu``, ``cuda`` or ``mps``, of which memory is estimated; by default that of the run.
+        timed: Whether a few blocks are run to see how fast this machine is.
+        clock: What they are timed by, in seconds.
+
+    Raises:
+        GymError: See ``sizes_of``.
+    """
+    here = pick_device(config.device)
+    kind = device or here.type
+    sizes = sizes_of(config)
+    memory = memory_of(config, sizes, device=kind, processes=processes)
+    measured = calibrate(config, sizes, here, clock) if timed and kind == here.type else None
+    return Plan(
+        sizes,
+        memory,
+        kind,
+        _available(here),
+        tokens_of_batch(config) * config.gradient_accumulation_steps,
+        step_operations(config, sizes),
+        steps_of(config, processes),
+        None if measured is None else step_seconds(config, sizes, measured),
+    )
+
+
+def steps_of(config: TrainingConfig, processes: int = 1) -> int | None:
+    """Optimiser steps of a run; None where the rows are on the hub and their number is not stated."""
+    if config.max_steps is not None:
+        return config.max_steps
+    counts = [_rows_of(source) for source in config.data]
+    if None in counts or not counts:
+        return None
+    rows = sum(count for count in counts if count is not None)
+    batch = config.per_device_train_batch_size * config.gradient_accumulation_steps * processes
+    if ALGORITHMS.type_of(config.algorithm).generates:
+        batch = max(batch // config.chosen_sections()[config.algorithm].num_generations, 1)
+    return max(round(-(-rows // batch) * config.num_train_epochs), 1)
+
+
+def _rows_of(source: DataConfig) -> int | None:
+    from gym_fed.data.catalogue import catalogue_entry
+    from gym_fed.data.sources import source_rows
+
+    if source.hub is not None or source.name is not None:
+        stated = None if source.name is None else catalogue_entry(source.name).rows
+        if source.split is not None or stated is None:
+            return source.num_examples
+        return round(min(stated, source.num_examples or stated) * source.weight)
+    return round(sum(1 for _ in source_rows(source)) * source.weight)
+
+
+def _available(device: Any) -> int:
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def gib(value: float) -> str:
+    """Bytes in GiB, or in MiB where they are few."""
+    return f"{value / (1 << 30):.2f} GiB" if value >= 1 << 28 else f"{value / (1 << 20):.1f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that people use."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,202 @@
+"""The weights of a run, counted on the meta device: a model's config is enough, and none of its weights is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TUNING
+from gym_fed.models import quiet_loading, resolve
+from gym_fed.training.optimizers.base import TrainedWeight
+
+
+@dataclass(frozen=True)
+class TextShape:
+    """What activations depend on.
+
+    Attributes:
+        hidden: Width of the residual stream.
+        layers: Number of blocks.
+        heads: Query heads of a block.
+        key_heads: Key and value heads.
+        head_dim: Width of a head.
+        inner: Width of the MLP that a token passes; of all the experts that it is sent to.
+        vocabulary: Width of the logits.
+        normed_heads: Whether queries and keys are normed.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    inner: int
+    vocabulary: int
+    normed_heads: bool
+
+    @property
+    def queries(self) -> int:
+        """Width of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys of a token, which is that of the values."""
+        return self.key_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A run's weights.
+
+    Attributes:
+        total: Weights of the model, shared ones once, without an adapter.
+        linear: Of them, those in matrices that quantisation holds in few bits.
+        trained: Every tensor that is trained.
+        active: Weights in the matrices that one token passes, the head too, without an adapter.
+        adapted: Whether an adapter is trained.
+        shape: See ``TextShape``.
+    """
+
+    total: int
+    linear: int
+    trained: tuple[TrainedWeight, ...]
+    active: int
+    adapted: bool
+    shape: TextShape
+
+    @property
+    def num_trained(self) -> int:
+        """Weights that are trained."""
+        return sum(weight.numel for weight in self.trained)
+
+    @property
+    def frozen(self) -> int:
+        """Weights of the model that are not trained."""
+        return self.total if self.adapted else self.total - self.num_trained
+
+
+def sizes_of(config: TrainingConfig) -> Sizes:
+    """Count the weights that ``config`` would load and train.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` for a model whose config is not on this machine; ``CONFIG_INVALID`` where the
+            tuning method does not fit the model.
+    """
+    import torch
+
+    from gym_fed.training.optimizers._made import hidden_matrices
+
+    with torch.device("meta"), quiet_loading():
+        model = _from_config(empty_config(config))
+        total = sum(value.numel() for value in model.parameters())
+        hidden = hidden_matrices(model)
+        linear = sum(value.numel() for value in model.parameters() if id(value) in hidden)
+        active, shape = _active(model), _shape(model)
+        tuning = TUNING.new(config.finetuning)
+        adapted = TUNING.type_of(config.finetuning).is_adapter
+        tuned = tuning.prepare(model, _without_start(config))
+        width = torch.empty(0, dtype=getattr(torch, "float32" if adapted else config.dtype)).element_size()
+        trained = tuple(
+            TrainedWeight(tuple(value.shape), width, id(value) in hidden)
+            for value in tuned.parameters()
+            if value.requires_grad
+        )
+    return Sizes(total, linear, trained, active, adapted, shape)
+
+
+def count_model(name: str) -> int:
+    """Weights of a model on this machine."""
+    import torch
+
+    with torch.device("meta"), quiet_loading():
+        return sum(value.numel() for value in _from_config(_read_config(name)).parameters())
+
+
+def empty_config(config: TrainingConfig) -> Any:
+    """The ``transformers`` config of the model of a run, to be changed at will.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` where it is not on this machine.
+    """
+    if config.model_init is not None:
+        from gym_fed.training.model.scratch import scratch_config
+
+        return scratch_config(config.model_init)
+    if config.model is None:
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+    return _read_config(config.model)
+
+
+def _read_config(name: str) -> Any:
+    """The model's config; of an adapter, its base's."""
+    from transformers import AutoConfig
+
+    folder = Path(resolve(name))
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not (folder / "config.json").is_file():
+        return _read_config(str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]))
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "give another model"
+        ) from error
+
+
+def _from_config(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kinds = AutoModelForCausalLM._model_mapping  # those that transformers can make from a config
+    auto: Any = AutoModelForCausalLM if type(config) in kinds else AutoModelForImageTextToText
+    return auto.from_config(config)
+
+
+def _without_start(config: TrainingConfig) -> TrainingConfig:
+    """``config`` with an adapter that starts at zero: other starts read the weights, and are of the same size."""
+    changes: dict[str, Any] = {"quantization": None}
+    if config.lora is not None:
+        changes["lora"] = config.lora.model_copy(update={"init_lora_weights": "default", "freeze_a": False})
+    return config.model_copy(update=changes)
+
+
+def _shape(model: Any) -> TextShape:
+    text = model.config.get_text_config()
+    heads = text.num_attention_heads
+    chosen = getattr(text, "num_experts_per_tok", None)
+    inner = getattr(text, "intermediate_size", 4 * text.hidden_size)
+    if chosen:
+        inner = chosen * (getattr(text, "moe_intermediate_size", None) or inner)
+    return TextShape(
+        hidden=text.hidden_size,
+        layers=text.num_hidden_layers,
+        heads=heads,
+        key_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        inner=inner,
+        vocabulary=text.vocab_size,
+        normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+    )
+
+
+def _active(model: Any) -> int:
+    """Weights that a token is multiplied by: every matrix and the head, of experts the share that it is sent to."""
+    import torch
+
+    text = model.config.get_text_config()
+    experts = next(
+        (found for key in ("num_experts", "num_local_experts") if (found := getattr(text, key, None))), 0
+    )
+    share = getattr(text, "num_experts_per_tok", 0) / experts if experts else 1.0
+    count = 0.0
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            count += module.weight.numel() * (share if ".experts." in name else 1.0)
+    for name, value in model.named_parameters():
+        if value.dim() == 3 and ".experts." in name:
+            count += value.numel() * share
+    return round(count)
