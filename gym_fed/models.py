@@ -1,11 +1,12 @@
 """Loads causal language models: the embedded gym-nano, model folders, LoRA run folders, names in the local cache.
 
-Nothing is ever downloaded: a hub name is looked up in this machine's cache only.
+Nothing is downloaded here: a hub name is looked up in this machine's cache only. ``gym_fed.downloads`` fetches.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -24,6 +25,7 @@ settle()  # before transformers imports what is installed
 
 NANO = "gym-nano"
 DTYPES = ("float32", "bfloat16", "float16")
+_HUB_NAME = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
 _PLACING = ("distributed_config", "quantization_config", "device_map")
 
 
@@ -144,6 +146,8 @@ def resolve(name_or_path: str) -> str:
     """
     if name_or_path == NANO:
         return str(nano_path())
+    if is_hub_name(name_or_path):
+        return _cached_snapshot(name_or_path)
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -152,12 +156,20 @@ def resolve(name_or_path: str) -> str:
         if (path / "config.yaml").is_file():
             hint = f"the run is not finished: continue it with: gym train {path / 'config.yaml'}"
         raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
-    if path.exists() or name_or_path.count("/") > 1 or name_or_path.startswith((".", "/", "~")):
-        what = "not a folder" if path.exists() else "no such folder"
-        raise GymError(
-            ErrorCode.MODEL_NOT_FOUND, f"{name_or_path}: {what}", "give the folder of a model, or gym-nano"
-        )
-    return _cached_snapshot(name_or_path)
+    what = "not a folder" if path.exists() else "no such folder"
+    raise GymError(
+        ErrorCode.MODEL_NOT_FOUND, f"{name_or_path}: {what}", "give the folder of a model, or gym-nano"
+    )
+
+
+def is_hub_name(name_or_path: str) -> bool:
+    """Whether ``name_or_path`` stands for a repository of the Hub: no path, and no file or folder of this machine."""
+    return (
+        name_or_path != NANO
+        and _HUB_NAME.fullmatch(name_or_path) is not None
+        and not any(pair in name_or_path for pair in ("--", ".."))
+        and not Path(name_or_path).exists()
+    )
 
 
 def _cached_snapshot(name: str) -> str:
@@ -171,7 +183,7 @@ def _cached_snapshot(name: str) -> str:
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
             f"no model called {name!r} on this machine",
-            f"gym-fed downloads nothing: give gym-nano or a model folder, or fetch it once with: hf download {name}",
+            f"fetch it once with: gym models pull {name}; or give gym-nano or a model folder",
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.train.progress import bar, duration
 from gym_fed.console import err, print_result
 from gym_fed.errors import ErrorCode, GymError
@@ -54,6 +55,7 @@ def batch(
         int,
         typer.Option("--seed", min=0, help="Of requests that name none: each gets one of its own from it."),
     ] = 0,
+    yes: YesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Answer a file of requests. The same command resumes after Ctrl-C or a crash."""
@@ -68,6 +70,7 @@ def batch(
     from gym_fed.serving.batch.run import BatchOutput
 
     given = check_input(source, check_body)
+    ensure_models([settings.base], yes)
     identity = _identity(settings, given, seed)
     with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:
         left = len(given.custom_ids) - len(output.done)

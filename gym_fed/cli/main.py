@@ -13,6 +13,7 @@ from gym_fed.cli.data.app import app as data_app
 from gym_fed.cli.delta.app import app as delta_app
 from gym_fed.cli.doctor import doctor
 from gym_fed.cli.grade import grade
+from gym_fed.cli.models.app import app as models_app
 from gym_fed.cli.runs import app as runs_app
 from gym_fed.cli.soup.app import app as soup_app
 from gym_fed.cli.train.predict import predict
@@ -47,6 +48,7 @@ app.add_typer(api_app, name="api")
 app.add_typer(configs_app, name="configs")
 app.add_typer(data_app, name="data")
 app.add_typer(delta_app, name="delta")
+app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
 app.add_typer(soup_app, name="soup")
 app.add_typer(variant_app, name="variant")

@@ -33,7 +33,7 @@ def hub_rows(
     import datasets
 
     split = split or "train"
-    source = _cached(name)
+    source = cached_dataset(name)
     where = f"{name} ({subset}, {split})" if subset else f"{name} ({split})"
     remedy = f"fetch it once with: hf download --repo-type dataset {name}; or give files with path"
     try:
@@ -61,7 +61,7 @@ def hub_rows(
         raise GymError(ErrorCode.NOT_FOUND, f"hub dataset {where}: {_line(error)}", remedy) from error
 
 
-def _cached(name: str) -> str | None:
+def cached_dataset(name: str) -> str | None:
     """The folder of a dataset's snapshot in the hub's cache, if it is there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -1,4 +1,4 @@
 """`gym api` and `gym api keys`.
 
-Neighbours: imports none; imported by batch, main.
+Neighbours: imports models; imported by batch, main.
 """

@@ -13,6 +13,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.config.serving import LOOPBACK, ServingConfig
 from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
@@ -68,6 +69,7 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option("--drain-seconds", min=0.0, help="How long answers may go on after Ctrl-C.")
     ] = 20.0,
+    yes: YesOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON with the address, once it is ready.")
     ] = False,
@@ -76,6 +78,7 @@ def serve(
     named = {"base": base, "variants": variants, "host": host, "port": port, "api_keys": api_keys}
     overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
     settings = serving_config(config, [*(set_ or []), *overrides])
+    ensure_models([settings.base], yes)
 
     from gym_fed.serving.http.server import run_server
 

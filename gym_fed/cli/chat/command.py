@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.console import err, print_json
 from gym_fed.errors import ErrorCode, GymError
 
@@ -77,6 +78,7 @@ def chat(
     device: Annotated[
         str | None, typer.Option("--device", help="auto (the default), cpu, cuda or mps.")
     ] = None,
+    yes: YesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each answer as JSON, when whole.")] = False,
 ) -> None:
     """Chat with a model: history, streaming, variants; /help lists the commands, /exit leaves."""
@@ -108,6 +110,7 @@ def chat(
 
             named = os.environ.get("GYM_VARIANTS")
             variants = store_folder(Path(named) if named else None)
+        ensure_models([model], yes)
         writer = _local(model, variants, device or "auto")
 
     from gym_fed.cli.chat.terminal import Terminal, line_editing

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gym_fed.cli.models.needed import YesOption, with_models
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.config.schema.plugins import require_run_plugins
@@ -48,6 +49,7 @@ def train(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the memory and time that the run would need, and stop.")
     ] = False,
+    yes: YesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
     """Train a model by a config file, ours or LLaMA-Factory's. The same command resumes a stopped run."""
@@ -55,11 +57,14 @@ def train(
         _require_plugins(config, set_ or [])
     from gym_fed.training.processes.ranks import is_main, world_size
 
-    settings, notes = load_training_config(
-        config, set_ or [], ignore_unsupported=ignore_unsupported, processes=nproc or world_size()
-    )
-
     out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes prints
+
+    def load() -> tuple[TrainingConfig, list[str]]:
+        return load_training_config(
+            config, set_ or [], ignore_unsupported=ignore_unsupported, processes=nproc or world_size()
+        )
+
+    settings, notes = with_models(load, _named_model(config, set_ or []), lambda loaded: loaded[0], yes)
     for note in notes:
         err.print(f"note: {note}")
     if plan:
@@ -138,6 +143,14 @@ def _require_plugins(config: Path, overrides: list[str]) -> None:
             values["output_dir"] = value
     if isinstance(folder := values.get("output_dir"), str):
         require_run_plugins(Path(folder))
+
+
+def _named_model(config: Path, overrides: list[str]) -> str | None:
+    """The model that a file names, ours or LLaMA-Factory's, before it is validated."""
+    values, _ = parse_config(config, read_config_text(config))
+    given = {path[0]: value for path, value in parse_overrides(overrides) if len(path) == 1}
+    name = given.get("model", values.get("model", values.get("model_name_or_path")))
+    return name if isinstance(name, str) else None
 
 
 def learned(result: TrainResult) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed import console
+from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, models_of
 from gym_fed.cli.train.train import stop_on_ctrl_c
 from gym_fed.config.yaml.file import load_config
 from gym_fed.console import print_columns
@@ -25,12 +26,15 @@ def tune(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
     ] = None,
+    yes: YesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every trial as JSON.")] = False,
 ) -> None:
     """Search for the settings that train best, with Optuna. The best are written as a config for `gym train`."""
     from gym_fed.config.train.search import SearchConfig
 
     settings = load_config(config, SearchConfig, set_ or [])
+    ensure_models(models_of(settings), yes)
+    ensure_datasets((*settings.data, *settings.eval_data), yes)
 
     from gym_fed.training.search import Search
 

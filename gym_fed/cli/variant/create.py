@@ -11,6 +11,7 @@ import typer
 from gym_quant.registry import CODECS
 
 from gym_fed.cli.data.files import ColumnsOption
+from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.train.train import stop_on_ctrl_c
 from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key, store_folder
@@ -88,12 +89,14 @@ def create(
     key: KeyOption = None,
     unsigned: Unsigned = False,
     device: Device = "auto",
+    yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a variant from a person's own rows. The same command resumes stopped work."""
     from gym_fed.data.columns import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
+    ensure_models([base], yes)
     with listening() as listener:
         created = PersonalizedTrainer(
             base,
@@ -158,6 +161,7 @@ def rebase(
     key: KeyOption = None,
     unsigned: Unsigned = False,
     device: Device = "auto",
+    yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Carry a variant to a new global version of its base; prints the loss before and after."""
@@ -167,6 +171,7 @@ def rebase(
     if base is None:
         with open_store(store) as opened:
             base = opened.get(name).base_model
+    ensure_models([base, onto], yes)
     with listening() as listener:
         rebased = PersonalizedTrainer(
             base,

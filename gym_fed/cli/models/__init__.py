@@ -1,0 +1,4 @@
+"""`gym models`, and what the commands that load models share.
+
+Neighbours: imports none; imported by api, batch, chat, main, train, variant.
+"""

@@ -1,0 +1,91 @@
+"""Has the models and data sets that a command needs on this machine, before it starts; what is missing is offered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.config.train.data_source import DataConfig
+    from gym_fed.config.train.training import TrainingConfig
+
+YesOption = Annotated[
+    bool,
+    typer.Option("--yes", help="Consent to downloads from the Hub; their bytes and licence are printed."),
+]
+_T = TypeVar("_T")
+
+
+def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
+    """Fetch what is missing, with consent; returns whether anything was.
+
+    Raises:
+        GymError: As ``gym_fed.downloads.ensure_model``.
+    """
+    from gym_fed.downloads import ensure_model, missing_model
+    from gym_fed.downloads.terminal import consent, progress
+
+    missing = [name for name in dict.fromkeys(names) if name is not None and missing_model(name)]
+    for name in missing:
+        with progress() as report:
+            ensure_model(name, consent=consent(yes), report=report)
+    return bool(missing)
+
+
+def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
+    """Ask for consent to stream the data sets of the Hub that are not in this machine's cache.
+
+    Raises:
+        GymError: As ``gym_fed.downloads.ensure_dataset``.
+    """
+    from gym_fed.downloads import ensure_dataset
+    from gym_fed.downloads.terminal import consent
+
+    for name, subset in dict.fromkeys((source.hub, source.subset) for source in sources if source.hub):
+        ensure_dataset(name, subset=subset, consent=consent(yes))
+
+
+def with_models(
+    load: Callable[[], _T], first: str | None, names: Callable[[_T], TrainingConfig], yes: bool
+) -> _T:
+    """A config whose models are on this machine.
+
+    Args:
+        load: Reads the config. It is called again when something was fetched, because the translation of a
+            LLaMA-Factory file reads the model's configuration.
+        first: The model that the file names, for a config that cannot be read without it.
+        names: Takes the config out of what ``load`` returns.
+        yes: Consent to downloads.
+
+    Raises:
+        GymError: As ``load`` and ``ensure_models``.
+    """
+    try:
+        loaded = load()
+    except GymError as error:
+        if error.code is not ErrorCode.MODEL_NOT_FOUND or not ensure_models([first], yes):
+            raise
+        loaded = load()
+    config = names(loaded)
+    if ensure_models(models_of(config), yes):
+        loaded = load()
+    ensure_datasets((*config.data, *config.eval_data), yes)
+    return loaded
+
+
+def models_of(config: TrainingConfig) -> list[str]:
+    """Every model that a run loads: its own, teacher, critic, reward models, and what only lends its tokenizer."""
+    section = getattr(config, config.algorithm, None)
+    graders = [(grader.grader, grader) for grader in config.graders]
+    found = [
+        config.model,
+        config.model_init.tokenizer if config.model_init is not None else None,
+        *(getattr(section, key, None) for key in ("teacher", "critic")),
+        *(getattr(grader, "model", None) for kind, grader in graders if kind == "reward_model"),
+        *(getattr(grader, "tokenizer", None) for kind, grader in graders if kind == "length"),
+    ]
+    return [name for name in found if isinstance(name, str)]

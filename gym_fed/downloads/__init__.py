@@ -1,0 +1,11 @@
+"""Models and data sets of the Hugging Face Hub: offered with bytes and licence, fetched with consent, verified.
+
+Neighbours: imports console, data, errors, files, models, text, version; imported by cli.
+"""
+
+from __future__ import annotations
+
+from gym_fed.downloads.ensure import Consent, ensure_dataset, ensure_model, missing_model, pull_model
+from gym_fed.downloads.offer import Offer
+
+__all__ = ["Consent", "Offer", "ensure_dataset", "ensure_model", "missing_model", "pull_model"]

@@ -1,0 +1,112 @@
+"""Has a model on this machine, or gets it: offered, agreed to, fetched; a model that is whole here costs no request.
+
+folder = ensure_model("Qwen/Qwen3-0.6B", consent=lambda offer: ask(offer.describe()))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gym_fed.downloads.fetch import Report, fetch, silent
+from gym_fed.downloads.offer import Offer, offer_dataset, offer_model
+from gym_fed.downloads.selection import is_whole
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import is_hub_name, resolve
+
+Consent = Callable[[Offer], bool]
+"""Is shown an offer and returns whether to go on; may raise a ``GymError`` of its own."""
+
+
+def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Path:
+    """The folder of a model; what is not on this machine is fetched from the Hub, if ``consent`` agrees.
+
+    Of an adapter, its base is ensured too, by an offer of its own.
+
+    Args:
+        name: As for ``gym_fed.models.load_model``.
+        consent: Asked at most once for each repository.
+        report: Receives the progress, see ``fetch``.
+
+    Raises:
+        GymError: As ``resolve`` for a path; as ``offer_model`` and ``fetch``; ``MODEL_NOT_FOUND`` without consent.
+    """
+    folder = _present(name)
+    if folder is None:
+        offer = offer_model(name)
+        if not consent(offer):
+            raise declined(offer)
+        folder = fetch(offer, report)
+    if (base := _base_of(folder)) is not None:
+        ensure_model(base, consent=consent, report=report)
+    return folder
+
+
+def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple[Offer, Path]:
+    """The newest commit of a model of the Hub, whatever is on this machine; asks only if bytes are missing.
+
+    Raises:
+        GymError: As ``ensure_model``; ``USAGE`` for a name that is a path of this machine.
+    """
+    if not is_hub_name(name):
+        raise GymError(ErrorCode.USAGE, f"{name}: is on this machine", "give a name of the Hub: OWNER/NAME")
+    offer = offer_model(name)
+    if offer.missing_bytes and not consent(offer):
+        raise declined(offer)
+    folder = fetch(offer, report)
+    if (base := _base_of(folder)) is not None:
+        ensure_model(base, consent=consent, report=report)
+    return offer, folder
+
+
+def missing_model(name: str) -> bool:
+    """Whether ``ensure_model`` would ask the Hub for ``name``, or for the base of it."""
+    folder = _present(name)
+    if folder is None:
+        return True
+    base = _base_of(folder)
+    return base is not None and missing_model(base)
+
+
+def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) -> None:
+    """Ask for consent to read a data set of the Hub, unless it is in this machine's cache.
+
+    Its rows are streamed, so the bytes of the offer are the most that can be fetched.
+
+    Raises:
+        GymError: As ``offer_dataset``; ``NOT_FOUND`` without consent.
+    """
+    from gym_fed.data.hub import cached_dataset
+
+    if cached_dataset(name) is not None:
+        return
+    offer = offer_dataset(name, subset)
+    if not consent(offer):
+        raise declined(offer)
+
+
+def declined(offer: Offer) -> GymError:
+    """That nothing was fetched, because nobody agreed to it."""
+    code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
+    return GymError(code, f"{offer.name}: not fetched, as you wished", offer.remedy())
+
+
+def _present(name: str) -> Path | None:
+    """Where a model is on this machine, whole; None for a hub name that is not, or not wholly."""
+    try:
+        folder = Path(resolve(name))
+    except GymError as error:
+        if error.code is not ErrorCode.MODEL_NOT_FOUND or not is_hub_name(name):
+            raise
+        return None
+    return folder if not is_hub_name(name) or is_whole(folder) else None
+
+
+def _base_of(folder: Path) -> str | None:
+    """The base that an adapter names; None for a model, and for an adapter whose file loading will refuse."""
+    base = None
+    with suppress(OSError, ValueError, AttributeError):
+        base = json.loads((folder / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None

@@ -1,0 +1,253 @@
+"""Fetches an offer into the Hugging Face cache: resumed byte by byte, verified before it counts, shared with others.
+
+huggingface_hub moves the bytes, but keeps no part of a file that a kill cut off. So the part of a file is kept here, in
+``blobs/DIGEST.incomplete``. It becomes ``blobs/DIGEST`` when its checksum is the Hub's, and the snapshot and
+``refs/main`` are written when every file is there: what other programs find in the cache is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gym_fed.downloads import hub
+from gym_fed.downloads.offer import Offer, RepoFile
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import full_disk_named, write_atomically
+from gym_fed.text import readable_bytes
+
+Report = Callable[[int, int, str], None]
+"""Receives the bytes that are here, all bytes, and a remark, which is mostly empty; from any thread, one at a time."""
+
+MAX_WORKERS = 4
+ATTEMPTS = 2
+"""How often a file is fetched whose bytes are not what the Hub names."""
+_SPARE_BYTES = 64 << 20
+
+
+def silent(done: int, total: int, remark: str) -> None:
+    """A ``Report`` that says nothing."""
+
+
+def fetch(offer: Offer, report: Report = silent) -> Path:
+    """Fetch what is missing and return the snapshot's folder.
+
+    Raises:
+        GymError: ``DISK_FULL`` before anything is fetched; ``HASH_MISMATCH`` for a file that is not what the Hub names;
+            ``INTERRUPTED`` after Ctrl-C; the errors of ``hub_errors``. What was fetched is kept for the next time.
+    """
+    store = hub.storage(offer.kind, offer.name)
+    blobs = store / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+    _require_space(offer, blobs)
+    state = _State(offer, report)
+    with _stopped_together(state) as pool, hub.hub_errors(offer.kind, offer.name), full_disk_named(blobs):
+        running = [pool.submit(_fetch_file, offer, file, blobs, state) for file in offer.files]
+        done, _ = wait(running, return_when=FIRST_EXCEPTION)
+        for future in done:
+            if (error := future.exception()) is not None:
+                raise error
+    return _link(offer, store)
+
+
+class _Stopped(Exception):
+    """Another file failed, or Ctrl-C was pressed."""
+
+
+class _State:
+    """What the threads share: how far each file is, and whether to stop."""
+
+    def __init__(self, offer: Offer, report: Report) -> None:
+        self.stop = threading.Event()
+        self._report, self._total = report, offer.total_bytes
+        self._at: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def at(self, file: RepoFile, position: int, remark: str = "") -> None:
+        """Note that ``position`` bytes of ``file`` are here."""
+        if self.stop.is_set():
+            raise _Stopped
+        with self._lock:
+            self._at[file.path] = position
+            self._report(sum(self._at.values()), self._total, remark)
+
+    @property
+    def done(self) -> int:
+        return sum(self._at.values())
+
+
+@contextmanager
+def _stopped_together(state: _State) -> Iterator[ThreadPoolExecutor]:
+    """Threads that all end when one fails or Ctrl-C is pressed; parts of files are kept."""
+    pool = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="download")
+    try:
+        yield pool
+    except KeyboardInterrupt as error:
+        state.stop.set()
+        raise GymError(
+            ErrorCode.INTERRUPTED,
+            f"the download was stopped; {readable_bytes(state.done)} of it are kept",
+            "run the same again, and it goes on from there",
+        ) from error
+    finally:
+        state.stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Bar:
+    """What huggingface_hub calls with the bytes that it wrote; stops it at a byte too many."""
+
+    def __init__(self, file: RepoFile, state: _State, position: int) -> None:
+        self._file, self._state, self._position = file, state, position
+
+    def update(self, count: float | None = 1) -> None:
+        self._position += int(count or 0)
+        if self._position > self._file.size_bytes:
+            raise _TooLong
+        self._state.at(self._file, self._position)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class _TooLong(Exception):
+    """More bytes came than the file has."""
+
+
+def _fetch_file(offer: Offer, file: RepoFile, blobs: Path, state: _State) -> None:
+    """Have ``blobs/DIGEST``, verified; as every program that uses this cache, one process at a time."""
+    blob, part = blobs / file.digest, blobs / f"{file.digest}.incomplete"
+    with _lock(offer, file, state):
+        if blob.is_file():
+            if _digest(blob, file, state) == file.digest:
+                state.at(file, file.size_bytes)
+                return
+            state.at(file, 0, f"{file.path} in the cache is damaged and is fetched again")
+            blob.unlink()
+        for _ in range(ATTEMPTS):
+            _get(offer, file, part, state)
+            if part.stat().st_size == file.size_bytes and _digest(part, file, state) == file.digest:
+                part.replace(blob)
+                state.at(file, file.size_bytes)
+                return
+            size = part.stat().st_size
+            part.unlink()
+            state.at(file, 0, f"{file.path} came with other bytes than the Hub names and is fetched again")
+    found = f"{size} bytes instead of {file.size_bytes}" if size != file.size_bytes else "another checksum"
+    raise GymError(
+        ErrorCode.HASH_MISMATCH,
+        f"{file.path} of {offer.name}: {hub.endpoint()} sent {found}, {ATTEMPTS} times; it was not kept",
+        "something between changes or cuts files: try later, from another network, or with another HF_ENDPOINT",
+    )
+
+
+def _get(offer: Offer, file: RepoFile, part: Path, state: _State) -> None:
+    """Append to ``part`` what is missing of it. Its bytes are not yet verified."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import http_get
+
+    with part.open("ab") as stream:
+        if (have := stream.tell()) > file.size_bytes:
+            stream.truncate(have := 0)
+        if have == file.size_bytes:
+            return
+        if have == 0 and file.size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"{file.path} of {offer.name}: {readable_bytes(file.size_bytes)} are too many for one file",
+                f"fetch the model with: hf download {offer.name}",
+            )
+        state.at(file, have)
+
+        def bar(**given: Any) -> _Bar:
+            return _Bar(file, state, int(given.get("initial") or 0))
+
+        try:
+            http_get(
+                hub.file_url(offer.kind, offer.name, offer.commit, file.path),
+                stream,
+                resume_size=have,
+                headers=hub.headers(),
+                displayed_filename=file.path,
+                tqdm_class=bar,  # type: ignore[arg-type]  # any callable will do
+            )
+        except _TooLong:
+            return  # its size is wrong now, and the caller says so
+        finally:
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def _digest(path: Path, file: RepoFile, state: _State) -> str:
+    """Of a whole file, as the Hub makes it: sha256, or git's sha1 of a blob."""
+    size = path.stat().st_size
+    found = hashlib.sha256() if file.sha256 is not None else hashlib.sha1(b"blob %d\0" % size)
+    with path.open("rb") as stream:
+        while data := stream.read(8 << 20):
+            found.update(data)
+            if state.stop.is_set():
+                raise _Stopped
+    return found.hexdigest()
+
+
+@contextmanager
+def _lock(offer: Offer, file: RepoFile, state: _State) -> Iterator[None]:
+    """The lock by which huggingface_hub keeps two downloads of one file apart."""
+    from filelock import Timeout
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # exported lazily
+
+    store = hub.storage(offer.kind, offer.name)
+    folder = store.parent / ".locks" / store.name
+    folder.mkdir(parents=True, exist_ok=True)
+    waited = False
+    while True:
+        try:
+            with WeakFileLock(folder / f"{file.digest}.lock", timeout=1):
+                yield
+                return
+        except Timeout:
+            state.at(file, 0, "" if waited else f"another process fetches {file.path}: waiting for it")
+            waited = True
+
+
+def _require_space(offer: Offer, folder: Path) -> None:
+    parts = sum(p.stat().st_size for p in folder.glob("*.incomplete"))
+    missing = max(0, offer.missing_bytes - parts)
+    free = shutil.disk_usage(folder).free
+    if missing + _SPARE_BYTES > free:
+        raise GymError(
+            ErrorCode.DISK_FULL,
+            f"{offer.name}: {readable_bytes(missing)} are to be fetched, {folder} has room for {readable_bytes(free)}",
+            "free some space there (`hf cache ls` shows what it holds), or set HF_HOME to a folder of another disk",
+        )
+
+
+def _link(offer: Offer, store: Path) -> Path:
+    """The snapshot's folder, with links to the blobs, then ``refs/main``: the layout that the cache's users share."""
+    snapshot = store / "snapshots" / offer.commit
+    for file in offer.files:
+        link, blob = snapshot / file.path, store / "blobs" / file.digest
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_file() and link.samefile(blob):
+            continue
+        link.unlink(missing_ok=True)
+        try:
+            link.symlink_to(os.path.relpath(blob, link.parent))
+        except OSError:  # a file system without links gets a copy, as huggingface_hub gives it
+            shutil.copyfile(blob, link)
+    (store / "refs").mkdir(exist_ok=True)
+    write_atomically(store / "refs" / "main", offer.commit.encode())
+    return snapshot

@@ -1,0 +1,35 @@
+"""A Hub on loopback in place of the real one, with a cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from tests.support.model_hub import ModelHub, Repo
+
+NAME = "acme/tiny-chat"
+
+
+@pytest.fixture
+def hub(tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
+    """Serves ``acme/tiny-chat``: a real model of some hundred kilobytes, beside what no one should fetch."""
+    repo = Repo.of(tiny_base, card={"license": "apache-2.0"})
+    for unwanted in ("pytorch_model.bin", "modeling_tiny.py", "original/consolidated.00.pth", "model.gguf"):
+        repo.files[unwanted] = b"x" * 100
+    with ModelHub({NAME: repo}) as served:
+        monkeypatch.setattr(constants, "ENDPOINT", served.url)
+        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # bytes that a lost connection can lose
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield served
+
+
+@pytest.fixture
+def repo(hub: ModelHub) -> Repo:
+    """The one repository of ``hub``."""
+    return hub.repos[NAME]
