@@ -6,6 +6,6 @@ Neighbours: imports console, data, errors, files, models, text, version; importe
 from __future__ import annotations
 
 from gym_fed.downloads.ensure import Consent, ensure_dataset, ensure_model, missing_model, pull_model
-from gym_fed.downloads.offer import Offer
+from gym_fed.downloads.offer import DownloadOffer
 
-__all__ = ["Consent", "Offer", "ensure_dataset", "ensure_model", "missing_model", "pull_model"]
+__all__ = ["Consent", "DownloadOffer", "ensure_dataset", "ensure_model", "missing_model", "pull_model"]

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from gym_fed.downloads.fetch import Report, fetch, silent
-from gym_fed.downloads.offer import Offer, offer_dataset, offer_model
+from gym_fed.downloads.offer import DownloadOffer, offer_dataset, offer_model
 from gym_fed.downloads.selection import is_whole
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import is_hub_name, resolve
 
-Consent = Callable[[Offer], bool]
+Consent = Callable[[DownloadOffer], bool]
 """Is shown an offer and returns whether to go on; may raise a ``GymError`` of its own."""
 
 
@@ -44,7 +44,7 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
     return folder
 
 
-def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple[Offer, Path]:
+def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple[DownloadOffer, Path]:
     """The newest commit of a model of the Hub, whatever is on this machine; asks only if bytes are missing.
 
     Raises:
@@ -87,7 +87,7 @@ def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) ->
         raise declined(offer)
 
 
-def declined(offer: Offer) -> GymError:
+def declined(offer: DownloadOffer) -> GymError:
     """That nothing was fetched, because nobody agreed to it."""
     code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
     return GymError(code, f"{offer.name}: not fetched, as you wished", offer.remedy())

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from gym_fed.downloads import hub
-from gym_fed.downloads.offer import Offer, RepoFile
+from gym_fed.downloads.offer import DownloadOffer, RepoFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import full_disk_named, write_atomically
 from gym_fed.text import readable_bytes
@@ -37,7 +37,7 @@ def silent(done: int, total: int, remark: str) -> None:
     """A ``Report`` that says nothing."""
 
 
-def fetch(offer: Offer, report: Report = silent) -> Path:
+def fetch(offer: DownloadOffer, report: Report = silent) -> Path:
     """Fetch what is missing and return the snapshot's folder.
 
     Raises:
@@ -58,14 +58,14 @@ def fetch(offer: Offer, report: Report = silent) -> Path:
     return _link(offer, store)
 
 
-class _Stopped(Exception):
+class _Cancelled(Exception):
     """Another file failed, or Ctrl-C was pressed."""
 
 
 class _State:
     """What the threads share: how far each file is, and whether to stop."""
 
-    def __init__(self, offer: Offer, report: Report) -> None:
+    def __init__(self, offer: DownloadOffer, report: Report) -> None:
         self.stop = threading.Event()
         self._report, self._total = report, offer.total_bytes
         self._at: dict[str, int] = {}
@@ -74,7 +74,7 @@ class _State:
     def at(self, file: RepoFile, position: int, remark: str = "") -> None:
         """Note that ``position`` bytes of ``file`` are here."""
         if self.stop.is_set():
-            raise _Stopped
+            raise _Cancelled
         with self._lock:
             self._at[file.path] = position
             self._report(sum(self._at.values()), self._total, remark)
@@ -127,7 +127,7 @@ class _TooLong(Exception):
     """More bytes came than the file has."""
 
 
-def _fetch_file(offer: Offer, file: RepoFile, blobs: Path, state: _State) -> None:
+def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State) -> None:
     """Have ``blobs/DIGEST``, verified; as every program that uses this cache, one process at a time."""
     blob, part = blobs / file.digest, blobs / f"{file.digest}.incomplete"
     with _lock(offer, file, state):
@@ -154,7 +154,7 @@ def _fetch_file(offer: Offer, file: RepoFile, blobs: Path, state: _State) -> Non
     )
 
 
-def _get(offer: Offer, file: RepoFile, part: Path, state: _State) -> None:
+def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> None:
     """Append to ``part`` what is missing of it. Its bytes are not yet verified."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import http_get
@@ -199,12 +199,12 @@ def _digest(path: Path, file: RepoFile, state: _State) -> str:
         while data := stream.read(8 << 20):
             found.update(data)
             if state.stop.is_set():
-                raise _Stopped
+                raise _Cancelled
     return found.hexdigest()
 
 
 @contextmanager
-def _lock(offer: Offer, file: RepoFile, state: _State) -> Iterator[None]:
+def _lock(offer: DownloadOffer, file: RepoFile, state: _State) -> Iterator[None]:
     """The lock by which huggingface_hub keeps two downloads of one file apart."""
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # exported lazily
@@ -223,7 +223,7 @@ def _lock(offer: Offer, file: RepoFile, state: _State) -> Iterator[None]:
             waited = True
 
 
-def _require_space(offer: Offer, folder: Path) -> None:
+def _require_space(offer: DownloadOffer, folder: Path) -> None:
     parts = sum(p.stat().st_size for p in folder.glob("*.incomplete"))
     missing = max(0, offer.missing_bytes - parts)
     free = shutil.disk_usage(folder).free
@@ -235,7 +235,7 @@ def _require_space(offer: Offer, folder: Path) -> None:
         )
 
 
-def _link(offer: Offer, store: Path) -> Path:
+def _link(offer: DownloadOffer, store: Path) -> Path:
     """The snapshot's folder, with links to the blobs, then ``refs/main``: the layout that the cache's users share."""
     snapshot = store / "snapshots" / offer.commit
     for file in offer.files:

@@ -39,7 +39,7 @@ def storage(kind: Kind, name: str) -> Path:
 
 
 def headers() -> dict[str, str]:
-    """Of every request: who asks, and the token of HF_TOKEN or ``hf auth login``, if there is one."""
+    """Of every request: the program, and the token of HF_TOKEN or ``hf auth login``, if there is one."""
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # exported lazily
 
     found: dict[str, str] = build_hf_headers(library_name="gym-fed", library_version=__version__)

@@ -24,8 +24,6 @@ MAX_FILES = 20_000
 MAX_SMALL_BYTES = 64 << 20
 """Of a configuration or an index that is read before the offer."""
 
-_Hex = Field(pattern=r"^[0-9a-f]{40}$")
-
 
 class _Lfs(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -75,7 +73,7 @@ class RepoFile:
 
 
 @dataclass(frozen=True)
-class Offer:
+class DownloadOffer:
     """A repository at one commit, and what of it would be fetched.
 
     Attributes:
@@ -120,7 +118,7 @@ class Offer:
         return f"agree with --yes, or fetch it first: gym models pull {self.name} --yes"
 
 
-def offer_model(name: str) -> Offer:
+def offer_model(name: str) -> DownloadOffer:
     """Ask the Hub what ``name`` is.
 
     Raises:
@@ -150,7 +148,7 @@ def offer_model(name: str) -> Offer:
     return _offer("model", name, info, files)
 
 
-def offer_dataset(name: str, subset: str | None = None) -> Offer:
+def offer_dataset(name: str, subset: str | None = None) -> DownloadOffer:
     """Ask the Hub what the data set ``name`` is; ``subset`` narrows the bytes to the folder of that name, if any.
 
     Raises:
@@ -159,7 +157,7 @@ def offer_dataset(name: str, subset: str | None = None) -> Offer:
     info, listed = _read_info("dataset", name)
     inside = [file for path, file in listed.items() if subset in PurePosixPath(path).parts[:-1]]
     files = tuple(inside or listed.values())
-    return Offer(
+    return DownloadOffer(
         "dataset",
         name,
         info.sha,
@@ -171,10 +169,12 @@ def offer_dataset(name: str, subset: str | None = None) -> Offer:
     )
 
 
-def _offer(kind: Literal["model", "dataset"], name: str, info: _Info, files: tuple[RepoFile, ...]) -> Offer:
+def _offer(
+    kind: Literal["model", "dataset"], name: str, info: _Info, files: tuple[RepoFile, ...]
+) -> DownloadOffer:
     blobs = hub.storage(kind, name) / "blobs"
     missing = sum(file.size_bytes for file in files if not (blobs / file.digest).is_file())
-    return Offer(kind, name, info.sha, files, _licence(info), info.gated is not False, missing)
+    return DownloadOffer(kind, name, info.sha, files, _licence(info), info.gated is not False, missing)
 
 
 def _read_info(kind: Literal["model", "dataset"], name: str) -> tuple[_Info, dict[str, RepoFile]]:

@@ -12,7 +12,7 @@ import typer
 from gym_fed.console import err
 from gym_fed.downloads.ensure import Consent
 from gym_fed.downloads.fetch import Report
-from gym_fed.downloads.offer import Offer
+from gym_fed.downloads.offer import DownloadOffer
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import readable_bytes
 
@@ -28,7 +28,7 @@ def consent(yes: bool) -> Consent:
             licence and the command that agrees.
     """
 
-    def ask(offer: Offer) -> bool:
+    def ask(offer: DownloadOffer) -> bool:
         if yes:
             err.print(offer.describe())
             return True

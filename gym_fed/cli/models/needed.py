@@ -45,8 +45,20 @@ def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
     from gym_fed.downloads import ensure_dataset
     from gym_fed.downloads.terminal import consent
 
-    for name, subset in dict.fromkeys((source.hub, source.subset) for source in sources if source.hub):
+    for name, subset in dict.fromkeys(place for source in sources for place in _hub_places(source)):
         ensure_dataset(name, subset=subset, consent=consent(yes))
+
+
+def _hub_places(source: DataConfig) -> list[tuple[str, str | None]]:
+    """The data sets of the Hub that a source reads, each with its subset."""
+    if source.hub is not None:
+        return [(source.hub, source.subset)]
+    if source.name is not None:
+        from gym_fed.data.catalogue import catalogue_entry
+
+        entry = catalogue_entry(source.name)
+        return [(entry.hub, entry.subset)] if entry.hub is not None else []
+    return []
 
 
 def with_models(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 
-from gym_fed.downloads import Offer, ensure_model, missing_model, pull_model
+from gym_fed.downloads import DownloadOffer, ensure_model, missing_model, pull_model
 from gym_fed.downloads.offer import offer_model
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, resolve
@@ -19,7 +19,7 @@ from tests.unit.downloads.conftest import NAME
 WEIGHTS = "model.safetensors"
 
 
-def yes(offer: Offer) -> bool:
+def yes(offer: DownloadOffer) -> bool:
     return True
 
 
@@ -47,7 +47,7 @@ def test_a_model_that_is_here_costs_no_request_and_no_question(hub: ModelHub) ->
     ensure_model(NAME, consent=yes)
     hub.requests.clear()
 
-    def asked(offer: Offer) -> bool:
+    def asked(offer: DownloadOffer) -> bool:
         raise AssertionError("asked again")
 
     ensure_model(NAME, consent=asked)
@@ -158,8 +158,10 @@ def test_a_damaged_file_of_the_cache_is_found_and_fetched_again(hub: ModelHub, r
     assert (folder / WEIGHTS).read_bytes() == repo.files[WEIGHTS]
 
 
-def test_a_commit_that_is_gone_after_the_offer_asks_for_a_new_offer(hub: ModelHub, repo: Repo) -> None:
-    def meanwhile(offer: Offer) -> bool:
+def test_a_commit_that_is_gone_after_the_offer_is_refused_until_a_new_offer(
+    hub: ModelHub, repo: Repo
+) -> None:
+    def meanwhile(offer: DownloadOffer) -> bool:
         repo.files["generation_config.json"] = b"{}"
         return True
 
@@ -184,7 +186,7 @@ def test_other_programs_find_the_model_in_the_same_cache(hub: ModelHub) -> None:
     folder = ensure_model(NAME, consent=yes)
     assert snapshot_download(NAME, local_files_only=True) == str(folder)
     hub.requests.clear()
-    found = hf_hub_download(NAME, WEIGHTS)  # asks for the newest commit by HEAD
+    found = hf_hub_download(NAME, WEIGHTS)  # looks for the newest commit by HEAD
     assert found == str(folder / WEIGHTS)
     assert {method for method, _, _ in hub.requests} == {"HEAD"}
 
