@@ -45,7 +45,7 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
 
 
 def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple[DownloadOffer, Path]:
-    """The newest commit of a model of the Hub, whatever is on this machine; asks only if bytes are missing.
+    """The newest commit of a model of the Hub, whatever is on this machine; needs consent if bytes are missing.
 
     Raises:
         GymError: As ``ensure_model``; ``USAGE`` for a name that is a path of this machine.

@@ -160,7 +160,7 @@ def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> Non
     from huggingface_hub.file_download import http_get
 
     with part.open("ab") as stream:
-        if (have := stream.tell()) > file.size_bytes:
+        if (have := os.fstat(stream.fileno()).st_size) > file.size_bytes:
             stream.truncate(have := 0)
         if have == file.size_bytes:
             return
