@@ -1,7 +1,7 @@
 """Datasets: formats, the generated text tasks, and what a trainer sees. Names are imported on first use.
 
-Neighbours: imports config, errors, files, kinds, lazy, text, version; imported by cli, config, evaluation,
-personalization, planning, quantization, serving, training.
+Neighbours: imports config, errors, files, kinds, lazy, text, version; imported by cli, config, downloads,
+evaluation, personalization, planning, quantization, serving, training.
 """
 
 from __future__ import annotations
