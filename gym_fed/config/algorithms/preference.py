@@ -134,6 +134,10 @@ class OrpoSettings(PreferenceSettings):
     beta: float = Field(default=0.1, gt=0)
     """Weight of the odds ratio: the paper's lambda."""
 
+    nll: Literal["prompt_and_answer", "answer"] = "prompt_and_answer"
+    """What the next-token loss reads: the chosen answer with its prompt, a mean over tokens as in TRL, or the answer
+    alone, a mean over its tokens and then over pairs as in LLaMA-Factory."""
+
 
 class SimpoSettings(PreferenceSettings):
     """Simple preference optimisation without a reference, Meng et al. 2024."""

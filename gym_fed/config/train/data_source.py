@@ -114,6 +114,9 @@ class DataSections(StrictModel):
     group_by_length: bool = False
     """Batch rows of like length together: less padding, and a slightly less random order."""
 
+    shuffle: bool = True
+    """Draw the rows of every epoch in another order; false takes them as they stand in ``data``."""
+
     max_length: int = Field(default=256, ge=2)
     """Longest row in tokens. Longer rows are cut (sft), or continued in the next row (packing)."""
 
@@ -163,6 +166,12 @@ class DataSections(StrictModel):
     def _preprocessed_rows_have_a_place(self) -> DataSections:
         if self.preprocess_only and self.tokenized_path is None:
             raise ValueError("preprocess_only: needs tokenized_path, the folder for the encoded rows")
+        return self
+
+    @model_validator(mode="after")
+    def _one_order(self) -> DataSections:
+        if self.group_by_length and not self.shuffle:
+            raise ValueError("group_by_length orders the rows by itself; remove shuffle: false")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import model_validator
 
 from gym_fed.config.algorithms import AlgorithmSections
+from gym_fed.config.algorithms.supervised import SupervisedSections
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.train.compute import ComputeSections
@@ -32,6 +33,7 @@ __all__ = ["DataConfig", "LoraSettings", "ModelInit", "TrainingConfig"]
 
 class TrainingConfig(
     AlgorithmSections,
+    SupervisedSections,
     TuningSections,
     VisionSections,
     OptimizationSections,

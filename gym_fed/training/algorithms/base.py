@@ -49,6 +49,9 @@ class Algorithm(ABC):
     forgets: ClassVar[bool] = False
     """Whether rows of ``role: forget`` are unlearned; for the others that role is refused."""
 
+    orders_rows: ClassVar[bool] = False
+    """Whether it decides by itself which rows follow each other, so that ``shuffle: false`` is refused."""
+
     keeps_encoded: ClassVar[bool] = True
     """Whether a later run may read encoded rows (``tokenized_path``): tokens that depend on no second model."""
 

@@ -14,6 +14,7 @@ from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms._token_losses import check_token_loss, loss_arguments, require_plain_loss
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.rows.packing import pack_best_fit
 from gym_fed.training.run.job import Job
@@ -39,11 +40,15 @@ class Sft(Algorithm):
     )
     untried = "Qwen2-VL as it is (needs torchvision)"
 
+    def check(self, config: TrainingConfig) -> None:
+        check_token_loss(config)
+
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         assistant_only = self.assistant_only(config)
         default = self.packing_default and not assistant_only
         packing = default if config.packing is None else config.packing
         if is_processor(tokenizer):
+            require_plain_loss(config)
             if config.privacy is not None:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
@@ -79,8 +84,10 @@ class Sft(Algorithm):
             from gym_fed.training.vision.trainer import build_vision_trainer
 
             return build_vision_trainer(job, assistant_only=self.assistant_only(job.config))
+        named, loss = loss_arguments(job.config)
         arguments = SFTConfig(
             **job.arguments(),
+            **named,
             # Packed rows have their length already, and lie in one row of tokens without padding.
             max_length=None if job.config.packing == "bfd" else job.config.max_length,
             padding_free=job.config.packing == "bfd",
@@ -90,15 +97,16 @@ class Sft(Algorithm):
             from gym_fed.training.private.loop import prepared, private
 
             return prepared(self._made(local(private(SFTTrainer)), job, arguments), job)
-        return self._made(local(SFTTrainer), job, arguments)
+        return self._made(local(SFTTrainer), job, arguments, compute_loss_func=loss)
 
-    def _made(self, trainer: Any, job: Job, arguments: Any) -> Any:
+    def _made(self, trainer: Any, job: Job, arguments: Any, **more: Any) -> Any:
         return trainer(
             model=job.model,
             args=arguments,
             processing_class=job.tokenizer,
             callbacks=job.callbacks,
             **job.datasets(),
+            **more,
         )
 
     def assistant_only(self, config: TrainingConfig) -> bool:

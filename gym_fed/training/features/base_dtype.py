@@ -25,7 +25,7 @@ class BaseDtype(Feature):
                 "is the type of frozen weights, and full tuning freezes none",
                 "set dtype instead",
             )
-            if config.finetuning != "full":
+            if not TUNING.type_of(config.finetuning).trains_all:
                 problem = (
                     f"is the type of the base of an adapter, and finetuning: {config.finetuning} has none"
                 )

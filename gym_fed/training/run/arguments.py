@@ -34,7 +34,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "per_device_train_batch_size": config.per_device_train_batch_size,
         "per_device_eval_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "train_sampling_strategy": "group_by_length" if config.group_by_length else "random",
+        "train_sampling_strategy": _order(config),
         "gradient_checkpointing": False,
         "bf16": False,
         "fp16": False,
@@ -61,3 +61,10 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
 def _eval_strategy(config: TrainingConfig) -> str:
     """When held-out rows are evaluated, where there are some."""
     return config.eval_strategy or ("steps" if config.eval_steps else "epoch")
+
+
+def _order(config: TrainingConfig) -> str:
+    """How the rows of an epoch follow each other."""
+    if not config.shuffle:
+        return "sequential"
+    return "group_by_length" if config.group_by_length else "random"

@@ -47,6 +47,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     OPTIMIZERS.new(config.optimizer).check(config)
     check_spikes(config)
     check_batch_size(config)
+    _check_order(config)
     check_tokenized(config)
     for name in config.tracking:
         ready_tracker(name)  # refuses one whose package is missing
@@ -54,8 +55,19 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
         feature.check(config)
 
 
+def _check_order(config: TrainingConfig) -> None:
+    if config.shuffle or not (ALGORITHMS.type_of(config.algorithm).orders_rows or config.privacy):
+        return
+    who = (
+        "privacy draws every batch at random"
+        if config.privacy
+        else f"{config.algorithm} orders its rows by itself"
+    )
+    raise GymError(ErrorCode.CONFIG_INVALID, f"shuffle: false, but {who}", "remove the key")
+
+
 def require_training(config: TrainingConfig) -> None:
-    """Refuse to train by a config that asks for something else.
+    """Refuse to train by a config that is for something else.
 
     Raises:
         GymError: ``USAGE`` naming what does that.

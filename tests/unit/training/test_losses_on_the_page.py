@@ -206,6 +206,19 @@ def test_orpos_loss_is_equations_6_and_7(pairs: Any) -> None:
     assert_close(built.loss(), -mean(words) + 0.4 * mean(ratios))
 
 
+def test_orpos_loss_on_the_answer_alone_is_a_mean_over_pairs(pairs: Any) -> None:
+    built = pairs("orpo", beta=0.4, nll="answer")
+    losses = []
+    for row in map(unwhole, built.encoded):
+        averages = [
+            float(token_log_probs(built.model, row["prompt_ids"], row[key]).mean())
+            for key in ("chosen_ids", "rejected_ids")
+        ]
+        odds = [math.exp(p) / (1 - math.exp(p)) for p in averages]
+        losses.append(-averages[0] - 0.4 * math.log(sigmoid(math.log(odds[0] / odds[1]))))
+    assert_close(built.loss(), mean(losses))
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_simpos_loss_is_equation_6(pairs: Any, smoothing: float) -> None:
     built = pairs("simpo", beta=1.5, gamma=0.3, cpo_alpha=0.6, label_smoothing=smoothing)
@@ -251,6 +264,32 @@ def answers(row: Row) -> tuple[list[int], torch.Tensor]:
 def learned(model: Any, row: Row) -> torch.Tensor:
     ids, labelled = answers(row)
     return token_log_probs(model, ids[:1], ids[1:])[labelled]
+
+
+@pytest.mark.parametrize(
+    "section", [{"loss_type": "dft"}, {"loss_type": "eaft", "eaft_alpha": 1.5}, {"label_smoothing": 0.2}]
+)
+def test_sfts_other_losses_weigh_each_word_as_their_papers_do(
+    tiny_base: Path, tmp_path: Path, section: Row
+) -> None:
+    built = Built(tiny_base, tmp_path / "run", "sft", WORDS, section)
+    built.move()
+    losses = []
+    for row in built.encoded:
+        found = distributions(built.model, row["input_ids"])
+        for at, label in enumerate(row["labels"][1:]):
+            if label == IGNORED:
+                continue
+            logs = found[at].tolist()
+            if section.get("loss_type") == "dft":
+                losses.append(-math.exp(logs[label]) * logs[label])
+            elif section.get("loss_type") == "eaft":
+                top = sorted(map(math.exp, logs), reverse=True)[:20]
+                entropy = -sum(p / sum(top) * math.log(p / sum(top)) for p in top)
+                losses.append(-((entropy / math.log(20)) ** 1.5) * logs[label])
+            else:
+                losses.append(-0.8 * logs[label] - 0.2 * mean(logs))
+    assert_close(built.loss(), mean(losses))
 
 
 def test_sfts_loss_is_the_mean_over_the_assistants_words(tiny_base: Path, tmp_path: Path) -> None:

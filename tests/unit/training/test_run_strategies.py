@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import GymError
+from gym_fed.evaluation import heldout_loss
 from gym_fed.models import load_model
+from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 10)
@@ -105,3 +107,18 @@ def test_strategies_that_contradict_other_keys_are_refused(keys: dict[str, Any],
 def test_an_evaluation_strategy_without_held_out_rows_is_refused(tiny_base: Path, tmp_path: Path) -> None:
     with pytest.raises(GymError, match="eval_strategy: there are no held-out rows"):
         train(tiny_base, config(tmp_path), held_out=None)
+
+
+def test_rows_are_learned_in_their_order_where_they_are_not_shuffled(tiny_base: Path, tmp_path: Path) -> None:
+    settings = config(
+        tmp_path, shuffle=False, max_steps=3, save_strategy="no", eval_strategy="no", learning_rate=1e-12
+    )
+    loaded = load_model(str(tiny_base))
+    losses = train(tiny_base, settings).losses
+    parts = [ROWS[:4], ROWS[4:8], ROWS[8:]]
+    assert losses == pytest.approx(
+        [heldout_loss(loaded.model, loaded.tokenizer, part, max_length=64) for part in parts], rel=1e-5
+    )
+    for algorithm in ("kto", "npo"):
+        with pytest.raises(GymError, match=f"shuffle: false, but {algorithm} orders its rows by itself"):
+            check_config(TrainingConfig(model="gym-nano", algorithm=algorithm, shuffle=False))

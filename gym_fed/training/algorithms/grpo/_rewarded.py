@@ -23,6 +23,7 @@ class Rewarded(Algorithm):
     """An algorithm that learns from graded answers to prompts. ``name`` is its section of the config."""
 
     keeps_encoded = False
+    orders_rows = True
     name: ClassVar[str]
     row_kind: ClassVar[RowKind] = "prompt"
     needs_graders: ClassVar[bool] = True

@@ -61,6 +61,8 @@ class _Tokenised(GlobalBatch):
     def get_batch_loss_metrics(self, model: Any, batch: dict[str, Any], train_eval: str = "train") -> Any:
         """TRL's own, weighted: ``loss = nll_weight * mean over tokens + mean over pairs``."""
         loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
+        if self._nll is None:
+            return loss * self.share("pairs", len(batch["chosen_labels"])), metrics
         counts = self.items(batch)
         pairs, tokens = (self.share(name, counts[name]) for name in ("pairs", "tokens"))
         nll_weight = getattr(self, "cpo_alpha", 1.0)
@@ -81,6 +83,17 @@ class _Tokenised(GlobalBatch):
 
 class OddsRatios(_Tokenised):
     """Mix-in, placed before ``ORPOTrainer``: its odds-ratio loss is that of ``orpo.py``."""
+
+    answer_nll = False
+    """Set after construction: whether the next-token loss is the mean over pairs of the answer's own."""
+
+    def concatenated_forward(self, *args: Any, **named: Any) -> Any:
+        """TRL's own; its next-token loss, which reads the prompt too, is replaced where that is not wanted."""
+        found = super().concatenated_forward(*args, **named)
+        if not self.answer_nll:
+            return found
+        self._nll = None  # a mean over pairs, as the rest of the loss
+        return (*found[:4], -found[0].mean(), *found[5:])
 
     def odds_ratio_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
         """What TRL subtracts from the next-token loss, ``[n]``; rewards ``[n]``; two means that it logs."""

@@ -37,6 +37,7 @@ class Kto(Algorithm):
     on its prompts with the answers of their neighbours.
     """
 
+    orders_rows = True
     row_kind = "unpaired"
     uses_reference = True
     federates = True

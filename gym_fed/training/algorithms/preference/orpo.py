@@ -1,7 +1,7 @@
 """Odds-ratio preference optimisation, Hong et al. 2024, "ORPO"; over TRL's experimental ``ORPOTrainer``.
 
-``L = L_NLL(y_w) + beta * L_OR`` (equation 6): the next-token loss of the chosen answer with its prompt, and
-``odds_ratio_loss``.
+``L = L_NLL(y_w) + beta * L_OR`` (equation 6): the next-token loss of the chosen answer, with its prompt or alone
+(``nll``), and ``odds_ratio_loss``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class Orpo(WholePairs):
         settings = self.settings(job.config)
         arguments = ORPOConfig(
             **job.arguments(),
-            **settings.model_dump(),
+            **settings.model_dump(exclude={"nll"}),
             max_length=job.config.max_length,
             remove_unused_columns=False,
         )
         trainer = build_on_ids(job, whole_pairs(ORPOTrainer, OddsRatios), arguments, reference=False)
         trainer.pair_loss = odds_ratio_loss
+        trainer.answer_nll = settings.nll == "answer"
         return trainer
 
 

@@ -1,0 +1,37 @@
+"""Settings of supervised fine-tuning: which loss of a token is learned."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+
+
+class SftSettings(StrictModel):
+    """The next-token loss of ``sft``; of models that read images, ``nll`` alone."""
+
+    loss_type: Literal["nll", "dft", "eaft"] = "nll"
+    """``dft`` weighs a token by its own probability (Wu et al. 2025, "Dynamic Fine-Tuning"). ``eaft`` weighs it by how
+    unsure the model is there (Diao et al. 2026, "Entropy-Adaptive Fine-Tuning"), and costs a second forward pass."""
+
+    eaft_alpha: float = Field(default=1.0, gt=0)
+    """For ``eaft``: the power of that weight."""
+
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """For ``nll``: share of every target that is spread evenly over the vocabulary (Szegedy et al. 2016)."""
+
+    @model_validator(mode="after")
+    def _settings_are_read(self) -> SftSettings:
+        if self.eaft_alpha != 1.0 and self.loss_type != "eaft":
+            raise ValueError(f"eaft_alpha: is read by loss_type eaft, not by {self.loss_type}")
+        if self.label_smoothing and self.loss_type != "nll":
+            raise ValueError(f"label_smoothing: is read by loss_type nll, not by {self.loss_type}")
+        return self
+
+
+class SupervisedSections(StrictModel):
+    """Of training on one machine; rounds of a hub learn by ``nll``."""
+
+    sft: SftSettings | None = None
