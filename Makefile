@@ -24,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all rooms mutations lint checks format types imports extras proto package clean
+.PHONY: help install demo test test-all test-gpu triton rooms mutations lint checks format types imports extras proto package clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -40,6 +40,9 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard quant/csrc/*)
 	$(PIP_INSTALL) -e '.[dev]'
 	touch $@
 
+triton: $(STAMP) ## Triton in a folder of its own, for its interpreter: the sign kernel is then tested without a GPU.
+	test -d $(VENV)/triton || $(PIP_INSTALL) --no-deps --target $(VENV)/triton triton==3.9.0
+
 demo: $(STAMP) ## A hub and a few contributors on this machine, from first round to last.
 	$(BIN)/python -m demo.run
 
@@ -48,6 +51,9 @@ test: $(STAMP) ## The quick suite: all that is not marked slow.
 
 test-all: $(STAMP) ## Every test, the slow ones too.
 	$(PYTEST) $(ARGS)
+
+test-gpu: $(STAMP) ## Try on one CUDA GPU what the suite cannot, and write it into docs/support.md. 25 minutes at most.
+	$(BIN)/python -m tools.gpu $(ARGS)
 
 rooms: ## The rooms of the unit tests; `make test-ROOM` runs one of them, its slow tests left out.
 	@for room in $(ROOMS); do printf '  make test-%-16s %3s files\n' $$room $$(ls tests/unit/$$room/test_*.py | wc -l); done

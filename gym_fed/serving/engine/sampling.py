@@ -179,7 +179,15 @@ def _best(logits: Tensor) -> tuple[list[int], list[float]]:
         array = logits.numpy()
         places = array.argmax(axis=-1)
         return places.tolist(), array[np.arange(len(array)), places].tolist()
-    values, best = logits.max(dim=-1)
+    return _best_by_torch(logits)
+
+
+def _best_by_torch(logits: Tensor) -> tuple[list[int], list[float]]:
+    """The same on any device; which of equals torch's own search finds is not defined on CUDA."""
+    values = logits.amax(dim=-1)
+    hits = (logits == values[:, None]) | logits.isnan()
+    places = torch.arange(logits.shape[1], device=logits.device)
+    best = torch.where(hits, places, logits.shape[1]).amin(dim=-1)
     return best.tolist(), values.tolist()
 
 

@@ -6,7 +6,7 @@ it masks every token of a step against all keys of all requests. (8 requests of 
 as long as these steps, for the same tokens; one core.) It has neither logits for guided decoding, nor a seed per
 request, nor a place where rows could differ.
 
-On CUDA the sign terms run through Triton kernels that have not been tried on a GPU yet.
+On CUDA the sign terms run through a Triton kernel, tried in Triton's interpreter and not on a GPU yet.
 """
 
 from __future__ import annotations

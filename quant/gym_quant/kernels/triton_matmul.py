@@ -1,11 +1,13 @@
-"""The same matmul on CUDA, in Triton. Written against Triton's documentation; not yet run on a GPU.
+"""The same matmul on CUDA, in Triton. Tried in Triton's interpreter on a CPU; not yet run on a GPU.
 
 Imported only when ``signed_matmul`` is given CUDA tensors. Triton comes with torch's CUDA builds on Linux. There is
-one mode: float32 activations and float32 sums; ``lookup`` is an idea for processors without wide multipliers.
+one mode: float32 activations and float32 sums; ``lookup`` is an idea for processors without wide multipliers. With
+``TRITON_INTERPRET=1`` in the environment before Triton is imported the kernel runs on CPU tensors, slowly.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Sequence
@@ -42,14 +44,15 @@ def signed_matmul_cuda(
         mode: ``exact``.
 
     Raises:
-        CodecError: Without Triton, for tensors elsewhere than on one CUDA device, and for ``lookup``.
+        CodecError: Without Triton, for tensors elsewhere than on one CUDA device (under Triton's interpreter: on one
+            device), and for ``lookup``.
     """
     if triton is None:
         raise CodecError(
             f"CUDA tensors need Triton, which cannot be imported ({_MISSING}): "
             "install triton, or move x and y to the CPU"
         )
-    if not (x.is_cuda and y.is_cuda and x.device == y.device):
+    if x.device != y.device or not (x.is_cuda or _interpreted()):
         raise CodecError(f"x is on {x.device} and y on {y.device}, not on one CUDA device")
     if mode != "exact":
         raise CodecError(f"mode {mode!r} runs on the CPU only: on CUDA use exact")
@@ -59,9 +62,14 @@ def signed_matmul_cuda(
         if variant >= 0:
             rows_of.setdefault(variant, []).append(row)
     for variant, rows in rows_of.items():
-        with torch.cuda.device(x.device):
+        with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
             _launch(dense, variants[variant], torch.tensor(rows, dtype=torch.int64, device=x.device), y)
     return y
+
+
+def _interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, which reads tensors of the CPU."""
+    return bool(triton.knobs.runtime.interpret)
 
 
 def _launch(x: Tensor, matrix: SignMatrix, rows: Tensor, y: Tensor) -> None:
