@@ -41,6 +41,13 @@ class ErrorCode(Enum):
     DATA_INVALID = "data-invalid", 20, "INVALID_ARGUMENT", 422, "A dataset row cannot be used."
     MODEL_INVALID = "model-invalid", 30, "INVALID_ARGUMENT", 422, "A model folder cannot be used."
     MODEL_NOT_FOUND = "model-not-found", 31, "NOT_FOUND", 404, "A model is not on this machine."
+    EXPORT_DIFFERS = (
+        "export-differs",
+        32,
+        "DATA_LOSS",
+        500,
+        "An exported model computes something else than its source.",
+    )
     DELTA_INVALID = "delta-invalid", 40, "INVALID_ARGUMENT", 422, "A .gymdelta file is malformed."
     BASE_MISMATCH = "base-mismatch", 41, "FAILED_PRECONDITION", 409, "A delta was made for another base."
     UNAVAILABLE = "unavailable", 50, "UNAVAILABLE", 503, "The server cannot be reached."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,20 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
             raise
     fsync_folder(path.parent)
+
+
+@contextmanager
+def whole_or_not_at_all(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path`` that takes its name if the block ends well, else is removed."""
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        part.rename(path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:

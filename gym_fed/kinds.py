@@ -147,6 +147,12 @@ TASKS: TabledKind[Any] = TabledKind(
     "gym_fed.tasks",
     "gym_fed.data.tasks._table:TABLE",
 )
+EXPORT_FORMATS: Kind[Any] = Kind(
+    "export format",
+    "gym_fed.export.formats",
+    "gym_fed.export.formats.base:ExportFormat",
+    "gym_fed.export_formats",
+)
 CHECKS: Kind[Any] = Kind("check", "gym_fed.doctor.checks", "gym_fed.doctor.check:Check", "gym_fed.checks")
 
 ALL: tuple[Registry[Any], ...] = (
@@ -165,5 +171,6 @@ ALL: tuple[Registry[Any], ...] = (
     FORMATS,
     TASKS,
     CHECKS,
+    EXPORT_FORMATS,
 )
 """Every kind; docs/support.md and `gym doctor` go through it."""

@@ -216,19 +216,17 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def _load_adapter(name: str, folder: Path, adapter: Path, dtype: str, device: str) -> LoadedModel:
-    from peft import PeftModel
-
-    from gym_fed.modeling.rope import apply_base_changes
+    from gym_fed.modeling.adapters import in_order, load_on, merge_adapters, read_adapter
 
     base_name = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
     if not base_name:
         raise GymError(
             ErrorCode.MODEL_INVALID, f"{adapter}: names no base model", "set base_model_name_or_path"
         )
+    *below, own = in_order([read_adapter(name, folder)])
     base = load_model(str(base_name), dtype=dtype, device=device)
-    apply_base_changes(base.model, folder)
     with quiet_loading(), _as_gym_errors(name):
-        model = PeftModel.from_pretrained(base.model, str(folder))
+        model = load_on(merge_adapters(base.model, below), own)
     template = folder / "chat_template.jinja"
     if template.is_file():  # the run may have been trained with another than its base has
         base.tokenizer.chat_template = template.read_text(encoding="utf-8")

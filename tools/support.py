@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "support.md"
 BEGIN, END = "<!-- from the registry, by tools/support.py -->\n", "<!-- until here -->\n"
 
-KEYS = {"tuning method": "finetuning"}
+KEYS = {"tuning method": "finetuning", "export format": "--format"}
 """What a kind is called in a config, where its own word is another."""
 
 FACTS = {

@@ -12,6 +12,7 @@ from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data.app import app as data_app
 from gym_fed.cli.delta.app import app as delta_app
 from gym_fed.cli.doctor import doctor
+from gym_fed.cli.export import export
 from gym_fed.cli.grade import grade
 from gym_fed.cli.models.app import app as models_app
 from gym_fed.cli.runs import app as runs_app
@@ -42,6 +43,7 @@ app.command()(predict)
 app.command()(tune)
 app.command()(chat)
 app.command()(batch)
+app.command()(export)
 app.command(cls=old_options({"--rewards": "--graders"}))(grade)
 app.command()(doctor)
 app.add_typer(api_app, name="api")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -49,3 +49,31 @@ def _is_one_product(layer: Any, linear: Any) -> bool:
     if not matrix or len(active) != 1 or layer.merged or layer.fan_in_fan_out:
         return False
     return not layer.use_dora.get(active[0]) and not layer.lora_bias.get(active[0])
+
+
+def is_plain_lora(model: Any) -> bool:
+    """Whether two factors a layer are all that was trained."""
+    if not hasattr(model, "peft_config"):
+        return False
+    settings = model.peft_config[model.active_adapter]
+    if _is_lora(settings) and any(
+        min(a.shape[1], b.shape[0]) < a.shape[0] for a, b in _factors(model, model.active_adapter)
+    ):
+        return False  # more columns than the weight has: as factors it would be larger than as it is
+    odd = (
+        (settings.use_dora, settings.modules_to_save, settings.bias != "none")
+        if _is_lora(settings)
+        else (True,)
+    )
+    return not any(odd)
+
+
+def _factors(model: Any, name: str) -> Iterator[tuple[Any, Any]]:
+    """A ``[r, in]`` and B ``[out, r]`` of every linear layer that the adapter is on."""
+    for layer in model.modules():
+        if name in getattr(layer, "lora_A", {}):
+            yield layer.lora_A[name].weight, layer.lora_B[name].weight
+
+
+def _is_lora(settings: Any) -> bool:
+    return str(settings.peft_type.value) == "LORA"

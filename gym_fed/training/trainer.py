@@ -25,6 +25,7 @@ from gym_fed.models import pick_device, quiet_loading
 from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.model.adapters import require_none_merged, settled, trained_on
 from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
@@ -42,6 +43,7 @@ from gym_fed.training.run.reproducibility import RunWarning, deterministic, reco
 from gym_fed.training.run.result import TrainResult
 from gym_fed.training.run.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.trl_glue import unpatched_afterwards
+from gym_fed.training.tuning._going_on import go_on
 from gym_fed.training.vision.conversations import is_processor, require_image_model
 from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
@@ -88,7 +90,7 @@ class Trainer:
             raise GymError(ErrorCode.USAGE, "a model in memory needs its tokenizer, and the other way round")
         if model is None and config.model is None and config.model_init is None:
             raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
-        self.config = config
+        config = self.config = settled(config)
         self._given = None if model is None else (model, tokenizer)
         check_config(config)
         self._graders = [*graders, *build_graders(config.graders)]
@@ -224,6 +226,7 @@ class Trainer:
         """Model and tokenizer, with the features of the config and its chat template."""
         if self._given is not None:
             require_dtype(self._given[0], config)
+            require_none_merged(config)
         model, tokenizer = self._given or load_for_training(config)
         require_image_model(config, reads_images=is_processor(tokenizer))
         tokenizer = use_chat_template(tokenizer, config.chat_template)
@@ -345,7 +348,9 @@ def _prepare_model(
     set_seed(config.seed)
     model = algorithm.adapt(model, tokenizer, config)
     frozen = frozen_parts(model, config)
-    model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
+    model = model if is_placed(model, config) else model.to(device)
+    adapter = trained_on(config)
+    model = tuning.prepare(model, config) if adapter is None else go_on(model, adapter, config)
     freeze_parts(model, config, frozen)
     return model
 

@@ -48,8 +48,9 @@ class ReferenceSettings(PreferenceSettings):
 
     precompute_ref_log_probs: bool | None = None
     """Score all rows with the reference before the first step instead of at every step. By default on where all
-    weights are trained, since otherwise a frozen copy of the model is kept in memory, and off for adapters, where the
-    reference is the same model with its adapter switched off and costs no memory."""
+    weights are trained, since otherwise a frozen copy of the model is kept in memory, and for adapters that do not
+    start as the base. Off for other adapters, where the reference is the same model with its adapter switched off and
+    costs no memory, and where ``reference_model`` is given."""
 
 
 class DpoSettings(ReferenceSettings):

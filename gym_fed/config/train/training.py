@@ -15,6 +15,7 @@ from gym_fed.config.algorithms import AlgorithmSections
 from gym_fed.config.algorithms.supervised import SupervisedSections
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
+from gym_fed.config.train.adapters import AdapterSections
 from gym_fed.config.train.compute import ComputeSections
 from gym_fed.config.train.data_source import DataConfig, DataSections
 from gym_fed.config.train.distributed import DistributedSections
@@ -35,6 +36,7 @@ class TrainingConfig(
     AlgorithmSections,
     SupervisedSections,
     TuningSections,
+    AdapterSections,
     VisionSections,
     OptimizationSections,
     DataSections,
@@ -74,6 +76,12 @@ class TrainingConfig(
     def _consistent(self) -> TrainingConfig:
         if self.model is not None and self.model_init is not None:
             raise ValueError("give either model or model_init, not both")
+        if self.adapter and self.model_init is not None:
+            raise ValueError("adapter: is of a trained model, not of model_init")
+        if self.new_adapter and not TUNING.type_of(self.finetuning).is_adapter:
+            raise ValueError(
+                f"new_adapter: finetuning {self.finetuning} trains none; remove it, all are merged"
+            )
         if self.model_init is not None and TUNING.type_of(self.finetuning).is_adapter:
             raise ValueError(f"finetuning: {self.finetuning} needs a trained model, not model_init")
         if self.packing is True and self.assistant_only_loss:

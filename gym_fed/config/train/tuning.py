@@ -31,7 +31,7 @@ class LoraSettings(AdapterSettings):
     """The adapter that is trained when ``finetuning`` is ``lora``."""
 
     r: int = Field(default=8, ge=1)
-    lora_alpha: int = Field(default=16, ge=1)
+    lora_alpha: int | float = Field(default=16, gt=0)
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     exclude_modules: list[str] = Field(default_factory=list)
     """Layers that ``target_modules`` names and that are left out all the same."""
@@ -39,7 +39,7 @@ class LoraSettings(AdapterSettings):
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Another ``r`` for some layers: a name's end or a regular expression, and the rank."""
 
-    alpha_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    alpha_pattern: dict[str, Annotated[int | float, Field(gt=0)]] = Field(default_factory=dict)
     """Another ``lora_alpha`` for some layers."""
 
     bias: Literal["none", "all", "lora_only"] = "none"

@@ -46,6 +46,9 @@ class Algorithm(ABC):
     scores_reference_once: ClassVar[bool] = False
     """Of those with a reference: whether it always scores the rows before the first step, and never again."""
 
+    takes_reference: ClassVar[bool] = False
+    """Whether the config may name the model that the policy is compared with (``reference_model``)."""
+
     forgets: ClassVar[bool] = False
     """Whether rows of ``role: forget`` are unlearned; for the others that role is refused."""
 

@@ -8,6 +8,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
 from gym_fed.models import load_model
+from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
 from gym_fed.training.processes.sharding import loading_arguments
 from gym_fed.training.vision.conversations import is_vision_model, load_vision_model
@@ -15,6 +16,8 @@ from gym_fed.training.vision.conversations import is_vision_model, load_vision_m
 
 def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     """The model and tokenizer (or processor, where images are read) of ``config.model`` or ``config.model_init``.
+
+    Adapters that the run starts from are in the model's weights, but for one that is trained on.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an adapter on an adapter; see ``load_model`` for the others.
@@ -29,18 +32,21 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
         return load_by_unsloth(config)
     if ALGORITHMS.type_of(config.algorithm).reads_images and is_vision_model(config.model):
-        return load_vision_model(config.model, dtype=config.loaded_dtype, arguments=loading_arguments(config))
+        model, processor = load_vision_model(
+            config.model, dtype=config.loaded_dtype, arguments=loading_arguments(config)
+        )
+        return on_its_adapters(model, config), processor
     arguments = {**loading_arguments(config), **quantization_arguments(config)}
     loaded = load_model(config.model, dtype=config.loaded_dtype, arguments=arguments)
     if not hasattr(loaded.model, "merge_and_unload"):
-        return loaded.model, loaded.tokenizer
+        return on_its_adapters(loaded.model, config), loaded.tokenizer
     if TUNING.type_of(config.finetuning).is_adapter:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"model: {config.model} is itself an adapter",
-            "train on with finetuning: full, or start from its base model",
+            f"give model: its base, and adapter: {config.model} to train it on, or finetuning: full",
         )
-    return loaded.model.merge_and_unload(), loaded.tokenizer
+    return on_its_adapters(loaded.model.merge_and_unload(), config), loaded.tokenizer
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.kinds import TUNING
-from gym_fed.modeling.rope import write_base_changes
+from gym_fed.modeling.adapters import WEIGHTS, write_base_adapters
+from gym_fed.modeling.rope import BASE_CHANGES, write_base_changes
 from gym_fed.models import NANO
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.model.adapters import merged_first, starting_adapters
 from gym_fed.training.processes.group import is_main, on_main
 from gym_fed.training.processes.sharding import is_split
 from gym_fed.training.tuning._peft import name_base
@@ -62,7 +64,7 @@ def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
         config: Gives the tuning method, ``save_dtype`` and the base's name.
         folder: A new one, or an empty one.
     """
-    TUNING.new(config.finetuning).save(model, config, folder, _portable_name(config.model))
+    TUNING.new(config.finetuning).save(model, config, folder, portable_name(config.model))
     _finish_adapter(model, config, folder)
 
 
@@ -71,17 +73,23 @@ def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
     if not TUNING.new(config.finetuning).is_adapter:
         return
     if config.save_dtype is not None:
-        _cast(folder / "adapter_model.safetensors", config.save_dtype)
-    if config.rope_scaling is not None:
+        cast_adapter(folder, config.save_dtype)
+    if config.rope_scaling is not None or _scaled_before(config):
         write_base_changes(model.get_base_model(), folder)
+    write_base_adapters(merged_first(config), folder)
 
 
-def _cast(file: Path, dtype: str) -> None:
-    """Another type for the floating-point tensors of a file."""
+def _scaled_before(config: TrainingConfig) -> bool:
+    """Whether an adapter that the run started from has brought other rotary positions."""
+    return any((adapter.folder / BASE_CHANGES).is_file() for adapter in starting_adapters(config))
+
+
+def cast_adapter(folder: Path, dtype: str) -> None:
+    """Another type for the floating-point tensors of an adapter."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    wanted = getattr(torch, dtype)
+    wanted, file = getattr(torch, dtype), folder / WEIGHTS
     tensors = load_file(file)
     cast = {n: value.to(wanted) if value.is_floating_point() else value for n, value in tensors.items()}
     save_file(cast, file, metadata={"format": "pt"})
@@ -103,7 +111,7 @@ def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
     if not is_main():
         return
     if TUNING.new(config.finetuning).is_adapter:
-        name_base(part, _portable_name(config.model))
+        name_base(part, portable_name(config.model))
         return
     tied = dict(getattr(trainer.model, "_tied_weights_keys", None) or {})
     _rewrite(
@@ -127,7 +135,7 @@ def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
     )
 
 
-def _portable_name(name: str | None) -> str | None:
+def portable_name(name: str | None) -> str | None:
     """Paths made absolute, so that the adapter finds its base from anywhere; names as they are."""
     if name is None or name == NANO or not Path(name).expanduser().is_dir():
         return name

@@ -50,7 +50,7 @@ def _lora_fa(model: Any, config: TrainingConfig) -> Any:
     optimizer = create_lorafa_optimizer(
         model,
         r=config.lora.r,
-        lora_alpha=config.lora.lora_alpha,
+        lora_alpha=config.lora.lora_alpha,  # type: ignore[arg-type]  # it is only divided
         lr=config.learning_rate,
         weight_decay=config.weight_decay,
     )

@@ -6,23 +6,27 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.delta_soup import DeltaSoupConfig
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.delta.factors import is_plain_lora
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model, load_tokenizer, model_name, quiet_loading
+from gym_fed.files import whole_or_not_at_all
+from gym_fed.kinds import EXPORT_FORMATS
+from gym_fed.models import load_model, load_tokenizer, quiet_loading, resolve
+from gym_fed.training.model.adapters import merged_first
+from gym_fed.training.model.saving import portable_name
 
 if TYPE_CHECKING:
+    from gym_fed.export.source import Source
     from gym_fed.soup.delta_soup import SoupResult
 
-ExportFormat = Literal["huggingface", "adapter", "delta"]
+ExportFormat = Literal["huggingface", "adapter", "delta"] | str
 Contributions = Mapping[str, Any] | Sequence[Any]
 OWN = "self"
 
@@ -56,7 +60,9 @@ def soup_with(
     model = _on_full_base(model, config)
     rules = settings or DeltaSoupConfig()
     soup = DeltaSoup(rules.model_copy(update={"base_model": None}), base=base)
-    soup.contribute(user_id=OWN, model=model if _is_plain_lora(model) else _whole(model))
+    soup.contribute(
+        user_id=OWN, model=model if is_plain_lora(model) and not merged_first(config) else _whole(model)
+    )
     for user, other in named.items():
         soup.contribute(user_id=user, model=other)
     result = soup.aggregate(min_contributors=1)
@@ -73,58 +79,37 @@ def export(
     codec: CodecPolicy | None,
 ) -> Path:
     """Write a trained model; see ``Trainer.export``."""
-    from gym_fed.training.model.saving import save_tuned
-    from gym_fed.training.tuning.full import Full
+    from gym_fed.export.formats.base import Options
 
     if path.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
-    adapted = hasattr(model, "peft_config")
-    if format == "huggingface":
-        whole = _whole(_on_full_base(model, config))
-        with quiet_loading(), _whole_or_not_at_all(path) as part:
-            Full().save(whole, config, part, None)
-            tokenizer.save_pretrained(str(part))
-    elif format == "adapter":
-        if not adapted:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"format adapter: finetuning was {config.finetuning}, so there is no adapter",
-                "export it as huggingface or delta",
-            )
-        with _whole_or_not_at_all(path) as part:
-            save_tuned(model, config, part)
-            tokenizer.save_pretrained(str(part))
-    elif format == "delta":
-        _write_delta(model, config, path, codec or CodecPolicy(error_feedback=False))
+    chosen = EXPORT_FORMATS.new(format)
+    source = _source(model if format == "adapter" else _on_full_base(model, config), tokenizer, config)
+    chosen.check(source)
+    options = Options(dtype=config.save_dtype, codec=codec)
+    if chosen.is_file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        chosen.write(source, path, options)
     else:
-        raise GymError(ErrorCode.USAGE, f"format {format!r} is unknown", "one of huggingface, adapter, delta")
+        with quiet_loading(), whole_or_not_at_all(path) as part:
+            chosen.write(source, part, options)
     return path
 
 
-@contextmanager
-def _whole_or_not_at_all(path: Path) -> Iterator[Path]:
-    """A folder beside ``path`` that takes its name when everything is in it."""
-    part = path.with_name(f".{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    yield part
-    part.rename(path)
+def _source(model: Any, tokenizer: Any, config: TrainingConfig) -> Source:
+    from gym_fed.export.source import Source
 
-
-def _write_delta(model: Any, config: TrainingConfig, path: Path, codec: CodecPolicy) -> None:
-    from gym_fed.delta.base import BaseSpec, model_tensors
-    from gym_fed.delta.encode import encode_delta, lora_delta
-    from gym_fed.delta.factors import lora_factors
-
-    _require_weights_alone(config, "a delta")
-    model = _on_full_base(model, config)
-    base = model_tensors(_base(config))
-    spec = BaseSpec.of(base, model_name(str(config.model)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if _is_plain_lora(model):
-        lora_delta(lora_factors(model), path, spec, policy=codec)
-    else:
-        encode_delta(_whole(model), base, codec, path, spec)
+    folders = [] if config.model is None else [Path(resolve(config.model))]
+    return Source(
+        name=str(config.output_dir),
+        model=model,
+        tokenizer=tokenizer,
+        base=portable_name(config.model),
+        below=merged_first(config) if hasattr(model, "peft_config") else (),
+        folders=folders,
+        base_changed=config.rope_scaling is not None,
+        read_base=lambda: _base(config),
+    )
 
 
 def _on_full_base(model: Any, config: TrainingConfig) -> Any:
@@ -175,34 +160,6 @@ def _require_weights_alone(config: TrainingConfig, what: str) -> None:
 def _whole(model: Any) -> Any:
     """The model with its adapter merged in, if it has one; the one at hand stays as it is."""
     return copy.deepcopy(model).merge_and_unload() if hasattr(model, "peft_config") else model
-
-
-def _is_plain_lora(model: Any) -> bool:
-    """Whether two factors a layer are all that was trained."""
-    if not hasattr(model, "peft_config"):
-        return False
-    settings = model.peft_config[model.active_adapter]
-    if _is_lora(settings) and any(
-        min(a.shape[1], b.shape[0]) < a.shape[0] for a, b in _factors(model, model.active_adapter)
-    ):
-        return False  # more columns than the weight has: as factors it would be larger than as it is
-    odd = (
-        (settings.use_dora, settings.modules_to_save, settings.bias != "none")
-        if _is_lora(settings)
-        else (True,)
-    )
-    return not any(odd)
-
-
-def _factors(model: Any, name: str) -> Iterator[tuple[Any, Any]]:
-    """A ``[r, in]`` and B ``[out, r]`` of every linear layer that the adapter is on."""
-    for layer in model.modules():
-        if name in getattr(layer, "lora_A", {}):
-            yield layer.lora_A[name].weight, layer.lora_B[name].weight
-
-
-def _is_lora(settings: Any) -> bool:
-    return str(settings.peft_type.value) == "LORA"
 
 
 def _base(config: TrainingConfig) -> Any:

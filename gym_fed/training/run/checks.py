@@ -27,7 +27,9 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     Raises:
         GymError: ``CONFIG_INVALID``, ``MISSING_DEPENDENCY`` or ``USAGE`` naming the key and the remedy.
     """
+    from gym_fed.training.model.adapters import check_adapters
     from gym_fed.training.model.quantization import check_quantization
+    from gym_fed.training.model.reference import check_reference
     from gym_fed.training.private.checks import check_privacy
     from gym_fed.training.processes.group import world_size
     from gym_fed.training.processes.sharding import check_distributed
@@ -44,6 +46,8 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     ALGORITHMS.new(config.algorithm).check(config)
     TUNING.new(config.finetuning).check(config)
     check_quantization(config)
+    check_adapters(config)
+    check_reference(config)
     OPTIMIZERS.new(config.optimizer).check(config)
     check_spikes(config)
     check_batch_size(config)

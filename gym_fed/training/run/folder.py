@@ -24,6 +24,7 @@ from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.renamed import with_new_names
+from gym_fed.training.model.adapters import adapter_digests
 from gym_fed.training.processes.ranks import world_size
 from gym_fed.training.run.folder_lock import LOCK_FILE, FolderLock
 
@@ -127,6 +128,8 @@ class RunFolder:
             **{key: one.as_dict() for key, one in zip(("rows", "eval_rows"), counts, strict=True) if one},
             "begun": begun or self.begun(),
         }
+        if adapters := adapter_digests(config):
+            values["adapters_sha256"] = adapters
         if plugins := plugins_of(config):
             values["plugins"] = as_json(plugins)
         write_atomically(self.path / "run.json", f"{json.dumps(values)}\n".encode())
@@ -255,6 +258,12 @@ class RunFolder:
                 ErrorCode.FILE_EXISTS,
                 f"{self.path}: holds an unfinished run of {before} processes, and now there are {world_size()}",
                 f"go on with --nproc {before}: another number sees other batches; or {remedy}",
+            )
+        if begun.get("adapters_sha256", []) != adapter_digests(config):
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds an unfinished run from other adapters: their files have changed since",
+                remedy,
             )
         if begun["data_sha256"] != data_digest:
             raise GymError(

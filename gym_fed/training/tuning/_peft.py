@@ -46,14 +46,18 @@ def wrap(
     from gym_fed.training.model.quantization import settle
 
     peft_config = copy.deepcopy(peft_config)  # PEFT adds to lists in it, which may be those of our own config
+    own_patterns = any(getattr(peft_config, key, None) for key in ("rank_pattern", "alpha_pattern"))
+    own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
     _require_modules(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
     settle(model)
     set_seed(seed)
     try:
         with warnings.catch_warnings():
-            for ignored in ("The following .*_pattern keys did not match", "You have passed exclude_modules"):
-                warnings.filterwarnings("error", message=ignored)
+            warnings.filterwarnings("error", message="You have passed exclude_modules")
+            # Without patterns of the config the warning is about PEFT's own, which it writes for routed experts.
+            unmatched = "The following .*_pattern keys did not match"
+            warnings.filterwarnings("error" if own_patterns else "ignore", message=unmatched)
             warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
             warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would take another one
             return get_peft_model(model, peft_config)
@@ -91,8 +95,12 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    names = [name for name, _ in model.named_modules()]
+    modules = [name for name, _ in model.named_modules()]
+    parameters = [
+        name for name, _ in model.named_parameters()
+    ]  # routed experts are one parameter, no modules
     for key, is_pattern in _NAMING:
+        names = [*modules, *parameters] if is_pattern else modules
         for wanted in getattr(peft_config, key, None) or ():
             pattern = wanted if is_pattern else re.escape(wanted)
             try:

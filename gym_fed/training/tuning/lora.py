@@ -128,7 +128,7 @@ def add_lora(
     config = LoraConfig(
         task_type=task,
         r=settings.r,
-        lora_alpha=settings.lora_alpha,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # PEFT writes fractions itself, for rsLoRA
         lora_dropout=settings.lora_dropout,
         target_modules=settings.target_modules,
         exclude_modules=settings.exclude_modules or None,

@@ -28,6 +28,7 @@ class Rewarded(Algorithm):
     row_kind: ClassVar[RowKind] = "prompt"
     needs_graders: ClassVar[bool] = True
     generates: ClassVar[bool] = True
+    takes_reference: ClassVar[bool] = True
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
         return False

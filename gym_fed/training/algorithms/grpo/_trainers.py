@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._combined import CombinedGrader
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.training.model.reference import copy_at_start, named_reference
 from gym_fed.training.trl_glue import adapter_is_idle, local
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         """Weigh the divergence from a reference by ``beta``; None is the model itself with its adapter switched off."""
         self.beta = beta
         if reference is not None:
-            base = reference.get_base_model() if hasattr(reference, "get_base_model") else reference
-            add_fused_lm_head(base, temperature=self.temperature)
+            add_fused_lm_head(reference, temperature=self.temperature)
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     def _rollouts_file(self, folder: str) -> Path:
@@ -174,10 +173,10 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
         trainer_class: A subclass of ``Rollouts``.
         job: The run; its graders are set up.
         arguments: Its ``GRPOConfig`` or ``RLOOConfig``, with ``beta`` 0.
-        beta: Weight of the KL term; above 0 the model as it is now becomes the reference.
+        beta: Weight of the KL term; above 0 there is a reference, see ``reference_of``.
         more: Further keyword arguments of the trainer.
     """
-    reference = frozen_reference(job.model) if beta else None
+    reference = reference_of(job) if beta else None
     rows = [*job.encoded, *(job.eval_encoded or [])]
     trainer = local(trainer_class)(
         model=job.model,
@@ -193,14 +192,18 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
     return trainer
 
 
-def frozen_reference(model: Any) -> Any | None:
-    """A copy of ``model`` as it is now, or None for an adapter that changes nothing yet: it is switched off instead.
+def reference_of(job: Job) -> Any | None:
+    """The model that the config names, or a copy of the policy as it is now; None switches its adapter off instead.
 
-    Most adapters begin so; PiSSA and OLoRA do not, which the model's answers show.
+    That is so for an adapter that changes nothing yet. Most begin so; PiSSA, OLoRA and one that is trained on do not,
+    which the model's answers show.
     """
-    if hasattr(model, "peft_config") and adapter_is_idle(model, list(range(_PROBE_TOKENS))):
+    named = named_reference(job.config, job.model)
+    if named is not None:
+        return named
+    if hasattr(job.model, "peft_config") and adapter_is_idle(job.model, list(range(_PROBE_TOKENS))):
         return None
-    return copy.deepcopy(model).requires_grad_(False).eval()
+    return copy_at_start(job.model)
 
 
 def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[..., list[float]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.preference._answers import answers_of
+from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
 from gym_fed.training.run.job import Job
 
 _Trainer: Any = object  # what the mix-ins are placed before
@@ -102,19 +101,23 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) ->
         job: The job.
         trainer: TRL's class.
         arguments: Its config.
-        reference: Whether it takes a ``ref_model``. Adapters are switched off for it; where all weights are trained,
-            a frozen copy is made unless ``arguments`` say that its log-probabilities are computed beforehand.
+        reference: Whether it takes a ``ref_model``: the model that the config names, or the policy as it starts. A
+            frozen copy is made of that, unless its adapter changes nothing yet and is switched off instead, or
+            ``arguments`` say that its log-probabilities are computed beforehand.
     """
     from gym_fed.training.trl_glue import local, quiet_datasets
 
-    adapter = reference and is_adapted(job.model)
+    adapter_off = False
     given: dict[str, Any] = {}
-    if adapter:
+    if reference and (named := named_reference(job.config, job.model)) is not None:
+        given["ref_model"] = named
+    elif reference and is_adapted(job.model) and (_precomputed(arguments) or starts_as_base(job)):
+        adapter_off = True
         given["ref_model"] = job.model.get_base_model()
-    elif reference and not arguments.precompute_ref_log_probs:
-        given["ref_model"] = copy.deepcopy(job.model).requires_grad_(False).eval()
+    elif reference and not _precomputed(arguments):
+        given["ref_model"] = copy_at_start(job.model)
     with quiet_datasets():
-        return local(_on_ids(trainer, adapter))(
+        return local(_on_ids(trainer, adapter_off))(
             model=job.model,
             args=arguments,
             processing_class=job.tokenizer,
@@ -124,34 +127,17 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) ->
         )
 
 
+def _precomputed(arguments: Any) -> bool:
+    return bool(arguments.precompute_ref_log_probs)
+
+
 def precompute(job: Job, wanted: bool | None) -> bool:
-    """Whether reference log-probabilities are computed beforehand; see ``ReferenceSettings``.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` when that is refused for an adapter that is not the base at the start.
-    """
-    if not is_adapted(job.model):
-        return True if wanted is None else wanted
-    if wanted is None:
-        return not starts_as_base(job)
-    if not wanted:
-        require_start_as_base(job, "remove precompute_ref_log_probs: false")
-    return wanted
-
-
-def require_start_as_base(job: Job, remedy: str) -> None:
-    """Refuse an adapter that changes the model before it is trained (PiSSA, OLoRA).
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
-    if not starts_as_base(job):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{job.config.finetuning}: without the adapter this model is not the one at the start, so it cannot be "
-            f"the reference of {job.config.algorithm}",
-            remedy,
-        )
+    """Whether reference log-probabilities are computed beforehand; see ``ReferenceSettings``."""
+    if wanted is not None:
+        return wanted
+    if has_named_reference(job.config):
+        return False
+    return not is_adapted(job.model) or not starts_as_base(job)
 
 
 def is_adapted(model: Any) -> bool:

@@ -22,6 +22,7 @@ class Dpo(Pairs):
     """DPO over TRL's ``DPOTrainer``."""
 
     uses_reference = True
+    takes_reference = True
     federates = True
     # Alone, DPO on a few dozen pairs makes both answers unlikely: of 30 pairs gym-nano learnt to write neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})

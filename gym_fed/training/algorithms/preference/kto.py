@@ -40,6 +40,7 @@ class Kto(Algorithm):
     orders_rows = True
     row_kind = "unpaired"
     uses_reference = True
+    takes_reference = True
     federates = True
     tried = "full, LoRA; two processes"
     untried = "pictures"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.algorithms.preference import TdpoSettings
 from gym_fed.training.algorithms.preference._answers import Pairs
-from gym_fed.training.algorithms.preference._reference import build_on_ids, is_adapted, require_start_as_base
+from gym_fed.training.algorithms.preference._reference import build_on_ids
 from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Tdpo(Pairs):
     """TRL's ``DPOTrainer`` with the loss below. The reference's whole distributions are needed at every step."""
 
     uses_reference = True
+    takes_reference = True
     federates = True
     tried = "full, LoRA; both variants"
     untried = "several processes"
@@ -34,8 +35,6 @@ class Tdpo(Pairs):
         from gym_fed.training.algorithms.preference._tdpo_trainer import TdpoTrainer
 
         settings = self.settings(job.config)
-        if is_adapted(job.model):
-            require_start_as_base(job, "take another init_lora_weights, or algorithm: dpo")
         arguments = DPOConfig(
             **job.arguments(),
             beta=settings.beta,

@@ -1,0 +1,64 @@
+"""A ``.gymdelta``: the difference to the base, for a federation, a soup or a variant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta, lora_delta
+from gym_fed.delta.factors import is_plain_lora, lora_factors
+from gym_fed.delta.file import DeltaFile
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.source import Source
+from gym_fed.models import model_name, resolve
+
+
+class Delta(ExportFormat):
+    """One bit per weight by default, or LoRA's factors; read back by this project's own reader."""
+
+    name = "delta"
+    reader = "gym_fed"
+    tolerance = 0.0
+    is_file = True
+    tried = "LoRA, full"
+
+    def check(self, source: Source) -> None:
+        if source.base is None or source.read_base is None:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"format delta: the run's base is not named: {source.name} is not known to differ from another model",
+                f"give a run or an adapter, or use: gym delta encode BASE {source.name} -o FILE.gymdelta",
+            )
+        if source.base_changed:
+            raise GymError(
+                ErrorCode.USAGE,
+                "rope_scaling: a delta holds differences of weights, and would lose the scaling",
+                "export it as huggingface or adapter",
+            )
+
+    def write(self, source: Source, target: Path, options: Options) -> None:
+        tensors = model_tensors(_base_of(source))
+        spec = BaseSpec.of(tensors, model_name(str(source.base)))
+        codec = options.codec or CodecPolicy(error_feedback=False)
+        if is_plain_lora(source.model) and not source.below:
+            lora_delta(lora_factors(source.model), target, spec, policy=codec)
+        else:
+            encode_delta(source.whole(), tensors, codec, target, spec)
+
+    def expected(self, source: Source, target: Path, options: Options) -> Any:
+        base = _base_of(source)
+        with DeltaFile.open(target, BaseSpec.of(base, model_name(str(source.base)))) as opened:
+            apply_delta(base, opened)
+        return base
+
+    def parts(self, source: Source, target: Path) -> dict[str, Any]:
+        return {"model": resolve(str(source.base)), "delta": str(target)}
+
+
+def _base_of(source: Source) -> Any:
+    assert source.read_base is not None  # checked
+    return source.read_base()

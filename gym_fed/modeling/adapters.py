@@ -1,0 +1,226 @@
+"""PEFT adapters on disk: what they were trained on, in which order they are merged, and whether a base is theirs.
+
+An adapter that was trained on a model with others merged in carries those in its own folder, as ``base_adapters/1``,
+``base_adapters/2``, ...: it means nothing without them, and finds them wherever it is moved.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+BASE_ADAPTERS = "base_adapters"
+_QUANTISED_NAME = re.compile(r"(-unsloth)?(-bnb-[48]bit|-gptq(-int[48])?|-awq)$", re.IGNORECASE)
+_TAKES_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A folder with one PEFT adapter.
+
+    Attributes:
+        name: As it was given.
+        folder: Where it is.
+        config: Its ``adapter_config.json``.
+        sha256: Hex digest of its weights' file.
+        below: Folders of the adapters that were merged into its base before it was trained, in order.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    sha256: str
+    below: tuple[Path, ...]
+
+    @property
+    def base(self) -> str | None:
+        """What its config calls the model that it was trained on."""
+        return self.config.get("base_model_name_or_path") or None
+
+    @property
+    def kind(self) -> str:
+        """PEFT's word for what it is: ``LORA``, ``IA3``, ..."""
+        return str(self.config.get("peft_type", "LORA"))
+
+
+def read_adapter(name: str, folder: Path) -> Adapter:
+    """The adapter in ``folder``; its weights are hashed, not loaded.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when there is none, or none that can be added to its base as it is.
+    """
+    file = folder / CONFIG
+    if not file.is_file():
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: holds no adapter ({CONFIG} is missing)",
+            "give the folder of a PEFT adapter or of a finished LoRA run; a whole model goes into model",
+        )
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: cannot be read: {error}", "restore it") from error
+    if not isinstance(config, dict):
+        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: holds no mapping", "restore it")
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: {'its weights are pickled (adapter_model.bin)' if pickled else f'{WEIGHTS} is missing'}",
+            "save it again with PEFT's save_pretrained, which writes safetensors",
+        )
+    _require_whole_difference(name, config)
+    below = folder / BASE_ADAPTERS
+    numbered = sorted((int(entry.name), entry) for entry in below.glob("*") if entry.name.isdecimal())
+    return Adapter(name, folder, config, file_sha256(weights), tuple(entry for _, entry in numbered))
+
+
+def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
+    """Refuse an adapter of a base that its start had changed: on the base that everybody has it computes otherwise.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    start = config.get("init_lora_weights", True)
+    if isinstance(start, str) and start.lower().startswith(_TAKES_FROM_THE_BASE):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: init_lora_weights is {start}, so it belongs to a base that this start has changed",
+            "save it with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it",
+        )
+
+
+def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
+    """Those that ``adapters`` stand on, and they themselves, in the order in which they are put on the base.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for one that was trained on other adapters than stand before it.
+    """
+    chain: list[Adapter] = []
+    for adapter in adapters:
+        below = [read_adapter(str(folder), folder) for folder in adapter.below]
+        if not chain:
+            chain = below
+        elif below and [one.sha256 for one in below] != [one.sha256 for one in chain]:
+            before = ", ".join(one.name for one in chain)
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"adapter: {adapter.name} was trained on a model with {len(below)} adapters merged in, which are not "
+                f"those before it ({before})",
+                f"name {adapter.name} alone, which brings its own, or the adapters that it was trained on before it",
+            )
+        chain.append(adapter)
+    return chain
+
+
+def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
+    """``model`` with ``adapters`` merged into its weights, one after the other.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for one whose weights do not fit.
+    """
+    for adapter in adapters:
+        model = load_on(model, adapter).merge_and_unload()
+    return model
+
+
+def load_on(model: Any, adapter: Adapter) -> Any:
+    """A ``peft.PeftModel`` of ``model`` with one adapter, frozen.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when names or shapes of its weights do not fit the model.
+    """
+    import warnings
+
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    from gym_fed.modeling.rope import apply_base_changes
+
+    apply_base_changes(model, adapter.folder)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
+            return PeftModel.from_pretrained(model, str(adapter.folder))
+    except (ValueError, RuntimeError, KeyError, UserWarning, SafetensorError) as error:
+        raise does_not_fit(adapter, type(model).__name__, str(error)) from error
+
+
+def does_not_fit(adapter: Adapter, model: str, why: str) -> GymError:
+    """The error for an adapter of another model."""
+    first = next((line.strip() for line in why.strip().splitlines() if "size mismatch" in line), "")
+    first = first or (why.strip().splitlines() or ["unknown"])[0]
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"{adapter.name}: does not fit this {model}: {first[:300]}",
+        f"it was trained on {adapter.base or 'a base that it does not name'}",
+    )
+
+
+def write_base_adapters(adapters: Sequence[Adapter], folder: Path) -> None:
+    """Copy what was merged into an adapter's base into the adapter's own ``folder``."""
+    for number, adapter in enumerate(adapters, 1):
+        target = folder / BASE_ADAPTERS / str(number)
+        target.mkdir(parents=True)
+        for file in sorted(adapter.folder.iterdir()):
+            if file.name in (CONFIG, WEIGHTS, "base_changes.json"):
+                shutil.copyfile(file, target / file.name)
+
+
+def require_base(adapter: Adapter, model: str, folders: tuple[Path | None, Path | None]) -> None:
+    """Refuse an adapter that was trained on another base than ``model``.
+
+    Two folders are one base when their weights' files are the same bytes. Of a base that is not on this machine the
+    name is compared, without its owner and without the suffixes of quantised copies.
+
+    Args:
+        adapter: What is to be used.
+        model: The base's name or folder.
+        folders: Where the adapter's own base and ``model`` are on this machine; None for what is not.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming both.
+    """
+    own, given = folders
+    if adapter.base is None or adapter.base == model:
+        return
+    if own is not None and given is not None and own.resolve() == given.resolve():
+        return
+    alike = _short(adapter.base) == _short(model)
+    requantised = alike and Path(adapter.base).name != Path(model).name
+    if own is None or given is None or requantised:
+        same, why = alike, "is not on this machine, and its name is another"
+    else:
+        same, why = _same_weights(own, given), "has other weights"
+    if not same:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"adapter: {adapter.name} was trained on {adapter.base}, which {why} than model: {model}",
+            f"set model to {adapter.base}; if that is the same model, write {model} into "
+            f"base_model_name_or_path of {adapter.folder / CONFIG}",
+        )
+
+
+def _short(name: str) -> str:
+    return _QUANTISED_NAME.sub("", Path(name).name).lower()
+
+
+def _same_weights(one: Path, other: Path) -> bool:
+    """Whether two model folders hold the same weights' files; sizes first, then bytes."""
+    files = [sorted(folder.glob("*.safetensors")) for folder in (one, other)]
+    names = [[(file.name, file.stat().st_size) for file in some] for some in files]
+    if not names[0] or names[0] != names[1]:
+        return False
+    return all(file_sha256(a) == file_sha256(b) for a, b in zip(*files, strict=True))

@@ -1,0 +1,191 @@
+"""Adapters that a run starts from: which are merged into its base, which one it trains on, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.modeling.adapters import Adapter, in_order, merge_adapters, read_adapter, require_base
+from gym_fed.models import resolve
+
+_OF_THE_RUN = (
+    *("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout"),
+    *("loraplus_lr_ratio", "lora_fa", "freeze_a", "loftq_iter"),
+)
+"""Settings of how an adapter is trained, not of what it is: each run chooses its own."""
+_HEADS = ("score", "classifier")
+"""PEFT adds these names to every adapter of a model with a score."""
+
+
+def starting_adapters(config: TrainingConfig) -> list[Adapter]:
+    """Every adapter that goes onto the base before the first step, in order; those that they stand on included.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for one that is not there or cannot be read;
+            ``CONFIG_INVALID`` for an order in which they were not trained.
+    """
+    return in_order([read_adapter(name, Path(resolve(name))) for name in config.adapter])
+
+
+def trained_on(config: TrainingConfig) -> Adapter | None:
+    """The adapter that the run goes on training; None where it trains something new. See ``starting_adapters``."""
+    if not config.adapter or config.new_adapter or not TUNING.type_of(config.finetuning).is_adapter:
+        return None
+    return starting_adapters(config)[-1]
+
+
+def merged_first(config: TrainingConfig) -> list[Adapter]:
+    """Those that are merged into the base before the first step. See ``starting_adapters``."""
+    adapters = starting_adapters(config)
+    return adapters[:-1] if trained_on(config) is not None else adapters
+
+
+def on_its_adapters(model: Any, config: TrainingConfig) -> Any:
+    """The loaded base with those of ``merged_first`` in its weights."""
+    return merge_adapters(model, merged_first(config))
+
+
+def adapter_digests(config: TrainingConfig) -> list[str]:
+    """sha256 of the weights of every adapter that the run starts from or compares with, in order."""
+    named = [read_adapter(name, Path(resolve(name))) for name in config.reference_adapter]
+    return [adapter.sha256 for adapter in (*starting_adapters(config), *named)]
+
+
+def require_none_merged(config: TrainingConfig) -> None:
+    """Refuse to merge anything into a model in memory, which is not this run's own.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    if merged := merged_first(config):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"adapter: {merged[0].name} would be merged into the model in memory",
+            "merge it first, or give model: NAME in the config instead of a model",
+        )
+
+
+def settled(config: TrainingConfig) -> TrainingConfig:
+    """The config with the settings of the adapter that is trained on, where its own section leaves them open.
+
+    So the run's ``config.yaml`` says what was trained.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming both where the section contradicts the adapter.
+    """
+    adapter = trained_on(config)
+    if adapter is None:
+        return config
+    _require_kind(adapter, config)
+    section = config.chosen_sections()[config.finetuning]
+    found = {
+        key: _plain(adapter.config[key], getattr(section, key))
+        for key in type(section).model_fields
+        if key in adapter.config and key not in _OF_THE_RUN and key != "init_lora_weights"
+    }
+    for key in section.model_fields_set & found.keys() - {"target_modules"}:  # compared layer by layer
+        if (wanted := _plain(getattr(section, key), None)) != found[key]:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{config.finetuning}.{key}: is {wanted!r}, but the adapter {adapter.name} has {found[key]!r}",
+                "remove the key, or set new_adapter: true to merge that adapter and train another",
+            )
+    if getattr(section, "init_lora_weights", "default") != "default":
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"lora.init_lora_weights: is {section.init_lora_weights}, but the adapter {adapter.name} has begun already",
+            "remove the key, or set new_adapter: true",
+        )
+    taken = {
+        key: value
+        for key, value in found.items()
+        if key not in section.model_fields_set and not (value is None and getattr(section, key) is not None)
+    }
+    return config.model_copy(update={config.finetuning: section.model_copy(update=taken)})
+
+
+def _plain(value: Any, like: Any) -> Any:
+    """PEFT writes an empty list as null, and a set in any order; ``like`` is what stands there otherwise."""
+    if value is None and isinstance(like, list | dict):
+        return type(like)()
+    if isinstance(value, list | tuple | set):
+        return sorted(name for name in value if name not in _HEADS)
+    return value
+
+
+def check_adapters(config: TrainingConfig) -> None:
+    """Refuse adapters that do not go with the base, with the method or with each other, before anything is loaded.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
+    """
+    if not config.adapter:
+        return
+    adapters, merged = starting_adapters(config), merged_first(config)
+    for key, value in (("unsloth", config.unsloth), ("distributed", config.distributed)):
+        if value and getattr(value, "strategy", "") != "ddp":
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"adapter: does not go with {key}, which loads the base in another way",
+                f"remove {key}, or merge the adapters first with: gym export",
+            )
+    if config.model is not None:
+        for adapter in adapters:
+            require_base(adapter, config.model, (_here(adapter.base), _here(config.model)))
+    task: str = ALGORITHMS.type_of(config.algorithm).task_type
+    going_on = trained_on(config)
+    for adapter in adapters:
+        found = adapter.config.get("task_type")
+        wanted = task if adapter is adapters[-1] and going_on is not None else "CAUSAL_LM"
+        if found not in (None, wanted):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"adapter: {adapter.name} is of a model for {found}, and {config.algorithm} wants one for {wanted}",
+                "give a reward model's adapter to reward_model alone"
+                if found == "SEQ_CLS"
+                else "set new_adapter: true to merge it and train another",
+            )
+    _require_mergeable(config, merged)
+    settled(config)
+
+
+def _require_mergeable(config: TrainingConfig, merged: list[Adapter]) -> None:
+    from gym_fed.training.model.quantization import prequantised
+
+    quantised = "quantization is set" if config.quantization is not None else prequantised(config.model)
+    if merged and quantised:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"adapter: {merged[0].name} would be merged into weights in few bits ({quantised}), which is not exact",
+            "give one adapter to train on, or merge the others into the unquantised base first with: gym export",
+        )
+
+
+def _require_kind(adapter: Adapter, config: TrainingConfig) -> None:
+    kinds = {name.upper(): name for name in TUNING.own() if TUNING.type_of(name).is_adapter}
+    found = kinds.get(adapter.kind)
+    if found != config.finetuning:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"finetuning: is {config.finetuning}, but the adapter {adapter.name} is {found or adapter.kind}",
+            f"set finetuning: {found}, or new_adapter: true" if found else "set new_adapter: true",
+        )
+    if found == "adalora":
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"adapter: {adapter.name} is adalora, whose ranks were settled at the end of its run",
+            "set new_adapter: true to merge it and train another",
+        )
+
+
+def _here(name: str | None) -> Path | None:
+    """Where a model is on this machine, if it is."""
+    if name is None:
+        return None
+    try:
+        return Path(resolve(name))
+    except GymError:
+        return None

@@ -1,0 +1,113 @@
+"""The model that a loss compares the policy with: a copy of it as it starts, or another one that the config names."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.modeling.adapters import Adapter, in_order, load_on, merge_adapters, read_adapter, require_base
+from gym_fed.models import load_model, quiet_loading, resolve
+from gym_fed.training.model.quantization import quantization_arguments
+
+
+def check_reference(config: TrainingConfig) -> None:
+    """Refuse ``reference_model`` and ``reference_adapter`` where nothing would be compared with them.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``; ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for what is not there.
+    """
+    if not has_named_reference(config):
+        return
+    key = "reference_model" if config.reference_model else "reference_adapter"
+    if not ALGORITHMS.type_of(config.algorithm).takes_reference:
+        those = ", ".join(ALGORITHMS.own_with("takes_reference"))
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{key}: {config.algorithm} compares with no other model",
+            f"remove it; {those} do",
+        )
+    if getattr(config.chosen_sections().get(config.algorithm), "beta", None) == 0:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{key}: {config.algorithm}.beta is 0, so nothing is compared with it",
+            f"set {config.algorithm}.beta, or remove {key}",
+        )
+    if config.distributed is not None and config.distributed.strategy != "ddp":
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{key}: distributed.strategy {config.distributed.strategy} splits one model",
+            "use ddp, or remove it",
+        )
+    resolve(_base_of(config))
+    adapters = _adapters(config)
+    if config.quantization is not None and len(adapters) > 1:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "reference_adapter: several would be merged into weights in few bits (quantization is set)",
+            "give one, or merge them first with: gym export",
+        )
+    for adapter in adapters:
+        own = None
+        if adapter.base is not None and Path(adapter.base).expanduser().is_dir():
+            own = Path(adapter.base).expanduser()
+        require_base(adapter, _base_of(config), (own, Path(resolve(_base_of(config)))))
+
+
+def has_named_reference(config: TrainingConfig) -> bool:
+    """Whether the config names what the policy is compared with."""
+    return config.reference_model is not None or bool(config.reference_adapter)
+
+
+def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
+    """The reference that the config names, frozen and on the policy's device; None where it names none.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when its vocabulary is not the policy's; see ``load_model`` for the others.
+    """
+    if not has_named_reference(config):
+        return None
+    name = _base_of(config)
+    model = load_model(name, dtype=config.loaded_dtype, arguments=quantization_arguments(config)).model
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    adapters = _adapters(config)
+    with quiet_loading():
+        if config.quantization is not None and adapters:
+            model = load_on(model, adapters[0]).get_base_model()
+        else:
+            model = merge_adapters(model, adapters)
+    sizes = [int(one.get_input_embeddings().weight.shape[0]) for one in (model, policy)]
+    if sizes[0] != sizes[1]:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"reference_model: {name} has {sizes[0]} tokens, and the policy has {sizes[1]}",
+            "give a model with the policy's tokenizer",
+        )
+    if config.quantization is None:
+        model = model.to(next(policy.parameters()).device)
+    return model.requires_grad_(False).eval()
+
+
+def copy_at_start(policy: Any) -> Any:
+    """A frozen copy of ``policy`` as it is now; of a PEFT model it shares the weights that are not trained."""
+    if not hasattr(policy, "peft_config"):
+        return copy.deepcopy(policy).requires_grad_(False).eval()
+    shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
+    return copy.deepcopy(policy, shared).get_base_model().requires_grad_(False).eval()
+
+
+def _base_of(config: TrainingConfig) -> str:
+    name = config.reference_model or config.model
+    if name is None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "reference_adapter: of which model? model is not given", "name it"
+        )
+    return name
+
+
+def _adapters(config: TrainingConfig) -> list[Adapter]:
+    return in_order([read_adapter(name, Path(resolve(name))) for name in config.reference_adapter])
