@@ -148,7 +148,9 @@ def _answers(model: Any, tokenizer: Any) -> dict[str, Any]:
     if next(model.parameters()).dtype is not torch.float32:
         import copy
 
-        model = copy.deepcopy(model).float()
+        model = copy.deepcopy(model)
+        for value in model.state_dict(keep_vars=True).values():
+            value.data = value.data.float() if value.is_floating_point() else value.data
     return answers(model.eval(), tokenizer, list(PROMPTS), GREEDY_TOKENS)
 
 

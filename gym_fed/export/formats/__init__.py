@@ -2,4 +2,6 @@
 
 Installed packages add theirs by the entry points ``gym_fed.export_formats``;
 ``gym_fed.kinds.EXPORT_FORMATS`` finds both.
+
+Neighbours: imports source; imported by run.
 """

@@ -32,7 +32,11 @@ class HuggingFace(ExportFormat):
         whole = source.whole()
         if options.dtype is None or str(whole.dtype) == f"torch.{options.dtype}":
             return whole
-        return copy.deepcopy(whole).to(getattr(torch, options.dtype))
+        rounded, wanted = copy.deepcopy(whole), getattr(torch, options.dtype)
+        for value in rounded.state_dict(keep_vars=True).values():  # rotary frequencies are never saved, and stay
+            if value.is_floating_point():
+                value.data = value.data.to(wanted)
+        return rounded
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
         return {"model": str(target)}

@@ -2,5 +2,5 @@
 
 Installed packages add theirs by the entry points ``gym_fed.tuning``; ``gym_fed.kinds.TUNING`` finds both.
 
-Neighbours: imports model, run, vision; imported by model, run, trainer.
+Neighbours: imports model, run, vision; imported by model, trainer.
 """
