@@ -33,7 +33,9 @@ class HuggingFace(ExportFormat):
         if options.dtype is None or str(whole.dtype) == f"torch.{options.dtype}":
             return whole
         rounded, wanted = copy.deepcopy(whole), getattr(torch, options.dtype)
-        for value in rounded.state_dict(keep_vars=True).values():  # rotary frequencies are never saved, and stay
+        for value in rounded.state_dict(
+            keep_vars=True
+        ).values():  # rotary frequencies are never saved, and stay
             if value.is_floating_point():
                 value.data = value.data.to(wanted)
         return rounded
