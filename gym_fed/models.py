@@ -75,12 +75,14 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM
 
+    from gym_fed.modeling.architecture import require_architecture
     from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
 
     if dtype not in DTYPES:
         raise GymError(ErrorCode.USAGE, f"dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
     target = pick_device(device)
     source = resolve(name_or_path)
+    require_architecture(name_or_path, Path(source))
     if not headless:
         _require_words(name_or_path, Path(source))
     adapter = Path(source) / "adapter_config.json"

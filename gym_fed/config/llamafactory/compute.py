@@ -10,26 +10,32 @@ from gym_fed.config.llamafactory.translation import Translator
 from gym_fed.errors import GymError
 
 
-def translate_precision(translator: Translator, *, quantized: bool, adapter: bool) -> None:
+def translate_precision(translator: Translator, *, adapter: bool) -> None:
+    """Write the types that weights are held in and multiplied in; to be called when ``distributed`` is written."""
     for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if not translator.take(key, False):
             continue
         if key == "bf16" and translator.has("pure_bf16"):
             continue
         translator.put("mixed_precision", key, key)
-        if quantized and translator.result.values["quantization"].get("bits") == 4:
+        if translator.result.values.get("quantization", {}).get("bits") == 4:
             translator.put("quantization.compute_dtype", dtype, key)
-        elif adapter:
-            translator.note(
-                key, f"the frozen weights stay in float32 here; dtype: {dtype} halves their memory"
-            )
+        if not adapter:
+            continue
+        if "distributed" in translator.result.values:
+            translator.note(key, "frozen weights that are split over processes stay in float32 here")
+        else:
+            translator.put("base_dtype", dtype, key)
     if translator.take("pure_bf16", False):
         translator.put("dtype", "bfloat16", "pure_bf16")
-        translator.result.values.pop("mixed_precision", None)
+        for key in ("mixed_precision", "base_dtype"):
+            translator.result.values.pop(key, None)
+    again = translator.take("gradient_checkpointing")
+    kept = translator.take("disable_gradient_checkpointing", False)
     translator.put(
         "gradient_checkpointing",
-        not translator.take("disable_gradient_checkpointing", False),
-        "disable_gradient_checkpointing",
+        not kept if again is None else bool(again) and not kept,
+        "disable_gradient_checkpointing" if again is None else "gradient_checkpointing",
     )
 
 

@@ -17,6 +17,8 @@ from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config, read_config_
 from gym_fed.errors import ErrorCode, GymError
 
 _COMMANDS = {
+    "predict": ("predicts", "set do_train: true"),
+    "evaluate": ("evaluates", "set do_train: true"),
     "export": ("merges and exports a model", "gym export {}"),
     "inference": ("answers with a model", "gym chat {0}, or gym api {0}"),
 }

@@ -10,7 +10,6 @@ NOT_NEEDED: dict[str, str] = {
     "preprocessing_batch_size": "rows are encoded afresh",
     "preprocessing_num_workers": "rows are encoded in one process",
     "data_shared_file_system": "rows are encoded in each process",
-    "tokenized_path": "rows are encoded afresh",
     "dataloader_num_workers": "rows are in memory",
     "dataloader_pin_memory": "rows are in memory",
     "dataloader_prefetch_factor": "rows are in memory",
@@ -32,6 +31,11 @@ NOT_NEEDED: dict[str, str] = {
     "use_unsloth_gc": "gradient checkpointing is transformers'",
     "print_param_status": "for debugging",
     "use_kv_cache": "for generation only",
+    "gradient_checkpointing_kwargs": "checkpointing is never reentrant; the gradients are the same",
+    "use_v1_kernels": "kernels change the speed, not the result",
+    "fp8_backend": "read with fp8 only",
+    "fp8_enable_fsdp_float8_all_gather": "read with fp8 only",
+    "fsdp_transformer_layer_cls_to_wrap": "fsdp2 wraps every block",
     "infer_backend": "for inference only",
     "infer_dtype": "for inference only",
     "upcast_lmhead_output": "the loss is computed in float32 anyway",
@@ -77,10 +81,34 @@ NOT_NEEDED: dict[str, str] = {
     "use_swanlab": "see tracking",
     "use_ray": "gym train runs on this machine",
 }
-NOT_NEEDED_PREFIXES = {"ray_": NOT_NEEDED["use_ray"], "swanlab_": NOT_NEEDED["use_swanlab"]}
+_MEGATRON = "Megatron's, which is not used; it changes the speed, not the result"
+NOT_NEEDED |= dict.fromkeys(
+    (
+        *("use_mca", "use_megatron_bridge", "use_distributed_optimizer", "bias_activation_fusion"),
+        *("apply_rope_fusion", "masked_softmax_fusion", "cross_entropy_loss_fusion", "overlap_param_gather"),
+        *("overlap_grad_reduce", "moe_grouped_gemm", "moe_token_dispatcher_type", "recompute_granularity"),
+        *(
+            "mixed_precision",
+            "recompute_method",
+            "recompute_num_layers",
+            "sequence_parallel",
+            "export_hf_on_finish",
+        ),
+    ),
+    _MEGATRON,
+)
+NOT_NEEDED_PREFIXES = {
+    "kt_": "read with use_kt only",
+    "ray_": NOT_NEEDED["use_ray"],
+    "swanlab_": NOT_NEEDED["use_swanlab"],
+}
 
 _PIXELS = "images are prepared as the model's own processor does it"
 _TOKENS = "tokens are not added to a model"
+_PARALLEL = (
+    "Megatron's parallel kinds are not offered; fsdp, deepspeed or our distributed.strategy tensor_parallel "
+    "split a model"
+)
 _TEMPLATE = "the tokenizer's chat template writes conversations"
 
 NO_COUNTERPART: dict[str, str] = {
@@ -115,11 +143,18 @@ NO_COUNTERPART: dict[str, str] = {
     "use_dft_loss": "there is no such loss",
     "use_asft_loss": "there is no such loss",
     "use_eaft_loss": "there is no such loss",
-    "use_v1_kernels": "there are no such kernels",
     "label_smoothing_factor": "there is no label smoothing in sft",
     "average_tokens_across_devices": "tokens are averaged over the batch",
-    "fp8": "there is no training in fp8",
-    "fp8_backend": "there is no training in fp8",
+    "fp8": "products in float8 need a GPU that has them (H100) and torchao; bf16: true trains the same in 16 bits",
+    "use_kt": "KTransformers computes experts with its own CPU kernels (AMX); without it, the model must fit a GPU",
+    "tensor_model_parallel_size": _PARALLEL,
+    "pipeline_model_parallel_size": _PARALLEL,
+    "virtual_pipeline_model_parallel_size": _PARALLEL,
+    "expert_model_parallel_size": _PARALLEL,
+    "context_parallel_size": _PARALLEL,
+    "use_packed_sequences": "write packing",
+    "megatron_pretrained_checkpoint": "give a model in the form of transformers as model_name_or_path",
+    "extra_config": "Megatron's own settings have no counterpart",
     "disable_shuffling": "rows are shuffled",
     "load_best_model_at_end": "use our early_stopping, which keeps the best",
     "metric_for_best_model": "use our early_stopping.metric",
@@ -128,6 +163,11 @@ NO_COUNTERPART: dict[str, str] = {
 """The result depends on these; harmless when they are off."""
 
 LOOKS_AWAY = {
+    "tensor_model_parallel_size": (1,),
+    "pipeline_model_parallel_size": (1,),
+    "virtual_pipeline_model_parallel_size": (1,),
+    "expert_model_parallel_size": (1,),
+    "context_parallel_size": (1,),
     "split_special_tokens": (False,),
     "enable_thinking": (True,),
     "average_tokens_across_devices": (True,),

@@ -9,23 +9,29 @@ from gym_fed.config.llamafactory.translation import Translator, names
 from gym_fed.data.chat_templates.named import NAMED
 from gym_fed.errors import GymError
 
+_REMOTE = "REMOTE:"
+
 
 def translate_rows(translator: Translator, algorithm: str) -> None:
     folder = str(translator.take("dataset_dir", "data"))
     most = translator.take("max_samples")
+    if folder.startswith(_REMOTE):
+        folder = _snapshot(translator, folder.removeprefix(_REMOTE)) or folder
     info = folder if folder.endswith(".json") else str(Path(folder) / "dataset_info.json")
     for key, ours in (("dataset", "data"), ("eval_dataset", "eval_data")):
         if translator.has(key):
             limit = {} if most is None else {"num_examples": most}
             sources = [
-                {"dataset": name, "dataset_info": info, **limit} for name in names(translator.take(key))
+                {"hub": name, **limit}
+                if folder == "ONLINE"
+                else {"dataset": name, "dataset_info": info, **limit}
+                for name in names(translator.take(key))
             ]
             translator.put(ours, sources, key)
-    if folder.startswith("REMOTE:") or folder == "ONLINE":
-        translator.lose("dataset_dir", "the file dataset_info.json is read from this machine")
     media = translator.take("media_dir")
     if media is not None and str(media) != folder:
         translator.lose("media_dir", "images are found beside the file that names them")
+    translator.move("tokenized_path", "tokenized_path")
     held = translator.take("val_size", 0)
     if held:
         translator.put("eval_split", held, "val_size")
@@ -48,6 +54,21 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
         if translator.take(key, False) and algorithm == "sft":
             translator.put(key, True, key)
     _template(translator)
+
+
+def _snapshot(translator: Translator, repository: str) -> str | None:
+    """The folder of a data repository in the local cache of the Hub."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(repository, repo_type="dataset", local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        translator.lose(
+            "dataset_dir",
+            f"{repository} is not on this machine; bring it with: hf download {repository} --repo-type dataset",
+        )
+        return None
 
 
 def _template(translator: Translator) -> None:

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_fed.config.llamafactory.jobs import Job
 from gym_fed.config.llamafactory.translation import Translator
 
-_ALGORITHMS = {"pt": "pretrain", "sft": "sft", "rm": "reward_model", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
+_GROUPS = ("grpo", "gspo", "rloo")
+_ALGORITHMS = {
+    **{"pt": "pretrain", "sft": "sft", "rm": "reward_model", "ppo": "ppo", "dpo": "dpo", "kto": "kto"},
+    **{name: name for name in _GROUPS},
+}
+"""Those of the last line are stages here only."""
 _DPO_LOSSES = ("sigmoid", "hinge", "ipo")
 _ALL = (
     *("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha"),
     *("kto_chosen_weight", "kto_rejected_weight", "reward_model", "reward_model_type", "ppo_epochs"),
-    *("ppo_buffer_size", "ppo_target", "temperature", "top_p", "top_k", "num_beams", "max_new_tokens"),
+    *(
+        "num_generations",
+        "ppo_buffer_size",
+        "ppo_target",
+        "temperature",
+        "top_p",
+        "top_k",
+        "num_beams",
+        "max_new_tokens",
+    ),
     *(
         "do_sample",
         "repetition_penalty",
@@ -23,20 +38,13 @@ _ALL = (
 )
 
 
-def translate_stage(translator: Translator) -> str:
+def translate_stage(translator: Translator, job: Job) -> str:
     """Our algorithm; writes ``algorithm`` and its section."""
     stage = str(translator.take("stage", "sft"))
-    if not translator.take("do_train", False):
-        what = (
-            "predicts"
-            if translator.has("do_predict")
-            else "evaluates"
-            if translator.has("do_eval")
-            else "does not train"
-        )
-        translator.lose(
-            "do_train" if translator.has("do_train") else "stage", f"the file {what}, and gym train trains"
-        )
+    translator.take("do_train")
+    if job == "preprocess":
+        translator.put("preprocess_only", True, "tokenized_path")
+        translator.note("tokenized_path", "without do_train the rows are encoded, and nothing is trained")
     algorithm = _ALGORITHMS.get(stage)
     if algorithm is None:
         translator.lose("stage", f"{stage!r} is none of {', '.join(_ALGORITHMS)}")
@@ -50,6 +58,8 @@ def translate_stage(translator: Translator) -> str:
         translator.lose_if("pref_ftx", "kto has no supervised term", harmless=(0, 0.0))
     elif algorithm == "ppo":
         _ppo(translator)
+    elif algorithm in _GROUPS:
+        _group(translator, algorithm)
     translator.put("algorithm", algorithm, "stage")
     unread = f"stage {stage} does not read it"
     for key in _ALL:
@@ -84,12 +94,31 @@ def translate_preference(translator: Translator) -> str:
     return "dpo"
 
 
-def _ppo(translator: Translator) -> None:
+def _reward(translator: Translator) -> None:
     kind, model = str(translator.take("reward_model_type", "lora")), translator.take("reward_model")
     if kind == "api":
         translator.lose("reward_model_type", "use our grader remote, which has a wire format of its own")
     elif model is not None:
         translator.put("graders", [{"grader": "reward_model", "model": str(model)}], "reward_model")
+
+
+def _group(translator: Translator, algorithm: str) -> None:
+    """Several answers to each prompt, graded by the reward model. Not LLaMA-Factory's: what is not given is ours."""
+    _reward(translator)
+    for key, ours in (
+        ("num_generations", "num_generations"),
+        ("pref_beta", "beta"),
+        ("temperature", "temperature"),
+        ("top_p", "top_p"),
+        ("top_k", "top_k"),
+        ("max_new_tokens", "max_completion_length"),
+        ("repetition_penalty", "repetition_penalty"),
+    ):
+        translator.move(key, f"{algorithm}.{ours}")
+
+
+def _ppo(translator: Translator) -> None:
+    _reward(translator)
     translator.move("ppo_epochs", "ppo.num_iterations", 4)
     buffer = translator.take("ppo_buffer_size", 1)
     if buffer != 1:

@@ -10,6 +10,7 @@ from gym_fed.config.llamafactory.compute import (
     translate_vision,
 )
 from gym_fed.config.llamafactory.distributed import translate_distributed
+from gym_fed.config.llamafactory.jobs import job_of
 from gym_fed.config.llamafactory.keys import LOOKS_AWAY, NO_COUNTERPART, NOT_NEEDED, NOT_NEEDED_PREFIXES
 from gym_fed.config.llamafactory.optimizers import translate_optimizer
 from gym_fed.config.llamafactory.rows import translate_rows
@@ -37,11 +38,8 @@ def translate(given: dict[str, Any], processes: int | None = None) -> Translatio
         return translate_version_1(given, processes)
     translator = Translator(given)
     translator.move("model_name_or_path", "model")
-    algorithm = translate_stage(translator)
+    algorithm = translate_stage(translator, job_of(given))
     tuning = _tuning(translator)
-    translate_precision(
-        translator, quantized="quantization" in translator.result.values, adapter=tuning not in _FULL
-    )
     translate_rows(translator, algorithm)
     translate_vision(translator)
     translate_features(translator)
@@ -49,6 +47,7 @@ def translate(given: dict[str, Any], processes: int | None = None) -> Translatio
     _schedule(translator)
     _run(translator)
     translate_distributed(translator, processes)
+    translate_precision(translator, adapter=tuning not in _FULL)
     for key, why in NO_COUNTERPART.items():
         translator.lose_if(key, why, harmless=(False, *LOOKS_AWAY.get(key, ())))
     translator.leave(NOT_NEEDED, NOT_NEEDED_PREFIXES, [*NO_COUNTERPART, *_OF_METHODS])
@@ -157,22 +156,7 @@ def _run(translator: Translator) -> None:
         "data_seed", "one seed decides everything", harmless=(translator.result.values["seed"],)
     )
     translator.move("logging_steps", "logging_steps", 500)
-    saves = translator.take("save_steps", 500)
-    strategy = str(translator.take("save_strategy", "steps"))
-    if strategy == "epoch":
-        translator.note("save_strategy", "checkpoints are saved every so many steps, not epochs")
-        saves = 0
-    translator.put("save_steps", 0 if strategy == "no" else saves, "save_steps")
-    translator.move("save_total_limit", "save_total_limit")
-    evaluates, every = (
-        str(translator.take("eval_strategy", translator.take("evaluation_strategy", "no"))),
-        "eval_steps",
-    )
-    steps = translator.take(every)
-    if evaluates == "steps" and (
-        "eval_split" in translator.result.values or "eval_data" in translator.result.values
-    ):
-        translator.put("eval_steps", steps or translator.result.values["logging_steps"], every)
+    _cadence(translator)
     if (patience := translator.take("early_stopping_steps")) is not None:
         translator.put("early_stopping.patience", patience, "early_stopping_steps")
     trackers = [name for name in names(translator.take("report_to", "none")) if name not in ("none", "[]")]
@@ -187,3 +171,27 @@ def _run(translator: Translator) -> None:
         translator.note(
             "resume_from_checkpoint", "gym train goes on from the last checkpoint in output_dir by itself"
         )
+
+
+def _cadence(translator: Translator) -> None:
+    """When checkpoints are saved and rows evaluated."""
+    saves, strategy = translator.take("save_steps", 500), str(translator.take("save_strategy", "steps"))
+    if strategy in ("no", "epoch"):
+        translator.put("save_strategy", strategy, "save_strategy")
+    elif strategy == "steps":
+        translator.put("save_steps", saves, "save_steps")
+    else:
+        translator.lose("save_strategy", f"{strategy!r} is none of no, steps, epoch")
+    translator.move("save_total_limit", "save_total_limit")
+    key = "eval_strategy" if translator.has("eval_strategy") else "evaluation_strategy"
+    strategy = str(translator.take("eval_strategy", translator.take("evaluation_strategy", "no")))
+    steps = translator.take("eval_steps")
+    if not any(rows in translator.result.values for rows in ("eval_split", "eval_data")):
+        return
+    if strategy == "steps":
+        every = steps or translator.result.values["logging_steps"]
+        translator.put("eval_steps", every, "eval_steps")
+    elif strategy in ("no", "epoch"):
+        translator.put("eval_strategy", strategy, key)
+    else:
+        translator.lose(key, f"{strategy!r} is none of no, steps, epoch")

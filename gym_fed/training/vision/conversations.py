@@ -50,8 +50,11 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
+    from gym_fed.modeling.architecture import require_architecture
+
     require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
     source = resolve(name_or_path)
+    require_architecture(name_or_path, Path(source))
     try:
         with quiet_loading():
             processor = AutoProcessor.from_pretrained(source, local_files_only=True)

@@ -77,7 +77,13 @@ Shape = tuple[dict[str, Any], dict[str, Any]]
 SHAPES: dict[str, Shape] = {
     "train_lora/sft": (
         {},
-        {"algorithm": "sft", "lora.r": 8, "lora.lora_alpha": 16, "lora.target_modules": "all-linear"},
+        {
+            "base_dtype": "bfloat16",
+            "algorithm": "sft",
+            "lora.r": 8,
+            "lora.lora_alpha": 16,
+            "lora.target_modules": "all-linear",
+        },
     ),
     "train_lora/pretrain": (
         {"stage": "pt", "dataset": "c4_demo", "template": None},
@@ -223,6 +229,53 @@ SHAPES: dict[str, Shape] = {
         {"quantization_bit": 4, "lora_target": "q_proj,v_proj", "bf16": None, "fp16": True, **HELD_OUT},
         {"lora.target_modules": ["q_proj", "v_proj"], "mixed_precision": "fp16", "eval_split": 0.1},
     ),
+    "checkpoints at ends of epochs": (
+        {**HELD_OUT, "save_strategy": "epoch", "eval_strategy": "epoch", "eval_steps": None},
+        {"save_strategy": "epoch", "save_steps": 0, "eval_strategy": "epoch", "eval_steps": 0},
+    ),
+    "no checkpoints": ({"save_strategy": "no"}, {"save_strategy": "no", "save_steps": 0}),
+    "train_lora/preprocess": (
+        {"do_train": None, "tokenized_path": "saves/rows"},
+        {"preprocess_only": True, "tokenized_path": "saves/rows"},
+    ),
+    "rows that were encoded before": (
+        {"tokenized_path": "saves/rows"},
+        {"preprocess_only": False, "tokenized_path": "saves/rows"},
+    ),
+    "rows of the hub by name": (
+        {"dataset_dir": "ONLINE", "dataset": "owner/rows"},
+        {
+            "data.0.hub": "owner/rows",
+            "data.0.dataset": None,
+            "data.0.dataset_info": None,
+            "data.1.dataset": None,
+        },
+    ),
+    "grpo with a reward model": (
+        {"stage": "grpo", "reward_model": "saves/reward", "max_new_tokens": 32, "num_generations": 4},
+        {
+            "algorithm": "grpo",
+            "graders.0.model": "saves/reward",
+            "grpo.max_completion_length": 32,
+            "grpo.num_generations": 4,
+            "grpo.temperature": 1.0,
+        },
+    ),
+    "megatron's switches": (
+        {
+            **{"tensor_model_parallel_size": 1, "sequence_parallel": False, "mixed_precision": "bf16_mixed"},
+            **{"overlap_grad_reduce": True, "use_packed_sequences": False},
+        },
+        {"distributed": None},
+    ),
+    "examples of ascend": (
+        {"use_v1_kernels": True, "flash_attn": "fa2", "disable_gradient_checkpointing": True},
+        {"attention": "flash_attention_2", "gradient_checkpointing": False},
+    ),
+    "gradient_checkpointing as transformers writes it": (
+        {"gradient_checkpointing": False, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        {"gradient_checkpointing": False},
+    ),
     "freeze": (
         {
             **NO_LORA,
@@ -337,7 +390,6 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"do_train": None, "do_predict": True}, "predicts, and gym train trains"),
         ({"adapter_name_or_path": "saves/lora"}, "adapter_name_or_path: no counterpart"),
         ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro: no counterpart"),
         ({"crop_to_patches": True}, "crop_to_patches: no counterpart"),
@@ -345,7 +397,11 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
         ({"stage": "dpo", "ref_model": "other"}, "ref_model: no counterpart"),
         ({"stage": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: no counterpart"),
         ({"stage": "ppo", "reward_model": "http://x", "reward_model_type": "api"}, "reward_model_type"),
-        ({"fp8": True}, "fp8: no counterpart"),
+        ({"fp8": True, "fp8_backend": "torchao"}, "fp8: no counterpart: products in float8 need a GPU"),
+        ({"use_kt": True, "kt_weight_path": "x"}, "use_kt: no counterpart: KTransformers computes"),
+        ({"pipeline_model_parallel_size": 2}, "pipeline_model_parallel_size: no counterpart: Megatron's"),
+        ({"dataset_dir": "REMOTE:owner/none"}, "owner/none is not on this machine; bring it with: hf down"),
+        ({"save_strategy": "best"}, "'best' is none of no, steps, epoch"),
         ({"mix_strategy": "interleave_over", "interleave_probs": "0.3,0.7"}, "mix_strategy: no counterpart"),
         ({"use_badam": True, "badam_mode": "ratio"}, "badam_mode: no counterpart"),
         ({"lora_rnak": 4}, r"did you mean 'lora_rank'"),

@@ -1,0 +1,352 @@
+"""Runs every example file of a LLaMA-Factory checkout, and writes what became of each into docs/llamafactory.md.
+
+    python -m tools.llamafactory_table REPO_DIR [--only GLOB] [--check]
+
+Each file is run through our commands as it is, but for its size: the model it names becomes a random sibling of the
+same class, rows and steps are few, and adapters and trained models that it expects from an earlier run are made first.
+Data sets that the checkout does not hold have stand-ins of the same columns. What runs must leave its result; what is
+refused must be refused by an error of ours, whose words the table shows; anything else is a defect and ends the run
+with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "llamafactory.md"
+BEGIN, END = "<!-- what became of each file, by tools/llamafactory_table.py -->\n", "<!-- until here -->\n"
+NOT_JOBS = ("/accelerate/", "tokens_cfg")
+
+KINDS = (
+    ("awq", "awq"),
+    ("gptq", "gptq"),
+    ("aqlm", "aqlm"),
+    ("moss-vl", "moss_vl"),
+    (r"qwen3\.5-.*-a\d+b", "qwen3_5_moe"),
+    (r"qwen3\.5", "qwen3_5"),
+    (r"qwen3-vl-.*-a\d+b", "qwen3_vl_moe"),
+    ("qwen3-vl", "qwen3_vl"),
+    (r"qwen3-.*-a\d+b", "qwen3_moe"),
+    ("qwen3-4b-instruct|saves/qwen3-4b", "qwen3_2507"),
+    ("qwen3-8b", "qwen3_8b"),
+    ("qwen3", "qwen3"),
+    (r"qwen2[.]5-vl", "qwen2_5_vl"),
+    ("qwen2-vl", "qwen2_vl"),
+    ("qwen2", "qwen2"),
+    ("llama-2", "llama2"),
+    (r"llama-3\.2", "llama3"),
+    ("llama-?3", "llama3_8b"),
+    ("deepseek-v2", "deepseek_v2"),
+    ("deepseek-v3", "deepseek_v3"),
+)
+"""A sibling's kind by what a model's name contains, the first that fits."""
+
+STAND_INS = {"ranking": "dpo_en_demo", "kto_tag": "kto_en_demo", "images": "mllm_demo"}
+"""For a data set of the Hub, one of the checkout with the same columns; ``identity`` for the others."""
+
+OF_THIS_MACHINE = {
+    "attention": "sdpa",
+    "liger": "false",
+}
+"""What is tried instead where a file is refused because this machine has no CUDA GPU."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one file.
+
+    Attributes:
+        file: Its name below ``examples``.
+        job: What it is for.
+        kind: The sibling that took the model's place.
+        runs: Whether it ran.
+        text: ``runs``, or the reason.
+        defect: Whether it ended as no file may.
+    """
+
+    file: str
+    job: str
+    kind: str
+    runs: bool
+    text: str
+    defect: bool = False
+
+
+def example_files(repo: Path) -> list[Path]:
+    """Every YAML file of ``examples`` that is a job, sorted."""
+    files = sorted((repo / "examples").rglob("*.yaml"))
+    return [file for file in files if not any(part in file.as_posix() for part in NOT_JOBS)]
+
+
+def run_file(file: Path, repo: Path, work: Path) -> Outcome:
+    """Run one file in the folder ``work``, which has its data and siblings; see ``prepare``."""
+    from gym_fed.config.llamafactory.jobs import job_of
+
+    name = file.relative_to(repo / "examples").as_posix()
+    given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    job, kind = job_of(given), kind_of(str(given.get("model_name_or_path", given.get("model"))))
+    small = smaller(given, job, kind, work)
+    copy = work / file.name
+    copy.write_text(yaml.safe_dump(small, sort_keys=False), encoding="utf-8")
+    said = _run(copy, job, [])
+    if said is None:
+        return Outcome(name, job, kind, True, "runs")
+    if isinstance(said, str):
+        return Outcome(name, job, kind, False, said, defect=True)
+    reason = _plain(str(said.message), work)
+    if "CUDA GPU" in reason and job == "train":
+        instead = [f"{key}={value}" for key, value in OF_THIS_MACHINE.items() if f"{key}:" in reason]
+        if instead and _run(copy, job, instead) is None:
+            return Outcome(name, job, kind, True, f"runs with `--set {instead[0]}`; as it is: {reason}")
+    return Outcome(name, job, kind, False, f"refused: {reason}")
+
+
+def kind_of(model: str) -> str:
+    """The sibling for a model's name."""
+    found = next((kind for pattern, kind in KINDS if re.search(pattern, model.lower())), None)
+    if found is None:
+        raise SystemExit(f"no sibling is known for the model {model!r}: add it to KINDS")
+    return found
+
+
+def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str, Any]:
+    """The file's values with a sibling as model, few rows and few steps; what it needs is made."""
+    from gym_fed.config.llamafactory.translation import is_version_1
+
+    small = json.loads(json.dumps(given))
+    key = "model" if is_version_1(given) else "model_name_or_path"
+    small[key] = str(_sibling(kind, work))
+    for name, value in given.items():
+        if name in ("adapter_name_or_path", "reward_model"):
+            _adapter(kind, work / str(value), work)
+        if name == "peft_config" and isinstance(value, dict) and value.get("adapter_name_or_path"):
+            _adapter(kind, work / str(value["adapter_name_or_path"]), work)
+    if job in ("export", "inference"):
+        return small
+    small["max_steps"] = 2
+    if is_version_1(given):
+        return small
+    small["max_samples"] = 16
+    small["gradient_accumulation_steps"] = min(int(given.get("gradient_accumulation_steps", 1)), 2)
+    small["per_device_train_batch_size"] = min(int(given.get("per_device_train_batch_size", 1)), 2)
+    if job == "predict":
+        small["max_samples"], small["max_new_tokens"] = 2, 4
+        del small["max_steps"]
+    return small
+
+
+def prepare(repo: Path, work: Path, files: list[Path]) -> None:
+    """Copy the checkout's data into ``work``, and stand-ins for what it does not hold."""
+    shutil.copytree(repo / "data", work / "data")
+    info_file = work / "data" / "dataset_info.json"
+    info = json.loads(info_file.read_text(encoding="utf-8"))
+    for file in files:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for key in ("dataset", "eval_dataset"):
+            for name in str(given.get(key) or "").replace(" ", "").split(","):
+                if name and not (work / "data" / info.get(name, {}).get("file_name", "?")).is_file():
+                    info[name] = _stand_in(info, name, work / "data")
+    info_file.write_text(json.dumps(info), encoding="utf-8")
+    for file in (work / "data").glob("v1_*.yaml"):
+        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for entry in entries.values():
+            if entry.get("source", "hf_hub") == "hf_hub" and entry.get("converter") == "pair":
+                entry.clear()
+                entry |= {"path": "data/v1_dpo_demo.jsonl", "source": "local"}
+        file.write_text(yaml.safe_dump(entries), encoding="utf-8")
+    _cache(work)
+    examples = repo / "examples" / "deepspeed"
+    if examples.is_dir():
+        shutil.copytree(examples, work / "examples" / "deepspeed")
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """The Markdown of the outcomes, with how many ran above it."""
+    ran = sum(outcome.runs for outcome in outcomes)
+    lines = [
+        f"Of {len(outcomes)} files, {ran} run and {len(outcomes) - ran} are refused.",
+        "",
+        "| file | job | sibling | what happens |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| `{o.file}` | {o.job} | {o.kind} | {o.text.replace('|', '&#124;')} |" for o in outcomes]
+    return "\n".join(lines) + "\n"
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """The page with the table in its place."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table(outcomes)}\n{END}{after}"
+
+
+def _stand_in(info: dict[str, Any], name: str, data: Path) -> dict[str, Any]:
+    """An entry of the same columns whose rows are here; pairs about pictures are made of the picture demo."""
+    entry = info.get(name, {})
+    columns = entry.get("columns", {})
+    if entry.get("ranking") and "images" in columns:
+        rows = json.loads((data / "mllm_demo.json").read_text(encoding="utf-8"))
+        pairs = [
+            {
+                "conversations": [{"from": "human", "value": row["messages"][0]["content"]}],
+                "chosen": {"from": "gpt", "value": row["messages"][1]["content"]},
+                "rejected": {"from": "gpt", "value": "I see nothing."},
+                "images": row["images"][:1],
+            }
+            for row in rows
+        ]
+        (data / "stand_in_pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
+        return {
+            "file_name": "stand_in_pairs.json",
+            "ranking": True,
+            "formatting": "sharegpt",
+            "columns": {
+                **{"messages": "conversations", "chosen": "chosen", "rejected": "rejected"},
+                "images": "images",
+            },
+        }
+    found = next((other for key, other in STAND_INS.items() if entry.get(key) or key in columns), "identity")
+    return dict(info[found])
+
+
+def _cache(work: Path) -> None:
+    """The data in the Hub's local cache too, for files that name it as REMOTE:llamafactory/demo_data."""
+    repository = work / "hf" / "hub" / "datasets--llamafactory--demo_data"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40, encoding="utf-8")
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / ("0" * 40)).symlink_to(work / "data")
+
+
+def _sibling(kind: str, work: Path) -> Path:
+    from tests.support.more_siblings import make_sibling
+
+    folder = work / "models" / kind
+    if not folder.is_dir():
+        make_sibling(kind, folder)
+    return folder
+
+
+def _adapter(kind: str, folder: Path, work: Path) -> None:
+    """A LoRA of random weights on the sibling, as an earlier run would have left it."""
+    if folder.is_dir() or kind == "moss_vl":
+        return
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+
+    base = _sibling(kind, work)
+    reads_images = hasattr(AutoConfig.from_pretrained(base), "vision_config")
+    auto: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    targets = r".*language_model.*\.(q|v)_proj" if reads_images else ["q_proj", "v_proj"]
+    lora = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False)
+    get_peft_model(auto.from_pretrained(base), lora).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+
+
+def _run(file: Path, job: str, settings: list[str]) -> Any:
+    """None when it ran and left its result, the ``GymError`` that refused it, or what went wrong."""
+    from typer.testing import CliRunner
+
+    from gym_fed.cli.main import app
+    from gym_fed.errors import GymError
+
+    command = {
+        "export": ["export", str(file)],
+        "inference": ["chat", str(file), "--prompt", "Hello", "--max-new-tokens", "4", "--device", "cpu"],
+    }.get(job, ["train", str(file), "--overwrite", "--set", "device=cpu", "--set", "num_threads=1"])
+    for setting in settings:
+        command += ["--set", setting]
+    with _inside(file.parent):
+        done = CliRunner().invoke(app, command)
+        if isinstance(done.exception, GymError):
+            return done.exception
+        if done.exit_code != 0:
+            return f"DEFECT: {done.exception!r}: {done.output[-300:]}"
+        return _missing_result(file, job, done.stdout)
+
+
+def _missing_result(file: Path, job: str, printed: str) -> str | None:
+    """What a job should have left and has not."""
+    given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if job == "inference":
+        return None if printed.strip() else "DEFECT: no answer"
+    if job == "export":
+        folder = Path(given.get("export_dir") or given["peft_config"]["export_dir"])
+        return None if (folder / "config.json").is_file() else f"DEFECT: nothing in {folder}"
+    wanted = {
+        "train": [Path(given["output_dir"]) / "result.json"],
+        "predict": [Path(given["output_dir"]) / "generated_predictions.jsonl"],
+        "preprocess": [Path(str(given.get("tokenized_path")))],
+    }.get(job, [])
+    missing = [str(path) for path in wanted if not path.exists()]
+    return f"DEFECT: no {missing[0]}" if missing else None
+
+
+def _plain(message: str, work: Path) -> str:
+    """A message as the page shows it: its first line, without the paths and line numbers of this run."""
+    text = message.splitlines()[0].replace(f"{work}/models/", "").replace(f"{work}/", "")
+    text = re.sub(r"^[\w.-]+\.yaml:\d+:\d+: ", "", text)
+    more = len(message.splitlines()) - 1
+    return text + (f" (and {more} more)" if more else "")
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the files and write the page; with ``--only``, print the outcomes alone."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("repo", type=Path, help="a checkout of LLaMA-Factory")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="files below examples/; the page is left")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, and report whether the page differs"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes here, too")
+    given = parser.parse_args(arguments)
+    repo = given.repo.resolve()
+    files = [f for f in example_files(repo) if fnmatch.fnmatch(f.relative_to(repo / "examples"), given.only)]
+    outcomes = []
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        os.environ.update({"HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")})  # before it is imported
+        prepare(repo, work, files)
+        for file in files:
+            outcomes.append(run_file(file, repo, work))
+            print(f"{outcomes[-1].file}: {outcomes[-1].text}", flush=True)
+    print(table(outcomes).splitlines()[0])
+    if given.json:
+        given.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
+    if any(outcome.defect for outcome in outcomes):
+        return 1
+    if given.only != "*":
+        return 0
+    if given.check:
+        return 0 if PAGE.read_text(encoding="utf-8") == page(outcomes) else 1
+    PAGE.write_text(page(outcomes), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
