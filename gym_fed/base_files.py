@@ -138,7 +138,11 @@ def names_in(folder: Path) -> list[str]:
         and most_bytes(path.name)
         and not path.name.endswith(".safetensors")
     )
-    weights = _weights_of_index(folder / _INDEX) if _INDEX in names else [_WEIGHTS]
+    weights = [_WEIGHTS]  # transformers takes it before the index
+    if (folder / _WEIGHTS).is_file():
+        names = [name for name in names if name != _INDEX]
+    elif _INDEX in names:
+        weights = _weights_of_index(folder / _INDEX)
     missing = [name for name in weights if not (folder / name).is_file()]
     if missing:
         raise _invalid(who, f"has no {missing[0]}: only weights in safetensors travel")

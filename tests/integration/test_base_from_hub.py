@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from gym_fed.errors import ErrorCode
 from tests.support.hub import HubProcess, gym_server, start_client
 from tests.support.wait import SECONDS
+from tests.support.warm import run
 
 CARD = "---\nlicense: apache-2.0\n---\n# A base of our own\n"
 CONFIG = {
@@ -70,11 +73,6 @@ def part_of(home: Path) -> int:
     return sum(path.stat().st_size for path in (home / "bases").rglob("*.part"))
 
 
-def wait(client: object, home: Path) -> int:
-    status: int = client.wait(timeout=2 * SECONDS)  # type: ignore[attr-defined]
-    return status
-
-
 def log_of(home: Path) -> str:
     return (home / "client.log").read_text()
 
@@ -82,29 +80,59 @@ def log_of(home: Path) -> str:
 def test_a_base_is_fetched_over_kills_of_both_sides_and_its_contributor_is_merged(
     tmp_path: Path, hub: HubProcess
 ) -> None:
-    home = tmp_path / "home"
-    hub.start("--exit-when-done")
-    size = (tmp_path / "our-base" / "model.safetensors").stat().st_size
-    client = start_client(home, hub, failpoints="client-base-chunk:18")
-    assert client.wait(timeout=2 * SECONDS) == -9, log_of(home)
+    home, base = tmp_path / "home", tmp_path / "our-base"
+    hub.start("--exit-when-done", failpoints="download-chunk:16")
+    client = start_client(home, hub)
+    hub.wait_killed()  # within the weights, which come last
+    assert 0 < part_of(home) < (base / "model.safetensors").stat().st_size
+    client.kill()
+    client.wait()
     come = part_of(home)
-    assert 0 < come < size, "killed within the weights"
+
+    hub.start("--exit-when-done")
+    client = start_client(home, hub, failpoints="client-base-chunk:4")
+    assert client.wait(timeout=2 * SECONDS) == -signal.SIGKILL, log_of(home)
+    assert part_of(home) >= come
     assert [path.suffix for path in bases_of(home)] == [".partial"]
 
-    hub.kill()
     client = start_client(home, hub)
-    hub.start("--exit-when-done")
     hub.wait_done()
-    assert wait(client, home) == 0, log_of(home)
+    assert client.wait(timeout=2 * SECONDS) == 0, log_of(home)
     (folder,) = bases_of(home)
     assert not folder.suffix
     for name in ("model.safetensors", "README.md", "tokenizer.json"):
-        assert (folder / name).read_bytes() == (tmp_path / "our-base" / name).read_bytes()
+        assert (folder / name).read_bytes() == (base / name).read_bytes()
     assert not (folder / "training.log").exists(), "only files of a base travel"
-    down = json.loads((home / "traffic.json").read_text()).popitem()[1]["down"]
-    assert down <= sum(path.stat().st_size for path in folder.iterdir()), (
-        "what had come was not fetched again"
-    )
     assert "apache-2.0" in log_of(home)
     (merged,) = gym_server("rounds", "--dir", str(hub.folder))
     assert merged["state"] == "committed"
+
+
+def test_a_hub_whose_file_changed_under_it_serves_nothing_that_is_used(
+    tmp_path: Path, hub: HubProcess
+) -> None:
+    hub.start()
+    weights = tmp_path / "our-base" / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xff")
+    client = start_client(tmp_path / "home", hub)
+    assert client.wait(timeout=2 * SECONDS) == ErrorCode.HASH_MISMATCH.exit_code, log_of(tmp_path / "home")
+    assert [path.suffix for path in bases_of(tmp_path / "home")] == [".partial"]
+    assert not part_of(tmp_path / "home")
+
+
+def test_without_a_yes_the_refusal_names_licence_bytes_and_what_to_pass(
+    tmp_path: Path, hub: HubProcess
+) -> None:
+    hub.start()
+    command = ["gym-client", "join", "--server", hub.address, "--fingerprint", hub.fingerprint, "--home"]
+    home = tmp_path / "home"
+    refused = run([*command, str(home)])
+    assert refused.returncode == ErrorCode.USAGE.exit_code
+    for words in ("apache-2.0", "13.9 MB", "--yes", "--base-model"):
+        assert words in refused.stderr, refused.stderr
+    assert not bases_of(home)
+    other = run([*command, str(tmp_path / "other"), "--yes", "--base-model", "gym-nano"])
+    assert other.returncode == ErrorCode.BASE_MISMATCH.exit_code
+    assert "tensors are unlike" in other.stderr

@@ -80,6 +80,11 @@ class BaseOffer:
         """Plain data."""
         return asdict(self)
 
+    def summary(self) -> str:
+        """Name, bytes and licence in a few words."""
+        size, licence = readable_bytes(self.size_bytes), plain(self.licence, 80) or "not known"
+        return f"{self.base_model} ({size}, licence: {licence})"
+
     def lines(self) -> list[str]:
         """For people."""
         licence = plain(self.licence, 80) or "not known; ask the coordinator"

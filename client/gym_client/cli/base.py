@@ -26,7 +26,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 
 T = TypeVar("T")
 
-_LACKING = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.BASE_MISMATCH)
+_DAMAGED = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_INVALID, ErrorCode.BASE_MISMATCH)
 _OWN = "give the folder of the federation's base with --base-model PATH"
 
 
@@ -100,24 +100,22 @@ class BaseFinder:
             return self._load(given)
         if not needs_a_look(given, named):
             base_source(given, named)
-        try:
-            if (fetched := self._store.find(self._digest)) is not None:
+        offer = BaseOffer.of(self._status)
+        if (fetched := self._store.find(self._digest)) is not None:
+            try:
                 return self._load(fetched)
-            if self._store.is_begun(self._digest):
-                raise GymError(ErrorCode.MODEL_NOT_FOUND, f"the base {named!r} has come in part", _OWN)
-            return self._local_copy(named)
-        except GymError as error:
-            damaged = fetched is not None and error.code in (*_LACKING, ErrorCode.MODEL_INVALID)
-            offer = BaseOffer.of(self._status) if damaged or error.code in _LACKING else None
-            if offer is None or not offer.num_files:
-                raise
-            if damaged:
+            except GymError as error:
+                if offer is None or not offer.num_files or error.code not in _DAMAGED:
+                    raise
                 self._display.report("base-damaged", f"{error.message}; what is damaged is fetched again")
-            return self._fetch(offer, again=damaged)
+                return self._fetch(offer, again=True)
+        if offer is None or not offer.num_files:
+            return self._local_copy(base_source(None, named))
+        return self._fetch(offer, again=False)
 
-    def _local_copy(self, named: str) -> GlobalModel:
-        """What is here under the hub's name, looked at after a yes."""
-        source = base_source(None, named)
+    def _local_copy(self, source: str) -> GlobalModel:
+        """What is here under a name of the hub's, looked at after a yes."""
+        named = self._status.base_model
         self._display.busy("")
         if needs_a_look(None, named) and not self._consent.local_copy(source):
             raise GymError(

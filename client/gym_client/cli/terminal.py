@@ -70,7 +70,9 @@ class TerminalConsent(Consent):
             for line in offer.lines():
                 err.print(plain(line, MAX_TERM))
         return self._ask(
-            "Fetch it?", "fetching the hub's base needs your consent", "--base-model PATH, or --yes"
+            "Fetch it?",
+            f"fetching {offer.summary()} needs your consent",
+            "--base-model PATH, or --yes",
         )
 
     def offer(self, offer: Offer) -> bool:

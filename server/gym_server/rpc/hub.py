@@ -135,6 +135,7 @@ class Hub(CallsBesideRounds):
         yield pb.DownloadChunk(size_bytes=size)
         async for data in read_ahead(path, request.offset):
             yield pb.DownloadChunk(data=data)
+            failpoint("download-chunk")
 
     # ---- replies ----
 

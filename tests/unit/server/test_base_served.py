@@ -93,6 +93,7 @@ def test_a_base_that_cannot_travel_is_refused_at_the_start_where_it_was_promised
     elif flaw == "pickle":
         (base / "model.safetensors").rename(base / "pytorch_model.bin")
     elif flaw == "shard":
+        (base / "model.safetensors").rename(base.parent / "model.safetensors")
         index = {"weight_map": {"x": "../model.safetensors"}}
         (base / "model.safetensors.index.json").write_text(json.dumps(index))
     else:
