@@ -17,9 +17,11 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.library_env import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
+
+    from gym_fed.modeling.adapters import Adapter
 
 settle()  # before transformers imports what is installed
 
@@ -218,18 +220,76 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def _load_adapter(name: str, folder: Path, adapter: Path, dtype: str, device: str) -> LoadedModel:
-    from gym_fed.modeling.adapters import in_order, load_on, merge_adapters, read_adapter
+    from gym_fed.modeling.adapters import in_order, read_adapter
 
     base_name = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
     if not base_name:
         raise GymError(
             ErrorCode.MODEL_INVALID, f"{adapter}: names no base model", "set base_model_name_or_path"
         )
-    *below, own = in_order([read_adapter(name, folder)])
-    base = load_model(str(base_name), dtype=dtype, device=device)
+    return _put_on(name, str(base_name), in_order([read_adapter(name, folder)]), dtype, device)
+
+
+def load_adapted(
+    name_or_path: str, adapters: Sequence[str], *, dtype: str = "float32", device: str = "cpu"
+) -> LoadedModel:
+    """``load_model`` with further adapters on it: all but the last are merged, and the last is left beside the model.
+
+    Raises:
+        GymError: As ``load_model``; ``CONFIG_INVALID`` for an adapter of another base.
+    """
+    if not adapters:
+        return load_model(name_or_path, dtype=dtype, device=device)
+    base, chain = chain_on(name_or_path, adapters)
+    return _put_on(adapters[-1], base, chain, dtype, device)
+
+
+def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adapter]]:
+    """The base of a model, and its own adapter and ``adapters`` in the order in which they are put on that base.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` for an adapter of another base.
+    """
+    from gym_fed.modeling.adapters import CONFIG, in_order, read_adapter, require_base
+
+    named = [read_adapter(name, Path(resolve(name))) for name in adapters]
+    folder, base = Path(resolve(name_or_path)), name_or_path
+    if (folder / CONFIG).is_file():
+        own = read_adapter(name_or_path, folder)
+        named = [own, *named]
+        if own.base is None:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{folder / CONFIG}: names no base model",
+                "set base_model_name_or_path",
+            )
+        base = own.base
+        if (Path(resolve(base)) / CONFIG).is_file():
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{name_or_path}: its base {base} is itself an adapter",
+                f"merge that first: gym export {base} -o FOLDER, and give --adapter {name_or_path} to the result",
+            )
+    for adapter in named:
+        require_base(adapter, base, (folder_here(adapter.base), Path(resolve(base))))
+    return base, in_order(named)
+
+
+def folder_here(name: str | None) -> Path | None:
+    """Where a model is on this machine, if it is."""
+    try:
+        return None if name is None else Path(resolve(name))
+    except GymError:
+        return None
+
+
+def _put_on(name: str, base_name: str, chain: Sequence[Adapter], dtype: str, device: str) -> LoadedModel:
+    from gym_fed.modeling.adapters import load_on, merge_adapters
+
+    base = load_model(base_name, dtype=dtype, device=device)
     with quiet_loading(), _as_gym_errors(name):
-        model = load_on(merge_adapters(base.model, below), own)
-    template = folder / "chat_template.jinja"
+        model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
+    template = chain[-1].folder / "chat_template.jinja"
     if template.is_file():  # the run may have been trained with another than its base has
         base.tokenizer.chat_template = template.read_text(encoding="utf-8")
     return LoadedModel(model.eval(), base.tokenizer, name)

@@ -37,6 +37,10 @@ def batch(
     base: Annotated[
         str | None, typer.Option("--base", help="gym-nano (the default), a model folder or a cached name.")
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
+    ] = None,
     variants: Annotated[
         Path | None,
         typer.Option("--variants", metavar="DIR", help="Folder of variants, as `gym variant` fills it."),
@@ -61,7 +65,11 @@ def batch(
     """Answer a file of requests. The same command resumes after Ctrl-C or a crash."""
     from gym_fed.cli.api.app import serving_config
 
-    named = {"base": base, "variants": str(variants) if variants is not None else None}
+    named = {
+        "base": base,
+        "adapter": adapter,
+        "variants": str(variants) if variants is not None else None,
+    }
     named_overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     settings = serving_config(config, [*(overrides or []), *named_overrides])
     _refuse_same_file(source, target, errors)
@@ -70,7 +78,7 @@ def batch(
     from gym_fed.serving.batch.run import BatchOutput
 
     given = check_input(source, check_body)
-    ensure_models([settings.base], yes)
+    ensure_models([settings.base, *settings.adapter], yes)
     identity = _identity(settings, given, seed)
     with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:
         left = len(given.custom_ids) - len(output.done)
@@ -144,6 +152,7 @@ def _identity(settings: ServingConfig, given: BatchInput, seed: int) -> dict[str
     return {
         "input_sha256": given.sha256,
         "base": settings.base,
+        **({"adapter": settings.adapter} if settings.adapter else {}),
         "served_name": settings.served_name,
         "dtype": settings.dtype,
         "device": settings.device,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
 
@@ -39,6 +40,7 @@ def export(
     skip_check: Annotated[
         bool, typer.Option("--skip-check", help="Do not read it back in a fresh process and compare.")
     ] = False,
+    yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Merge a model's adapters and write it for other programs; it is read back and compared before it counts."""
@@ -58,6 +60,7 @@ def export(
     format_named(format_)
     if output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name")
+    ensure_models([model, *(adapter or ())], yes)
     err.print(f"loading {model} ...")
     source = open_source(model, adapter or ())
     kept = source.dtype if format_ == "huggingface" else None

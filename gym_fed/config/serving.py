@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.adapters import Folders
 from gym_fed.config.train.compute import Dtype
 
 _UNITS = {
@@ -89,6 +90,9 @@ class ServingConfig(StrictModel):
 
     base: str = "gym-nano"
     """gym-nano, a model folder, or a name in the local cache."""
+
+    adapter: Folders = Field(default_factory=list)
+    """PEFT folders that are merged into the base, in this order; variants are then of the merged model."""
 
     served_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""

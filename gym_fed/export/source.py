@@ -11,17 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.adapters import (
-    CONFIG,
-    Adapter,
-    in_order,
-    load_on,
-    merge_adapters,
-    read_adapter,
-    require_base,
-)
+from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters
 from gym_fed.modeling.rope import BASE_CHANGES
-from gym_fed.models import DTYPES, load_model, quiet_loading, resolve
+from gym_fed.models import DTYPES, chain_on, load_model, quiet_loading, resolve
 
 _TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
 
@@ -89,27 +81,8 @@ def open_source(name: str, adapters: Sequence[str] = ()) -> Source:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``; ``CONFIG_INVALID`` for an adapter of another base;
             ``USAGE`` for one on weights in few bits.
     """
-    folder = Path(resolve(name))
-    named = [read_adapter(one, Path(resolve(one))) for one in adapters]
-    base = name
-    if (folder / CONFIG).is_file():
-        own = read_adapter(name, folder)
-        named = [own, *named]
-        if own.base is None:
-            raise GymError(
-                ErrorCode.MODEL_INVALID, f"{name}: names no base", f"add the base's name to {folder / CONFIG}"
-            )
-        base = own.base
-    chain = in_order(named)
+    base, chain = chain_on(name, adapters)
     home = Path(resolve(base))
-    if (home / CONFIG).is_file():
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{name}: its base {base} is itself an adapter",
-            "export the base first, and name the result as the model",
-        )
-    for adapter in named:
-        require_base(adapter, base, (_here(adapter.base), home))
     _require_unquantised(base, home, chain)
     model, tokenizer = _load(base)
     stored = _stored_dtype(home)
@@ -169,10 +142,3 @@ def _require_unquantised(base: str, home: Path, chain: Sequence[Adapter]) -> Non
             f"{base} is quantised by {method}, and an adapter cannot be merged into that exactly",
             f"load the base unquantised: gym export UNQUANTISED-BASE --adapter {chain[-1].name}",
         )
-
-
-def _here(name: str | None) -> Path | None:
-    try:
-        return None if name is None else Path(resolve(name))
-    except GymError:
-        return None

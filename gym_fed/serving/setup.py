@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model, model_name, pick_device
+from gym_fed.models import load_adapted, model_name, pick_device
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
 
@@ -85,7 +85,7 @@ def open_serving(config: ServingConfig) -> Serving:
     device = pick_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    loaded = load_model(config.base)
+    loaded = load_adapted(config.base, config.adapter)
     model: Any = loaded.model
     if hasattr(model, "peft_config"):
         model = model.merge_and_unload()

@@ -57,6 +57,10 @@ def serve(
     base: Annotated[
         str | None, typer.Option("--base", help="gym-nano, a model folder, or a cached name.")
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
+    ] = None,
     variants: Annotated[
         Path | None, typer.Option("--variants", help="Folder that gym variant fills.")
     ] = None,
@@ -75,10 +79,17 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a base and its variants; `gym api serving.yaml` means the same. Ctrl-C lets running answers finish."""
-    named = {"base": base, "variants": variants, "host": host, "port": port, "api_keys": api_keys}
+    named = {
+        "base": base,
+        "adapter": adapter,
+        "variants": variants,
+        "host": host,
+        "port": port,
+        "api_keys": api_keys,
+    }
     overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
     settings = serving_config(config, [*(set_ or []), *overrides])
-    ensure_models([settings.base], yes)
+    ensure_models([settings.base, *settings.adapter], yes)
 
     from gym_fed.serving.http.server import run_server
 

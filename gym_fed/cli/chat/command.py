@@ -24,6 +24,10 @@ def chat(
             help="gym-nano, a model folder, or the output_dir of a run; with --api a model's name."
         ),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
+    ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this, print the answer, leave.")] = None,
     system: Annotated[
         str | None, typer.Option("--system", help="A system message before everything.")
@@ -99,7 +103,7 @@ def chat(
         }
     )
     if api is not None:
-        _refuse_beside("--api", {"--variants": variants, "--device": device})
+        _refuse_beside("--api", {"--variants": variants, "--device": device, "--adapter": adapter})
         writer = _remote(api, model, api_key_env)
     else:
         _refuse_beside("a model of this machine (no --api)", {"--api-key-env": api_key_env})
@@ -110,8 +114,8 @@ def chat(
 
             named = os.environ.get("GYM_VARIANTS")
             variants = store_folder(Path(named) if named else None)
-        ensure_models([model], yes)
-        writer = _local(model, variants, device or "auto")
+        ensure_models([model, *(adapter or ())], yes)
+        writer = _local(model, adapter or [], variants, device or "auto")
 
     from gym_fed.cli.chat.terminal import Terminal, line_editing
     from gym_fed.serving.chat.session import ChatSession
@@ -146,14 +150,14 @@ def _remote(url: str, model: str | None, api_key_env: str | None) -> Writer:
     return RemoteWriter(url, model, api_key=key)
 
 
-def _local(model: str, variants: Path | None, device: str) -> Writer:
+def _local(model: str, adapters: list[str], variants: Path | None, device: str) -> Writer:
     from gym_fed.serving.chat.local_writer import open_engine, open_plain
 
     try:
-        return open_engine(model, variants=variants, device=device)
+        return open_engine(model, adapters=adapters, variants=variants, device=device)
     except GymError as error:
         if error.code is not ErrorCode.MODEL_INVALID or variants is not None:
             raise
-        writer = open_plain(model, device=device)
+        writer = open_plain(model, adapters=adapters, device=device)
         err.print(f"{error.message}: it answers by transformers' own generation", style="dim")
         return writer

@@ -90,11 +90,15 @@ def with_models(
 
 
 def models_of(config: TrainingConfig) -> list[str]:
-    """Every model that a run loads: its own, teacher, critic, reward models, and what only lends its tokenizer."""
+    """Every model that a run loads: its own, its adapters, reference, teacher, critic, reward models, and what only
+    lends its tokenizer."""
     section = getattr(config, config.algorithm, None)
     graders = [(grader.grader, grader) for grader in config.graders]
     found = [
         config.model,
+        *config.adapter,
+        config.reference_model,
+        *config.reference_adapter,
         config.model_init.tokenizer if config.model_init is not None else None,
         *(getattr(section, key, None) for key in ("teacher", "critic")),
         *(getattr(grader, "model", None) for kind, grader in graders if kind == "reward_model"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -81,11 +81,14 @@ class LocalWriter:
             raise GymError(ErrorCode.TOO_LARGE, error.message, error.hint) from error
 
 
-def open_engine(model: str, *, variants: Path | None = None, device: str = "auto") -> LocalWriter:
+def open_engine(
+    model: str, *, adapters: Sequence[str] = (), variants: Path | None = None, device: str = "auto"
+) -> LocalWriter:
     """One model and its variants, for one conversation.
 
     Args:
         model: As for ``load_model``; adapters are merged.
+        adapters: Further PEFT folders to merge, in this order.
         variants: Folder of a variant store.
         device: As for ``pick_device``.
 
@@ -97,10 +100,12 @@ def open_engine(model: str, *, variants: Path | None = None, device: str = "auto
     from gym_fed.serving.setup import open_serving
 
     require_store(variants)
-    _require_mergeable(model)
+    for name in (model, *adapters):
+        _require_mergeable(name)
     serving = open_serving(
         ServingConfig(
             base=model,
+            adapter=list(adapters),
             served_name=_UNSERVABLE.sub("-", model_name(model)).lstrip("._/-")[:128] or "model",
             variants=variants,
             device=device,
@@ -124,12 +129,12 @@ def _names(serving: Serving) -> list[str]:
     return [record.name for record in serving.store.list() if record.base_digest == serving.base.digest]
 
 
-def open_plain(model: str, *, device: str = "auto") -> LocalWriter:
+def open_plain(model: str, *, adapters: Sequence[str] = (), device: str = "auto") -> LocalWriter:
     """A model that the engine cannot serve, by transformers' own ``generate``."""
-    from gym_fed.models import load_model, model_name
+    from gym_fed.models import load_adapted, model_name
     from gym_fed.serving.chat.plain_writer import PlainGeneration
 
-    loaded = load_model(model, device=device)
+    loaded = load_adapted(model, adapters, device=device)
     return LocalWriter(
         PlainGeneration(loaded.model, loaded.tokenizer),
         base=model_name(model),

@@ -9,7 +9,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
 from gym_fed.modeling.adapters import Adapter, in_order, merge_adapters, read_adapter, require_base
-from gym_fed.models import resolve
+from gym_fed.models import folder_here, resolve
 
 _OF_THE_RUN = (
     *("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout"),
@@ -134,7 +134,7 @@ def check_adapters(config: TrainingConfig) -> None:
             )
     if config.model is not None:
         for adapter in adapters:
-            require_base(adapter, config.model, (_here(adapter.base), _here(config.model)))
+            require_base(adapter, config.model, (folder_here(adapter.base), folder_here(config.model)))
     task: str = ALGORITHMS.type_of(config.algorithm).task_type
     going_on = trained_on(config)
     for adapter in adapters:
@@ -179,13 +179,3 @@ def _require_kind(adapter: Adapter, config: TrainingConfig) -> None:
             f"adapter: {adapter.name} is adalora, whose ranks were settled at the end of its run",
             "set new_adapter: true to merge it and train another",
         )
-
-
-def _here(name: str | None) -> Path | None:
-    """Where a model is on this machine, if it is."""
-    if name is None:
-        return None
-    try:
-        return Path(resolve(name))
-    except GymError:
-        return None

@@ -10,7 +10,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.modeling.adapters import Adapter, in_order, load_on, merge_adapters, read_adapter, require_base
-from gym_fed.models import load_model, quiet_loading, resolve
+from gym_fed.models import folder_here, load_model, quiet_loading, resolve
 from gym_fed.training.model.quantization import quantization_arguments
 
 
@@ -51,9 +51,7 @@ def check_reference(config: TrainingConfig) -> None:
             "give one, or merge them first with: gym export",
         )
     for adapter in adapters:
-        own = None
-        if adapter.base is not None and Path(adapter.base).expanduser().is_dir():
-            own = Path(adapter.base).expanduser()
+        own = folder_here(adapter.base)
         require_base(adapter, _base_of(config), (own, Path(resolve(_base_of(config)))))
 
 

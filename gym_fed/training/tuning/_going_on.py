@@ -29,6 +29,7 @@ def go_on(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
     section = config.chosen_sections()[config.finetuning]
     settings: Any = PeftConfig.from_pretrained(str(adapter.folder))
     settings.inference_mode = False
+    settings.base_model_name_or_path = None  # of the model at hand; its name is written when the run is saved
     for key in _DROPOUTS:
         if hasattr(section, key):
             setattr(settings, key, getattr(section, key))

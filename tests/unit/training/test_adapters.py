@@ -15,6 +15,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
+from gym_fed.training.model.adapters import check_adapters
 from gym_fed.training.trainer import Trainer
 from tests.support.adapters import logits, run, settings, sibling
 from tests.support.tuning_cases import CASES
@@ -220,7 +221,11 @@ def test_what_cannot_be_gone_on_with_is_refused_by_name(tiny_base: Path, sft: Pa
     refused("holds no adapter", adapter=str(tiny_base))
     refused("in few bits", adapter=str(sft), new_adapter=True, quantization={"bits": 4})
     refused("wants one for SEQ_CLS", algorithm="reward_model")
-    refused("does not go with distributed", distributed={"strategy": "fsdp2"})
+    split = settings(
+        tmp_path / "b", model=str(tiny_base), adapter=str(sft), distributed={"strategy": "fsdp2"}
+    )
+    with pytest.raises(GymError, match="does not go with distributed"):
+        check_adapters(split)
     unconverted = Path(shutil.copytree(sft, tmp_path / "pissa"))
     file = unconverted / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"init_lora_weights": "pissa"}))
