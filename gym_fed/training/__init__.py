@@ -7,6 +7,10 @@ models, privacy, renamed, soup, tracking; imported by cli, evaluation, personali
 Neighbours: imports config, console, data, delta, errors, evaluation, export, files, kinds, library_env,
 modeling, models, privacy, renamed, soup, tracking; imported by cli, evaluation, export, personalization.
 >>>>>>> aedf1ef (Bring folders' neighbours and the table of support up to date)
+
+Neighbours: imports config, console, data, delta, errors, evaluation, export, files, kinds, lazy, library_env,
+modeling, models, privacy, renamed, soup, tracking; imported by cli, evaluation, export, personalization,
+planning.
 """
 
 from gym_fed.library_env import settle

@@ -92,6 +92,40 @@ class RecipeContext:
         """Log figures of one step, which counts from 1."""
         self.experiment.log_metrics(metrics, step)
 
+    @property
+    def world_size(self) -> int:
+        """How many processes share the recipe; 1 unless torchrun started it."""
+        from gym_fed.training.processes.ranks import world_size
+
+        return world_size()
+
+    def spawn_train(
+        self,
+        model: str | LoadedModel,
+        *,
+        tp: int = 1,
+        device: str | torch.device | None = None,
+        dtype: str = "float32",
+    ) -> LoadedModel:
+        """``spawn("policy", model)``: a model to be trained.
+
+        Args:
+            model: See ``spawn``.
+            tp: Processes that share its layers. A recipe holds whole models: only 1 is taken.
+            device: See ``spawn``.
+            dtype: The same.
+
+        Raises:
+            GymError: ``USAGE`` for another ``tp``; see ``spawn``.
+        """
+        if tp != 1:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"spawn_train: tp is {tp}, and the models of a recipe are whole (world_size is {self.world_size})",
+                "use gym train --nproc with distributed: {strategy: tensor_parallel}, which splits the layers",
+            )
+        return self.spawn("policy", model, device=device, dtype=dtype)
+
     def spawn(
         self,
         role: Role,
@@ -176,6 +210,20 @@ class RecipeContext:
         fsync_folder(self.storage)
         self.experiment.log_artifacts([place])
         return place
+
+    def save_model_safely(self, name: str, model: LoadedModel) -> Path:
+        """``save_safely`` of a model with its tokenizer.
+
+        Raises:
+            GymError: ``USAGE`` for what no context has spawned.
+        """
+        if not isinstance(model, LoadedModel):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"save_model_safely: {type(model).__name__} is no model that was spawned",
+                "give what spawn returned, or write other things with save_safely",
+            )
+        return self.save_safely(name, model)
 
 
 def _devices(wanted: str | Sequence[str]) -> list[torch.device]:

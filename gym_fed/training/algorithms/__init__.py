@@ -11,6 +11,6 @@ A folder holds a family: each file that does not begin with ``_`` is an algorith
 
 Installed packages add theirs by the entry points ``gym_fed.algorithms``; ``gym_fed.kinds.ALGORITHMS`` finds both.
 
-Neighbours: imports model, private, processes, rows, run, trl_glue, vision; imported by model, recipe, rows,
-run, trainer.
+Neighbours: imports model, private, processes, rows, run, trl_glue, vision; imported by loops, model, recipe,
+rows, run, trainer.
 """

@@ -1,4 +1,4 @@
 """Several processes of one run: launched, agreed with, and the model split among them.
 
-Neighbours: imports run; imported by algorithms, evaluating, model, rows, run, trainer, trl_glue.
+Neighbours: imports run; imported by algorithms, evaluating, model, recipe, rows, run, trainer, trl_glue.
 """

@@ -1,0 +1,230 @@
+"""What the loops share: threads become rows, arguments become a config, and the trainer does the rest."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.training.loops.string_thread import StringThread
+
+if TYPE_CHECKING:
+    from gym_fed.config.train.training import TrainingConfig
+    from gym_fed.models import LoadedModel
+    from gym_fed.training.recipe import RecipeContext
+    from gym_fed.training.run.hooks import ShouldStop, StepReport
+    from gym_fed.training.run.result import TrainResult
+
+ThreadGrader = Callable[[StringThread], float]
+
+
+class Loop(ABC):
+    """One run of an algorithm on threads. ``run`` trains the model in place.
+
+    Args:
+        dataset: What is learned from.
+        model: A model that ``RecipeContext.spawn`` gave, which is trained.
+        lr: Learning rate.
+        samples_per_batch: Samples of the data set that one step learns from.
+        samples_per_mini_batch: Samples that are computed at once; by default all of the batch.
+        max_grad_norm: Gradients are clipped to this norm.
+        max_steps: Steps; by default as many as ``epochs`` give.
+        epochs: Passes over the data set.
+        context: Gives device, seed and tracker, and a folder: the loop's own below it.
+        output_dir: The folder, without a context. A loop that was stopped goes on from it.
+        settings: Further keys of a training file, such as ``{"max_length": 512}``.
+        should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
+
+    Raises:
+        GymError: ``USAGE`` for samples that do not divide, ``CONFIG_INVALID`` for values that the run cannot honour.
+    """
+
+    algorithm: ClassVar[str]
+
+    def __init__(
+        self,
+        dataset: Sequence[Any],
+        model: LoadedModel,
+        *,
+        lr: float,
+        samples_per_batch: int,
+        samples_per_mini_batch: int | None = None,
+        max_grad_norm: float = 1.0,
+        max_steps: int | None = None,
+        epochs: float = 1.0,
+        context: RecipeContext | None = None,
+        output_dir: str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        should_stop: ShouldStop | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.model = model
+        self.context = context
+        self.result: TrainResult | None = None
+        self._should_stop = should_stop
+        self._mini = samples_per_batch if samples_per_mini_batch is None else samples_per_mini_batch
+        if self._mini < 1 or samples_per_batch % self._mini:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"samples_per_mini_batch: {self._mini} does not divide samples_per_batch {samples_per_batch}",
+                "make one a multiple of the other",
+            )
+        self._parts = samples_per_batch // self._mini
+        if output_dir is None:
+            output_dir = Path("runs") if context is None else context.output_dir
+            output_dir = output_dir / type(self).__name__.lower()
+        self.output_dir = Path(output_dir)
+        self._values: dict[str, Any] = {
+            "algorithm": self.algorithm,
+            "learning_rate": lr,
+            "max_grad_norm": max_grad_norm,
+            "max_steps": max_steps,
+            "num_train_epochs": epochs,
+            "per_device_train_batch_size": self._mini,
+            "gradient_accumulation_steps": self._parts,
+            "output_dir": self.output_dir,
+            "logging_steps": 1,
+            "lr_scheduler_type": "constant",
+            **({} if context is None else {"seed": context.seed, "device": _device(context)}),
+            **(settings or {}),
+        }
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """The data set as rows of ``gym_fed.data``."""
+
+    def section(self) -> dict[str, Any]:
+        """The algorithm's section of the config."""
+        return {}
+
+    def graders(self) -> list[Grader]:
+        """What rewards answers."""
+        return []
+
+    def config(self) -> TrainingConfig:
+        """The run, as a file of `gym train` would say it.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` naming a value that cannot be.
+        """
+        from gym_fed.config.train.training import TrainingConfig
+        from gym_fed.config.yaml.file import validate
+
+        section = self.section()
+        values = {**self._values, **({self.algorithm: section} if section else {})}
+        return validate(values, TrainingConfig, type(self).__name__)
+
+    def run(self) -> TrainResult:
+        """Train to the end, from the last checkpoint if there is one; the model is then the trained one.
+
+        Raises:
+            GymError: See ``Trainer.train``.
+        """
+        from gym_fed.training.trainer import Trainer
+
+        if hasattr(self.model.model, "peft_config"):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{type(self).__name__}: the model is an adapter on a base",
+                'spawn the base, and give settings={"finetuning": "lora"} to train a new adapter',
+            )
+        trainer = Trainer(
+            self.config(),
+            model=self.model.model,
+            tokenizer=self.model.tokenizer,
+            graders=self.graders(),
+            on_report=self._track,
+            should_stop=self._should_stop,
+        )
+        self.result = trainer.train(self.rows())
+        self.model.model = self.result.model.eval()
+        return self.result
+
+    def _track(self, report: StepReport) -> None:
+        """A step's figures, to the context's tracker under the loop's name."""
+        if self.context is None or report.evaluation:
+            return
+        name = type(self).__name__.lower()
+        figures = {f"{name}/loss": report.loss}
+        if report.reward is not None:
+            figures[f"{name}/reward"] = report.reward
+        self.context.track(figures, report.step)
+
+
+class Graded(Loop):
+    """A loop that learns from graded answers.
+
+    Args:
+        dataset: Threads; answers at their ends are left out, and their metadata is what graders read.
+        policy_model: The model that writes the answers and is trained.
+        grader: A ``Grader``, several of them, or a function of an answered thread that gives a number.
+        kl_beta: Weight of the divergence from the model at the start.
+        options: Those of ``Loop``.
+    """
+
+    def __init__(
+        self,
+        dataset: Sequence[StringThread],
+        policy_model: LoadedModel,
+        grader: Grader | ThreadGrader | Sequence[Grader | ThreadGrader],
+        *,
+        kl_beta: float,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, policy_model, **options)
+        self.kl_beta = kl_beta
+        found = list(grader) if isinstance(grader, Sequence) else [grader]
+        self._graders = [one if isinstance(one, Grader) else _OfThreads(one) for one in found]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{**thread.metadata, "prompt": thread.prompt().messages()} for thread in self.dataset]
+
+    def graders(self) -> list[Grader]:
+        return self._graders
+
+
+class _OfThreads(Grader):
+    """A function of an answered thread as a grader; its ``setup`` and ``teardown`` are called where it has them."""
+
+    def __init__(self, function: ThreadGrader) -> None:
+        super().__init__()
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+        self._function = function
+
+    def setup(self) -> None:
+        getattr(self._function, "setup", lambda: None)()
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        return [float(self._function(_thread(sample))) for sample in samples]
+
+    def teardown(self) -> None:
+        getattr(self._function, "teardown", lambda: None)()
+
+
+def _thread(sample: Sample) -> StringThread:
+    if isinstance(sample.prompt, str):
+        return StringThread([("user", sample.prompt)], sample.row).assistant(sample.completion)
+    return StringThread.of_messages(sample.prompt, sample.row).assistant(sample.completion)
+
+
+def _device(context: RecipeContext) -> str:
+    return context.devices[0].type
+
+
+def answered(threads: Sequence[StringThread]) -> list[StringThread]:
+    """``threads``, all of which end with the assistant.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the first that does not.
+    """
+    for number, thread in enumerate(threads, 1):
+        if not thread.answered:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"thread {number} has no answer at its end",
+                "end it with assistant(...)",
+            )
+    return list(threads)

@@ -1,0 +1,111 @@
+"""Proximal policy optimisation with a critic on threads; Schulman et al. 2017. `gym train` calls it ``ppo``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.base import Grader
+from gym_fed.training.loops.base import Graded, ThreadGrader
+from gym_fed.training.loops.string_thread import StringThread
+
+if TYPE_CHECKING:
+    from gym_fed.models import LoadedModel
+    from gym_fed.training.run.result import TrainResult
+
+
+class PPO(Graded):
+    """``PPO(threads, policy, value, grader, max_num_ppo_steps=100).run()``.
+
+    A PPO step writes an answer to each of ``samples_per_batch`` threads. It learns from them ``num_iterations`` times,
+    by mini-batches of ``samples_per_mini_batch``, each of which is a step of the optimiser.
+
+    Args:
+        dataset: See ``Graded``.
+        policy_model: The same.
+        value_model: A critic of ``RecipeContext.spawn("value", ...)``, which is trained, too; None makes a copy of the
+            policy's body.
+        grader: See ``Graded``.
+        lr_policy: Learning rate of the policy.
+        lr_value: Of the critic; by default the policy's.
+        kl_beta: See ``Graded``.
+        samples_per_batch: See above.
+        max_num_ppo_steps: PPO steps; by default as many as ``epochs`` give.
+        num_iterations: See above.
+        max_completion_length: Longest answer in tokens.
+        options: Those of ``Loop``.
+    """
+
+    algorithm = "ppo"
+
+    def __init__(
+        self,
+        dataset: Sequence[StringThread],
+        policy_model: LoadedModel,
+        value_model: LoadedModel | None,
+        grader: Grader | ThreadGrader | Sequence[Grader | ThreadGrader],
+        *,
+        lr_policy: float = 1e-6,
+        lr_value: float | None = None,
+        kl_beta: float = 0.01,
+        samples_per_batch: int = 32,
+        max_num_ppo_steps: int | None = None,
+        num_iterations: int = 4,
+        max_completion_length: int = 64,
+        **options: Any,
+    ) -> None:
+        if "max_steps" in options:
+            raise GymError(ErrorCode.USAGE, "PPO: max_steps", "give max_num_ppo_steps")
+        super().__init__(
+            dataset,
+            policy_model,
+            grader,
+            lr=lr_policy,
+            kl_beta=kl_beta,
+            samples_per_batch=samples_per_batch,
+            **options,
+        )
+        self.value_model = value_model
+        self.lr_value = lr_value
+        self.num_iterations = num_iterations
+        self.max_completion_length = max_completion_length
+        self._values["gradient_accumulation_steps"] = 1
+        if max_num_ppo_steps is not None:
+            self._values["max_steps"] = max_num_ppo_steps * self._parts * num_iterations
+
+    def section(self) -> dict[str, Any]:
+        section: dict[str, Any] = {
+            "max_completion_length": self.max_completion_length,
+            "steps_per_generation": self._parts,
+            "num_iterations": self.num_iterations,
+            "beta": self.kl_beta,
+            "critic_learning_rate": self.lr_value,
+        }
+        return section if self.value_model is None else {**section, "critic": str(self._critic_folder)}
+
+    @property
+    def _critic_folder(self) -> Any:
+        return self.output_dir.parent / f"{self.output_dir.name}-critic-at-start"
+
+    def run(self) -> TrainResult:
+        """See ``Loop.run``; the value model is then the trained critic."""
+        if self.value_model is None:
+            return super().run()
+        from gym_fed.training.algorithms.ppo._critic import Critic, load_critic
+
+        critic = self.value_model.model
+        if not isinstance(critic, Critic):
+            raise GymError(
+                ErrorCode.USAGE,
+                "PPO: value_model is no critic",
+                'spawn it: context.spawn("value", model=...)',
+            )
+        if not self._critic_folder.exists():  # a loop that goes on began with the one that is there
+            self._critic_folder.mkdir(parents=True)
+            critic.save_pretrained(self._critic_folder)
+        result = super().run()
+        folder = str(result.output_dir / "critic")
+        trained = load_critic(folder, self.model.model, dtype=self.config().dtype, train_body=True)
+        critic.load_state_dict(trained.state_dict())
+        return result
