@@ -11,6 +11,7 @@ from pydantic import Field
 
 from gym_fed.config.train.graders import Device, GraderConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders._value_head import has_value_head
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.models import load_tokenizer, pick_device, quiet_loading, resolve
 
@@ -19,7 +20,8 @@ class RewardModelConfig(GraderConfig):
     """The score of a trained reward model."""
 
     model: str
-    """A finished run of ``algorithm: reward_model``, full or adapter, or another sequence classifier with one label."""
+    """A finished run of ``algorithm: reward_model``, full or adapter, another sequence classifier with one label, or a
+    model or adapter with ``value_head.safetensors`` beside it, as LLaMA-Factory saves reward models."""
 
     batch_size: int = Field(default=16, ge=1)
     max_length: int = Field(default=1024, ge=8)
@@ -39,11 +41,26 @@ class RewardModelGrader(Grader):
         super().__init__(config)
         self._folder = Path(resolve(config.model))
         self._device = pick_device(config.device)
-        _require_scalar_head(self._folder, config.model)
+        self._value_head = has_value_head(self._folder)
+        if not self._value_head:
+            _require_scalar_head(self._folder, config.model)
         self._model: Any = None
         self._tokenizer: Any = None
 
     def setup(self) -> None:
+        model = self._with_value_head() if self._value_head else self._classifier()
+        if model.config.pad_token_id is None:  # by which the model finds each conversation's last token
+            model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._tokenizer.padding_side, self._tokenizer.truncation_side = "right", "left"
+        self._model = model.to(self._device).eval()
+
+    def _with_value_head(self) -> Any:
+        from gym_fed.evaluation.graders._value_head import load_value_head_model
+
+        self._tokenizer = load_tokenizer(str(self._folder))
+        return load_value_head_model(self.config.model, self._folder, self.config.dtype)
+
+    def _classifier(self) -> Any:
         import torch
         from transformers import AutoModelForSequenceClassification
 
@@ -63,10 +80,7 @@ class RewardModelGrader(Grader):
                 from peft import PeftModel
 
                 model = PeftModel.from_pretrained(model, str(self._folder))
-        if model.config.pad_token_id is None:  # by which the model finds each conversation's last token
-            model.config.pad_token_id = self._tokenizer.pad_token_id
-        self._tokenizer.padding_side, self._tokenizer.truncation_side = "right", "left"
-        self._model = model.to(self._device).eval()
+        return model
 
     def grade(self, samples: Sequence[Sample]) -> list[float]:
         import torch

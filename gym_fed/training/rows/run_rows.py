@@ -14,6 +14,7 @@ from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import on_main
+from gym_fed.training.vision.conversations import require_no_images
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def _encode(
     data: list[dict[str, Any]],
     eval_data: list[dict[str, Any]] | None,
 ) -> RunRows:
+    if not algorithm.reads_images:
+        require_no_images([*data, *(eval_data or ())], config.algorithm)
     encoded = algorithm.encode(config, tokenizer, data)
     judging = config.model_copy(update={"privacy": None})  # rows that only judge are not protected
     eval_encoded = eval_data and algorithm.encode(judging, tokenizer, eval_data)

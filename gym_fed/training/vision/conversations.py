@@ -108,8 +108,8 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
             )
 
 
-def require_no_images(rows: Sequence[Row]) -> None:
-    """Refuse images that a model without a vision part would never see.
+def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None:
+    """Refuse images that a model without a vision part, or an ``algorithm`` that reads none, would never see.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the first such row.
@@ -118,8 +118,10 @@ def require_no_images(rows: Sequence[Row]) -> None:
         if row.get("images"):
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"row {number} has images, and the model reads text alone",
-                "use a vision-language model, or drop the images",
+                f"row {number} has images, and {algorithm or 'the model'} reads text alone",
+                "drop the images, or learn them by sft, the one algorithm that encodes pictures"
+                if algorithm
+                else "use a vision-language model, or drop the images",
             )
 
 

@@ -13,9 +13,10 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_tokenizer
+from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.algorithms.preference.tdpo import answer_terms, tdpo_loss
 from gym_fed.training.run.checks import check_config
+from gym_fed.training.trainer import Trainer
 from tests.support.preferences import UNEVEN, capitals, config, train
 
 
@@ -217,3 +218,15 @@ def test_the_loss_of_tdpo_is_the_papers(variant: int) -> None:
     torch.testing.assert_close(loss, torch.stack(expected), rtol=1e-12, atol=1e-12)
     (wanted,) = torch.autograd.grad(torch.stack(expected).sum(), logits)
     torch.testing.assert_close(gradient, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto", "reward_model"])
+def test_pairs_with_pictures_are_refused_not_read_without_them(
+    tiny_base: Path, tmp_path: Path, algorithm: str
+) -> None:
+    loaded = load_model(str(tiny_base))
+    rows = [{**row, "images": ["cat.png"]} for row in capitals(4, 0)]
+    settings = TrainingConfig(algorithm=algorithm, output_dir=tmp_path / "run", device="cpu")
+    with pytest.raises(GymError, match=f"row 1 has images, and {algorithm} reads text alone"):
+        Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(rows)
+    assert not (tmp_path / "run").exists()
