@@ -152,7 +152,9 @@ def load_on(model: Any, adapter: Adapter) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
+            # PEFT's own patterns for routed experts, and its calls of transformers by old names.
+            warnings.filterwarnings("ignore", message="The following .*_pattern keys did not match")
+            warnings.simplefilter("ignore", FutureWarning)
             return PeftModel.from_pretrained(model, str(adapter.folder))
     except (ValueError, RuntimeError, KeyError, UserWarning, SafetensorError) as error:
         raise does_not_fit(adapter, type(model).__name__, str(error)) from error

@@ -1,13 +1,6 @@
 """The standalone trainer and its algorithms, one file each, in one registry.
 
 <<<<<<< HEAD
-Neighbours: imports config, console, data, delta, errors, evaluation, files, kinds, library_env, modeling,
-models, privacy, renamed, soup, tracking; imported by cli, evaluation, personalization, planning.
-=======
-Neighbours: imports config, console, data, delta, errors, evaluation, export, files, kinds, library_env,
-modeling, models, privacy, renamed, soup, tracking; imported by cli, evaluation, export, personalization.
->>>>>>> aedf1ef (Bring folders' neighbours and the table of support up to date)
-
 Neighbours: imports config, console, data, delta, errors, evaluation, export, files, kinds, lazy, library_env,
 modeling, models, privacy, renamed, soup, tracking; imported by cli, evaluation, export, personalization,
 planning.

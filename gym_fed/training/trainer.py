@@ -124,7 +124,8 @@ class Trainer:
         require_training(self.config)
         try:
             with rope_undone_on_error(None if self._given is None else self._given[0]):
-                self.result = self._run(dataset, eval_dataset, resume)
+                allowed = resume and self.config.resume_from_checkpoint is not False
+                self.result = self._run(dataset, eval_dataset, allowed)
             return self.result
         finally:
             if self._hooks is not None:
@@ -220,7 +221,7 @@ class Trainer:
         folder = self._folder = RunFolder(config.output_dir)
         processes.start(settings_of(config), device)
         processes.on_main(folder.require_unfinished)
-        return device, folder, processes.on_main(folder.begun)
+        return device, folder, processes.on_main(lambda: folder.begun(config))
 
     def _load_model(self, config: TrainingConfig) -> tuple[Any, Any]:
         """Model and tokenizer, with the features of the config and its chat template."""

@@ -167,10 +167,7 @@ def _run(translator: Translator) -> None:
         translator.note("report_to", f"{', '.join(others)}: no such tracker; see tracking")
     if (name := translator.take("run_name")) is not None:
         translator.put("tracker.name", str(name), "run_name")
-    if translator.take("resume_from_checkpoint"):
-        translator.note(
-            "resume_from_checkpoint", "gym train goes on from the last checkpoint in output_dir by itself"
-        )
+    translator.move("resume_from_checkpoint", "resume_from_checkpoint")
 
 
 def _cadence(translator: Translator) -> None:

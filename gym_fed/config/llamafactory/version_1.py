@@ -240,10 +240,7 @@ def _schedule(translator: Translator) -> None:
     epochs = translator.take("save_epochs")
     if epochs is not None:
         translator.lose("save_epochs", "checkpoints are saved every so many steps; write save_steps")
-    if translator.take("resume_from_checkpoint"):
-        translator.note(
-            "resume_from_checkpoint", "gym train goes on from the last checkpoint in output_dir by itself"
-        )
+    translator.move("resume_from_checkpoint", "resume_from_checkpoint")
 
 
 def _distributed(translator: Translator, processes: int | None) -> None:

@@ -88,6 +88,10 @@ class RunSections(StrictModel):
     save_total_limit: int = Field(default=1, ge=1)
     """How many checkpoints are kept."""
 
+    resume_from_checkpoint: bool | str | None = None
+    """By default a run goes on from the newest checkpoint in ``output_dir``, where there is one. ``true`` demands one,
+    ``false`` refuses an unfinished run. A folder is the checkpoint of another run of the same config and rows."""
+
     save_final: bool = True
     """Write the trained model (or adapter) into ``output_dir`` at the end."""
 
@@ -120,6 +124,17 @@ class RunSections(StrictModel):
                 )
         if self.early_stopping is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping: needs evaluations, and eval_strategy is no")
+        return self
+
+    @model_validator(mode="after")
+    def _a_checkpoint_is_all_there_is(self) -> RunSections:
+        if isinstance(self.resume_from_checkpoint, str):
+            for key in ("early_stopping", "loss_spikes", "auto_batch_size"):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f"resume_from_checkpoint: {key} keeps more than a checkpoint holds; go on in the run's own "
+                        "output_dir instead"
+                    )
         return self
 
     @model_validator(mode="after")

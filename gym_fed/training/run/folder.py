@@ -26,12 +26,13 @@ from gym_fed.files import write_atomically
 from gym_fed.renamed import with_new_names
 from gym_fed.training.model.adapters import adapter_digests
 from gym_fed.training.processes.ranks import world_size
+from gym_fed.training.run.continuation import another_run, copy_checkpoint, named_checkpoint
 from gym_fed.training.run.folder_lock import LOCK_FILE, FolderLock
 
 # These decide where and how often something is written, never what is learnt; they may change when resuming.
 _FREE_KEYS = {
     *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
-    *("save_strategy", "tracking", "tracker"),
+    *("save_strategy", "tracking", "tracker", "resume_from_checkpoint"),
 }
 _FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 """Under ``auto_batch_size`` these are found once, and their product is compared; see ``batch_size.known_sizes``."""
@@ -68,6 +69,11 @@ class RunFolder:
             GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files.
         """
         self.require_unfinished()
+        if (named := named_checkpoint(config, self.checkpoints)) is not None:
+            try:
+                RunFolder(named.parent.parent)._require_same(config, data_digest, eval_digest)
+            except GymError as error:
+                raise another_run(named, error) from error
         if (self.path / "run.json").exists():
             if not self._has_begun():
                 return
@@ -133,10 +139,14 @@ class RunFolder:
         if plugins := plugins_of(config):
             values["plugins"] = as_json(plugins)
         write_atomically(self.path / "run.json", f"{json.dumps(values)}\n".encode())
+        if (named := named_checkpoint(config, self.checkpoints)) is not None:
+            copy_checkpoint(named, self.checkpoints)
         return self.last_checkpoint()
 
-    def begun(self) -> str:
-        """When the unfinished run that is here began, else now; local time in ISO format.
+    def begun(self, config: TrainingConfig | None = None) -> str:
+        """When the unfinished run that is here began, or the one that ``config`` goes on with; else now.
+
+        Local time in ISO format.
 
         Raises:
             GymError: ``FILE_EXISTS`` for an unfinished run of a release that compared rows by their tokens.
@@ -151,6 +161,8 @@ class RunFolder:
                     "choose another output_dir, or pass --overwrite to delete the unfinished run",
                 )
             return str(datetime.fromisoformat(found).isoformat())
+        if config is not None and (named := named_checkpoint(config, self.checkpoints)) is not None:
+            return RunFolder(named.parent.parent).begun()
         return datetime.now().isoformat(timespec="seconds")
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training.model.adapters import check_adapters
 from gym_fed.training.trainer import Trainer
-from tests.support.adapters import logits, run, settings, sibling
+from tests.support.adapters import ROWS, logits, run, settings, sibling
 from tests.support.tuning_cases import CASES
 
 _LORA = {"r": 4, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"]}
@@ -236,7 +236,7 @@ def test_what_cannot_be_gone_on_with_is_refused_by_name(tiny_base: Path, sft: Pa
             settings(tmp_path / "b", adapter=str(sft), new_adapter=True),
             model=loaded.model,
             tokenizer=loaded.tokenizer,
-        ).train([])
+        ).train(ROWS)
 
 
 def test_adapters_of_peft_itself_are_trained_on(tiny_base: Path, tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""Models written for other programs: what is written, what travels, what is compared, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats.base import Options
+from gym_fed.export.read_back import answers, load
+from gym_fed.export.run import PROMPTS, compared, export
+from gym_fed.export.source import open_source
+from gym_fed.models import load_model
+from tests.support.adapters import logits, run, sibling
+
+
+@pytest.fixture(scope="module", params=["Qwen3", "Llama", "Qwen3Moe"])
+def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base with a licence, and runs ``first`` and, on that merged, ``second``."""
+    folder = tmp_path_factory.mktemp(request.param)
+    base = sibling(request.param, folder / "base")
+    (base / "LICENSE").write_text("Apache-2.0")
+    run(folder / "first", model=str(base))
+    run(folder / "second", model=str(base), adapter=str(folder / "first"), new_adapter=True)
+    return folder
+
+
+def test_merged_adapters_compute_what_they_did_beside_the_base(tuned: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        source = open_source(str(tuned / name))
+        export(source, "huggingface", tmp_path / name, Options(), check=False)
+        torch.testing.assert_close(logits(tmp_path / name), logits(tuned / name), rtol=0, atol=2e-6)
+        assert not (tmp_path / name / "adapter_config.json").exists()
+    assert (logits(tmp_path / "first") - logits(tmp_path / "second")).abs().max() > 1e-4
+
+
+def test_what_is_read_back_in_a_fresh_process_is_what_was_written(tiny_base: Path, tmp_path: Path) -> None:
+    run(tmp_path / "run", model=str(tiny_base))
+    options = Options(dtype="bfloat16", shard_size="5KB")
+    record = export(open_source(str(tmp_path / "run")), "huggingface", tmp_path / "out", options)
+    assert record["check"]["read_back"]["max"] == 0
+    assert record["check"]["read_back"]["same_greedy_tokens"] is True
+    assert 0 < record["check"]["against_the_source"]["max"] < 2**-6
+    assert json.loads((tmp_path / "out/export.json").read_text()) == record
+    shards = sorted((tmp_path / "out").glob("model-*.safetensors"))
+    assert len(shards) > 1
+    assert all(value.dtype is torch.bfloat16 for file in shards for value in load_file(file).values())
+
+
+def test_an_export_that_computes_something_else_is_not_kept(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(parts: dict[str, Any]) -> dict[str, Any]:
+        file = Path(parts["model"]) / "model.safetensors"
+        tensors = load_file(file)
+        tensors["model.norm.weight"] *= 1.001
+        save_file(tensors, file, metadata={"format": "pt"})
+        model, tokenizer = load(parts)
+        return answers(model, tokenizer, list(PROMPTS), 4)
+
+    monkeypatch.setattr("gym_fed.export.run._in_a_fresh_process", changed)
+    with pytest.raises(GymError, match="reads back logits that are up to") as caught:
+        export(open_source(str(tiny_base)), "huggingface", tmp_path / "out", Options())
+    assert caught.value.code is ErrorCode.EXPORT_DIFFERS
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_token_ids_are_found() -> None:
+    one = {"ids.0": torch.tensor([1, 2]), "logits.0": torch.zeros(2, 3), "greedy": torch.tensor([0])}
+    assert compared(one, one)["same_token_ids"]
+    assert compared(one, {**one, "ids.0": torch.tensor([1, 3])}) == {"same_token_ids": False}
+
+
+def test_tokenizer_template_generation_config_and_licence_travel(tuned: Path, tmp_path: Path) -> None:
+    (tuned / "first/chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
+    export(open_source(str(tuned / "first")), "huggingface", tmp_path / "out", Options(), check=False)
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"LICENSE", "config.json", "generation_config.json", "tokenizer.json", "export.json"} <= names
+    found = load_model(str(tmp_path / "out")).tokenizer
+    assert found.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+
+
+def test_an_adapter_is_read_back_by_peft_with_what_it_stands_on(tuned: Path, tmp_path: Path) -> None:
+    source = open_source(str(tuned / "second"))
+    export(source, "adapter", tmp_path / "out", Options(), check=False)
+    model, _ = load(
+        {"model": str(tuned / "base"), "adapters": [*below(tmp_path / "out"), str(tmp_path / "out")]}
+    )
+    torch.testing.assert_close(logits(model), logits(tuned / "second"), rtol=0, atol=2e-6)
+
+
+def below(folder: Path) -> list[str]:
+    return [str(entry) for entry in sorted((folder / "base_adapters").iterdir())]
+
+
+def test_adapters_are_put_on_in_the_order_of_the_options(tiny_base: Path, tmp_path: Path) -> None:
+    run(tmp_path / "a", model=str(tiny_base))
+    run(tmp_path / "b", model=str(tiny_base), seed=3)
+    both = [str(tmp_path / "a"), str(tmp_path / "b")]
+    export(open_source(str(tiny_base), both), "huggingface", tmp_path / "out", Options(), check=False)
+    base, a, b = (load_model(str(folder)).model for folder in (tiny_base, *both))
+    a, b = a.merge_and_unload(), b.merge_and_unload()
+    found = load_model(str(tmp_path / "out")).model.state_dict()
+    for name, value in base.state_dict().items():
+        wanted = a.state_dict()[name] + b.state_dict()[name] - value
+        torch.testing.assert_close(found[name], wanted, rtol=0, atol=1e-5)
+
+
+def test_what_cannot_be_exported_is_refused_by_name(tiny_base: Path, tmp_path: Path) -> None:
+    def refused(says: str, *words: str) -> None:
+        result = CliRunner().invoke(app, ["export", *words])
+        assert isinstance(result.exception, GymError)
+        assert says in str(result.exception), str(result.exception)
+
+    out = str(tmp_path / "out")
+    refused("format gguf is not there yet", str(tiny_base), "-o", out, "--format", "gguf")
+    refused("format zip is unknown", str(tiny_base), "-o", out, "--format", "zip")
+    refused("--dtype 'int3' is unknown", str(tiny_base), "-o", out, "--dtype", "int3")
+    refused("'5 of them' is not a size", str(tiny_base), "-o", out, "--shard-size", "5 of them")
+    refused("has no adapter", str(tiny_base), "-o", out, "--format", "adapter")
+    refused("exists", str(tiny_base), "-o", str(tmp_path))
+    run(tmp_path / "run", model=str(tiny_base), max_steps=1)
+    other = sibling("Qwen3", tmp_path / "other", seed=9)
+    refused("has other weights", str(other), "--adapter", str(tmp_path / "run"), "-o", out)
+    quantised = Path(shutil.copytree(tiny_base, tmp_path / "tiny-awq"))
+    config = json.loads((quantised / "config.json").read_text())
+    (quantised / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "awq"}})
+    )
+    refused("quantised by awq", str(quantised), "--adapter", str(tmp_path / "run"), "-o", out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_what_was_found(tiny_base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["export", str(tiny_base), "-o", str(out), "--skip-check", "--json"])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout[result.stdout.index("{") :])
+    assert record["check"] is None
+    assert record["output"] == str(out)
+    torch.testing.assert_close(logits(out), logits(tiny_base), rtol=0, atol=0)
