@@ -170,7 +170,7 @@ def _near_names(kind: Kind, name: str) -> list[str]:
 
     owner, _, last = name.rpartition("/")
     found: dict[str, str] = {}
-    for query in dict.fromkeys((last, last.split("-")[0])):
+    for query in dict.fromkeys(word for word in (last, last.split("-")[0], owner) if word):
         try:
             with get_session().stream(
                 "GET",

@@ -33,7 +33,7 @@ class Repo:
         token: The one that may read.
         sent: Content that GET gives instead of what the checksums are of.
         cut: Bytes after which every GET of a file loses its connection; consumed by one request.
-        pause: Seconds before each piece of 16 KiB.
+        pause: Seconds before each piece of 1 KiB.
         extra: Fields that are added to the description.
     """
 
@@ -194,9 +194,14 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         cuts = repo.cut.get(path, [])
         end = min(len(data), start + cuts.pop(0)) if cuts else len(data)
-        for at in range(start, end, 1 << 14):
+        piece = 1 << 10 if repo.pause else len(data) or 1
+        for at in range(start, end, piece):
             time.sleep(repo.pause)
-            self.wfile.write(data[at : min(end, at + (1 << 14))])
+            try:
+                self.wfile.write(data[at : min(end, at + piece)])
+            except ConnectionError:  # the other end was killed
+                self.close_connection = True
+                return None
         if end < len(data):
             self.close_connection = True
         return None

@@ -64,7 +64,10 @@ def train(
             config, set_ or [], ignore_unsupported=ignore_unsupported, processes=nproc or world_size()
         )
 
-    settings, notes = with_models(load, _named_model(config, set_ or []), lambda loaded: loaded[0], yes)
+    if plan:
+        settings, notes = load()  # a plan fetches nothing
+    else:
+        settings, notes = with_models(load, _named_model(config, set_ or []), lambda loaded: loaded[0], yes)
     for note in notes:
         err.print(f"note: {note}")
     if plan:
