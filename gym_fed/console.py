@@ -22,6 +22,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.other_words import OtherWordNote
 from gym_fed.renamed import RenamedWarning
 from gym_fed.system_errors import system_error
 from gym_fed.text import harmless
@@ -177,11 +178,13 @@ def _command_of(app: typer.Typer, words: Sequence[str]) -> str:
 
 
 def _one_line_if_renamed(before: Callable[..., None]) -> Callable[..., None]:
-    """``warnings.showwarning`` that prints a ``RenamedWarning`` as one line, and leaves others to ``before``."""
+    """``warnings.showwarning`` that prints what is said of names as one line, and leaves the rest to ``before``."""
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, RenamedWarning):
             err.print(f"warning: {message}")
+        elif issubclass(category, OtherWordNote):
+            err.print(f"note: {message}")
         else:
             before(message, category, *place, **more)
 

@@ -8,6 +8,8 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+from gym_fed.other_words import MISSING, attribute
+
 
 def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
     """``__all__`` and ``__getattr__`` (PEP 562) of a package: the names that it imports for type checkers.
@@ -27,6 +29,8 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
     def __getattr__(name: str) -> Any:
         if name in sources:
             return getattr(importlib.import_module(str(sources[name])), name)
+        if not name.startswith("_") and (found := attribute(package, name)) is not MISSING:
+            return found
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return sorted(sources), __getattr__

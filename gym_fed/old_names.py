@@ -59,6 +59,8 @@ def old_options(names: Mapping[str, str]) -> type[TyperCommand]:
     """
 
     class Command(TyperCommand):
+        old_options = tuple(names)
+
         def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
             end = args.index("--") if "--" in args else len(args)
             return super().parse_args(ctx, [*map(current, args[:end]), *args[end:]])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import click
 import typer
+from typer.core import TyperGroup
 
 from gym_fed.cli.api.app import app as api_app
 from gym_fed.cli.batch import batch
@@ -24,7 +28,45 @@ from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.console import VersionOption, run_app
 from gym_fed.old_names import old_options
 
+
+class _TakesOtherWords(TyperGroup):
+    """Commands and flags that are called otherwise elsewhere are looked up where ours do not have them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        command = self.get_command(ctx, args[0])
+        if command is None or _has_unknown(args[1:], options := _options_of(command, args[1:])):
+            from gym_fed.compat.commands import reworded
+
+            args = reworded(args, {} if command is None else options, command is not None)
+        return super().resolve_command(ctx, args)
+
+
+def _options_of(command: Any, words: list[str]) -> dict[str, bool]:
+    """Options of a command, or of the command of a group that the words name, and whether each takes a value."""
+    if (below := getattr(command, "commands", None)) is not None:
+        named = next((word for word in words if word in below), "serve")
+        return _options_of(below[named], []) if named in below else {}
+    options = {name: not param.is_flag for param in command.params for name in _names(param)}
+    return {"--help": False, **options, **dict.fromkeys(getattr(command, "old_options", ()), False)}
+
+
+def _names(param: Any) -> list[str]:
+    return [*param.opts, *param.secondary_opts] if isinstance(param, click.Option) else []
+
+
+def _has_unknown(words: list[str], options: dict[str, bool]) -> bool:
+    """Whether there is an option that the command does not have, or a ``key=value`` behind its arguments."""
+    end = words.index("--") if "--" in words else len(words)
+    return any(
+        word.partition("=")[0] not in options if word.startswith("--") else "=" in word
+        for word in words[:end]
+    )
+
+
 app = typer.Typer(
+    cls=_TakesOtherWords,
     name="gym",
     help="Train language models on this machine, and inspect what a community trains together.",
     no_args_is_help=True,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 from gym_fed.config.train.adapters import Folders
 from gym_fed.config.train.compute import Dtype
 
@@ -85,7 +85,7 @@ class ConnectionsConfig(StrictModel):
     """A client that takes nothing of its answer for so long is given up."""
 
 
-class ServingConfig(StrictModel):
+class ServingConfig(ReadsOtherWords):
     """`gym api` and `gym batch`."""
 
     base: str = "gym-nano"

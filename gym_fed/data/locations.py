@@ -92,19 +92,38 @@ def filesystem(path: str | Path) -> tuple[Any, str, str]:
     if "://" not in text:
         return LocalFileSystem(), str(Path(text).expanduser()), ""
     protocol = text.partition("://")[0]
+    if protocol == "s3" and (found := _s3(text)) is not None:
+        return found
     try:
         fs, root = fsspec.core.url_to_fs(text)
     except ImportError as error:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
             f"{path}: {protocol}:// needs a package that is not installed: {error}",
-            "install it, or copy the files here",
+            "pip install 'gym-fed[s3]'" if protocol == "s3" else "install it, or copy the files here",
         ) from error
     except ValueError as error:
         raise GymError(
             ErrorCode.USAGE, f"{path}: {error}", "fsspec knows file://, memory://, s3:// and others"
         ) from error
     return fs, str(root), f"{protocol}://"
+
+
+def _s3(url: str) -> tuple[Any, str, str] | None:
+    """S3 by obstore; None where it is not installed, so that another package may read the URL.
+
+    Credentials, region and endpoint come from AWS's environment variables; ``AWS_ALLOW_HTTP`` allows plain HTTP.
+    """
+    import os
+
+    try:
+        from obstore.fsspec import FsspecStore
+    except ImportError:
+        return None
+    make: Any = FsspecStore
+    plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
+    fs = make("s3", client_options={"allow_http": plain}, skip_instance_cache=True)
+    return fs, url.removeprefix("s3://").rstrip("/"), "s3://"
 
 
 def _data_file(name: str, path: str | Path, fs: Any, prefix: str, *, alone: bool) -> DataFile:

@@ -29,11 +29,12 @@ from gym_fed.data.reading import PlacedRow
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.steps import DedupStep, FilterStep, Judge, Report, Row, Step
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.other_words import ExpectedElsewhere
 
 Source = str | Path | DataConfig | Sequence[Row]
 
 
-class DataPipeline:
+class DataPipeline(ExpectedElsewhere):
     """Rows of several sources. Every method gives a new pipeline; iterating one starts from the first row again.
 
     Iterating gives rows of ``gym_fed.data.rows``; with ``sequence_length``, it gives ``{"input_ids", "labels"}``, which
@@ -43,7 +44,8 @@ class DataPipeline:
     Args:
         sources: Paths (files, folders, patterns, URLs, as ``load_rows`` takes them), ``DataConfig`` objects or lists of
             rows; each alone, or with its weight: the probability that the next row of the mixture is its.
-        tokenizer: Needed by ``sequence_length`` and by filters that count tokens.
+        tokenizer: Needed by ``sequence_length`` and by filters that count tokens; a tokenizer, or the name or folder of
+            its model.
         sequence_length: Encode the rows, and cut them to so many tokens.
         seed: Of the mixture.
         assistant_only: In conversations, learn the assistant's words alone. Default: yes, unless rows are packed.
@@ -69,6 +71,10 @@ class DataPipeline:
             raise GymError(ErrorCode.USAGE, f"sequence_length {sequence_length} is below 2")
         if assistant_only is not None and sequence_length is None:
             raise GymError(ErrorCode.USAGE, "assistant_only needs sequence_length", "rows are not encoded")
+        if isinstance(tokenizer, str):
+            from gym_fed.models import load_tokenizer
+
+            tokenizer = load_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.sequence_length = sequence_length
         self.report = Report()

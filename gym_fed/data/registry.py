@@ -10,6 +10,7 @@ that a push which stops half-way has published nothing, and of two pushes at onc
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from gym_fed.data.licences import checked_licence
 from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256, write_atomically
+from gym_fed.other_words import on_class_too
 
 CARD_NAME = ".gym-dataset.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?")
@@ -69,16 +71,25 @@ Manifests = list[DatasetManifest]
 Versions = list[int]  # named here, since a method below is called list
 
 
+def default_store() -> str:
+    """``$GYM_DATASETS``, else ``datasets`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
+    home = os.environ.get("GYM_HOME") or "~/.gym-fed"
+    return os.environ.get("GYM_DATASETS") or str((Path(home) / "datasets").expanduser())
+
+
 class DatasetRegistry:
     """Datasets on one store.
 
     Args:
-        url: A folder, or an fsspec URL such as ``s3://bucket/datasets``.
+        url: A folder, or an fsspec URL such as ``s3://bucket/datasets``; by default ``default_store()``.
+        kind: The folder of the manifests; another than ``datasets`` keeps other things on the same store.
     """
 
-    def __init__(self, url: str | Path) -> None:
-        self._objects = Objects(url)
+    def __init__(self, url: str | Path | None = None, *, kind: str = "datasets") -> None:
+        self._objects = Objects(default_store() if url is None else url)
+        self._kind = kind
 
+    @on_class_too
     def push(
         self, name: str, path: str | Path, *, licence: str | None = None, description: str = ""
     ) -> DatasetManifest:
@@ -113,6 +124,7 @@ class DatasetRegistry:
             if self._objects.create(self._path(name, draft.version), data):
                 return draft  # else another push has taken this number
 
+    @on_class_too
     def pull(self, reference: str, dest: str | Path) -> DatasetManifest:
         """Fetch ``name`` (its newest version) or ``name@version`` into the folder ``dest``; a stopped pull continues.
 
@@ -154,9 +166,13 @@ class DatasetRegistry:
             raise GymError(ErrorCode.USAGE, f"{reference}: {wanted!r} is no version", "a number, such as @1")
         version = int(wanted) if wanted else max(versions, default=0)
         if version not in versions:
-            known = f"versions {', '.join(map(str, versions))}" if versions else f"datasets: {self._names()}"
+            known = (
+                f"versions {', '.join(map(str, versions))}" if versions else f"{self._kind}: {self._names()}"
+            )
             raise GymError(
-                ErrorCode.NOT_FOUND, f"{self._objects.url}: no dataset {reference}", f"there are {known}"
+                ErrorCode.NOT_FOUND,
+                f"{self._objects.url}: no {self._kind[:-1]} {reference}",
+                f"there are {known}",
             )
         path = self._path(name, version)
         try:
@@ -179,18 +195,24 @@ class DatasetRegistry:
 
     def versions(self, name: str) -> Versions:
         """The versions of a dataset in rising order; none when there is no such dataset."""
-        names = self._objects.names(f"datasets/{name}")
+        names = self._objects.names(f"{self._kind}/{name}")
         return sorted(int(match[1]) for file in names if (match := _MANIFEST.fullmatch(file)))
 
     def _all_names(self) -> set[str]:
-        paths = self._objects.tree("datasets")
+        paths = self._objects.tree(self._kind)
         return {p.rpartition("/")[0] for p in paths if _MANIFEST.fullmatch(p.rpartition("/")[2])}
 
     def _names(self) -> str:
         return ", ".join(sorted(self._all_names())[:8]) or "none"
 
     def _path(self, name: str, version: int) -> str:
-        return f"datasets/{name}/{version:06}.json"
+        return f"{self._kind}/{name}/{version:06}.json"
+
+
+def is_dataset_name(reference: str) -> bool:
+    """Whether ``name`` or ``name@version`` could be of a dataset."""
+    name, at, version = reference.partition("@")
+    return _NAME.fullmatch(name) is not None and (not at or version.isdecimal())
 
 
 def _check_name(name: str) -> None:

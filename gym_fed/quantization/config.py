@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from gym_fed.config.delta import CodecPolicy, MenuCodec, PartCodec, SmallCodec
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 
 
 class QuantMethod(Enum):
@@ -123,7 +123,7 @@ class _Method(Calibration):
         return self
 
 
-class BitDeltaConfig(_Method):
+class BitDeltaConfig(_Method, ReadsOtherWords):
     """BitDelta (Liu et al. 2024): signs and scales for matrices, distilled; a policy's codecs for the rest."""
 
     bits: Literal[1] = 1

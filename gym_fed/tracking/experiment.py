@@ -67,6 +67,7 @@ class Experiment:
         self._run = RunInfo(path, project, name or path.name, tuple(tags), mode == "online", uri, from_step)
         self._open = False
         self._closed = False
+        self._step = from_step or 0
 
     def log_config(self, config: Mapping[str, Any] | BaseModel) -> None:
         """Log the run's settings."""
@@ -74,18 +75,20 @@ class Experiment:
         for tracker in self._opened():
             tracker.log_config(values)
 
-    def log_metrics(self, metrics: Mapping[str, SupportsFloat], step: int) -> None:
+    def log_metrics(self, metrics: Mapping[str, SupportsFloat], step: int | None = None) -> None:
         """Log figures of one step; those that are not finite are left out, for no tracker draws them.
 
         Args:
             metrics: Name and figure: a number, or a scalar of numpy or torch.
-            step: Counts from 1.
+            step: Counts from 1; by default one more than that of the last call.
 
         Raises:
             GymError: ``USAGE`` naming what is no number, before anything is logged.
         """
+        step = self._step + 1 if step is None else step
         figures = {key: _figure(key, value) for key, value in metrics.items()}
         finite = {key: value for key, value in figures.items() if math.isfinite(value)}
+        self._step = step
         if finite:
             for tracker in self._opened():
                 tracker.log_metrics(finite, step)

@@ -22,6 +22,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.modeling.rope import rope_undone_on_error
 from gym_fed.models import pick_device, quiet_loading
+from gym_fed.other_words import ExpectedElsewhere, with_other_arguments
 from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from gym_fed.training.tuning.base import Tuning
 
 
-class Trainer:
+class Trainer(ExpectedElsewhere):
     """Trains one model by one config.
 
     Args:
@@ -112,8 +113,8 @@ class Trainer:
         """Run to the end, from the last checkpoint if there is one.
 
         Args:
-            dataset: Rows (see ``gym_fed.data.rows``), or a name of the catalogue, instead of ``config.data``.
-            eval_dataset: Rows instead of ``config.eval_data``.
+            dataset: Rows (see ``gym_fed.data.rows``), or a name as for ``named_source``, instead of ``config.data``.
+            eval_dataset: Rows instead of ``config.eval_data``, or their name.
             resume: False refuses an unfinished run in ``output_dir`` instead of continuing it.
 
         Raises:
@@ -133,6 +134,7 @@ class Trainer:
             if self._folder is not None:
                 self._folder.close()
 
+    @with_other_arguments
     def apply_deltasoup(self, others: Contributions, settings: DeltaSoupConfig | None = None) -> SoupResult:
         """Merge what was trained with what others trained from the same base; the result is then base plus soup.
 
@@ -154,6 +156,7 @@ class Trainer:
         self.result = replace(result, model=model)
         return soup
 
+    @with_other_arguments
     def export(
         self, path: str | Path, format: ExportFormat = "huggingface", codec: CodecPolicy | None = None
     ) -> Path:

@@ -20,6 +20,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import parse_overrides
 from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.console import err, out, print_columns, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/nano-sft.yaml.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A YAML file, such as configs/nano-sft.yaml; every key is a flag, too."),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
     ] = None,
@@ -52,7 +56,11 @@ def train(
     yes: YesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
-    """Train a model by a config file, ours or LLaMA-Factory's. The same command resumes a stopped run."""
+    """Train a model by a config file, ours or LLaMA-Factory's, or by flags. The same command resumes a stopped run."""
+    if config is None and not set_:
+        raise GymError(
+            ErrorCode.USAGE, "which CONFIG?", "a YAML file, or flags: gym train --model M --data rows.jsonl"
+        )
     if not overwrite:
         _require_plugins(config, set_ or [])
     from gym_fed.training.processes.ranks import is_main, world_size
@@ -138,9 +146,9 @@ def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None
     print_result(as_json, found.facts(), lambda: print_columns(found.lines(), indent=""))
 
 
-def _require_plugins(config: Path, overrides: list[str]) -> None:
+def _require_plugins(config: Path | None, overrides: list[str]) -> None:
     """Refuse to resume without the packages that the run began with: to its config their words are unknown ones."""
-    values, _ = parse_config(config, read_config_text(config))
+    values = {} if config is None else parse_config(config, read_config_text(config))[0]
     for path, value in parse_overrides(overrides):
         if path == ("output_dir",):
             values["output_dir"] = value
@@ -148,11 +156,14 @@ def _require_plugins(config: Path, overrides: list[str]) -> None:
         require_run_plugins(Path(folder))
 
 
-def _named_model(config: Path, overrides: list[str]) -> str | None:
-    """The model that a file names, ours or LLaMA-Factory's, before it is validated."""
-    values, _ = parse_config(config, read_config_text(config))
-    given = {path[0]: value for path, value in parse_overrides(overrides) if len(path) == 1}
-    name = given.get("model", values.get("model", values.get("model_name_or_path")))
+def _named_model(config: Path | None, overrides: list[str]) -> str | None:
+    """The model that a file or the flags name, ours or LLaMA-Factory's, before it is validated."""
+    values = {} if config is None else parse_config(config, read_config_text(config))[0]
+    given = {
+        **values,
+        **{str(path[0]): value for path, value in parse_overrides(overrides) if len(path) == 1},
+    }
+    name = given.get("model", given.get("model_name_or_path"))
     return name if isinstance(name, str) else None
 
 

@@ -9,12 +9,12 @@ from pydantic import Field, model_validator
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import ReleasePrivacy
 from gym_fed.config.hub.soup import AggregationMethod, Option, SoupRecipe
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import ReadsOtherWords
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS
 
 
-class DeltaSoupConfig(StrictModel):
+class DeltaSoupConfig(ReadsOtherWords):
     """How contributions are written, screened and merged."""
 
     method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, others=(METHODS,))] = (

@@ -180,7 +180,7 @@ class TaskSpec(StrictModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _has_its_plugins(cls, values: Any, read: ModelWrapValidatorHandler[TaskSpec]) -> TaskSpec:
+    def _has_its_plugins(cls, values: Any, read: ModelWrapValidatorHandler[Any]) -> Any:
         """Before anything else is read: without them a name would only be unknown, and no other is imported."""
         named = values.get("plugins") if isinstance(values, dict) else None
         recorded = read_plugins(named) if named else []

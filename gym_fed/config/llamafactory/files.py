@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from gym_fed.config.llamafactory.jobs import job_of
+from gym_fed.config.llamafactory.settings import config_of_settings, with_their_keys
 from gym_fed.config.llamafactory.translate import translate
 from gym_fed.config.llamafactory.translation import is_llamafactory
 from gym_fed.config.train.training import TrainingConfig
@@ -25,7 +26,7 @@ _COMMANDS = {
 
 
 def load_training_config(
-    path: str | Path,
+    path: str | Path | None,
     overrides: Sequence[str] = (),
     *,
     ignore_unsupported: bool = False,
@@ -34,8 +35,9 @@ def load_training_config(
     """Read the config of a run.
 
     Args:
-        path: A YAML file of ours, or of LLaMA-Factory.
-        overrides: ``a.b=value`` settings with our keys; they win over the file.
+        path: A YAML file of ours, or of LLaMA-Factory; None where the overrides are all there is.
+        overrides: ``a.b=value`` settings with our keys; they win over the file. Beside a LLaMA-Factory file, or
+            without one, its keys are taken, too.
         ignore_unsupported: Ignore the keys that have no counterpart; the notes name them.
         processes: How many will share the run; a LLaMA-Factory file shards nothing in one. None leaves it open.
 
@@ -45,6 +47,8 @@ def load_training_config(
     Raises:
         GymError: ``CONFIG_INVALID`` listing every problem, a line each; see ``load_config`` for the others.
     """
+    if path is None:
+        return config_of_settings(overrides, ignore_unsupported=ignore_unsupported, processes=processes)
     file = Path(path)
     given, marks = parse_config(file, read_config_text(file))
     if "search" in given:
@@ -57,6 +61,7 @@ def load_training_config(
     if not is_llamafactory(given):
         return load_config(file, TrainingConfig, overrides), []
     _require_training(file, given)
+    overrides = with_their_keys(given, overrides)
     done = translate(given, processes)
 
     def at(key: str) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from gym_fed import other_words
 
 _SAID = {False: ("no", "off"), True: ("yes", "on")}
 """Words that YAML 1.1 reads as a truth value where they stand without quotes."""
@@ -31,6 +40,30 @@ class StrictModel(BaseModel):
             else value
             for key, value in values.items()
         }
+
+
+class ReadsOtherWords(StrictModel):
+    """A schema that takes words of other platforms, each with a note; they are looked up when a value is refused."""
+
+    from_file: ClassVar[str] = "the values of a file"
+    """The context of a validation whose caller looks the words up, since it knows their places."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _words_of_other_platforms(
+        cls, values: Any, handler: ModelWrapValidatorHandler[Any], info: ValidationInfo
+    ) -> Any:
+        try:
+            return handler(values)
+        except ValidationError:
+            if not isinstance(values, dict) or info.context == cls.from_file:
+                raise
+            reading = other_words.read(cls.__name__, values)
+            if reading is None:
+                raise
+            for _, theirs, ours in reading.notes:
+                other_words.note(theirs, ours)
+            return handler(reading.values)
 
 
 def _word(value: bool, annotation: Any) -> Any:

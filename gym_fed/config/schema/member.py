@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from gym_quant.registry import Registry
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from gym_fed import other_words
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.kinds import Kind
 
@@ -59,11 +61,21 @@ class MemberOf:
             return name
         if all(name not in kind for kind in self.kinds):
             kinds = " or ".join(kind.kind for kind in self.kinds)
-            raise ValueError(f"unknown {kinds} {name!r} (known: {', '.join(self.words())})")
+            raise ValueError(f"unknown {kinds} {name!r}{self._near(name)} (known: {', '.join(self.words())})")
         if self.fact and not getattr(self.kind.type_of(name), self.fact):
             able = ", ".join((*self.also, *self.kind.own_with(self.fact)))
             raise ValueError(f"{self.kind.kind} {name!r} cannot be used here; use one of {able}")
         return name
+
+    def _near(self, name: str) -> str:
+        """What may have been meant: the word for it here, or one that is spelt alike."""
+        words = self.words()
+        meant = [
+            near for kind in self.kinds if (near := other_words.nearest_member(kind.kind, name)) in words
+        ]
+        swapped = [word for word in words if sorted(word) == sorted(name)]
+        close = meant or swapped or difflib.get_close_matches(name, words, n=1)
+        return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class ByMember(StrictModel):

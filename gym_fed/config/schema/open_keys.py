@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, ConfigDict, GetJsonSchemaHandler, TypeAdapter, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
 
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import ReadsOtherWords
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING, Kind
 
@@ -50,7 +50,7 @@ def _checked(added: Any) -> Any:
     return TypeAdapter(added.wanted).validate_python(added.value)
 
 
-class OpenModel(StrictModel):
+class OpenModel(ReadsOtherWords):
     """A schema with a section for what its keys choose; every other key that is no field is refused.
 
     Only the section of what is chosen may be given, and it is there even when nothing in it is set.

@@ -28,6 +28,9 @@ class DistributedSettings(StrictModel):
     """Keep what is sharded in the CPU's memory (``fsdp2``: weights and optimiser; ``deepspeed``: optimiser, and weights
     under stage 3)."""
 
+    world_size: int | None = Field(default=None, ge=1)
+    """Processes that the run is meant for, since its batch depends on them; any other number is refused."""
+
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How processes talk: ``auto`` takes NCCL where the run is on CUDA, gloo otherwise."""
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 
 
 class ModelInit(StrictModel):
-    """The architecture of a model that starts from random weights (Qwen3's, decoder only)."""
+    """The architecture of a model that starts from random weights, a decoder."""
+
+    architecture: Literal["qwen3", "llama"] = "qwen3"
+    """``qwen3`` norms queries and keys of each head; ``llama`` does not."""
 
     tokenizer: str = "gym-nano"
     """Where the tokenizer comes from: ``gym-nano`` (bytes), or a model folder."""
+
+    vocab_size: int | None = Field(default=None, ge=1)
+    """Rows of the embeddings, no fewer than the tokenizer has tokens; by default as many."""
 
     hidden_size: int = Field(ge=8)
     num_hidden_layers: int = Field(ge=1)

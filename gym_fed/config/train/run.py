@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.compute import Dtype
 
@@ -16,6 +17,9 @@ class Reproducibility(StrictModel):
 
     deterministic: Literal["warn"] | bool = False
     """True: torch refuses operations without a deterministic form; ``warn`` logs them. A CPU run repeats anyway."""
+
+    cublas_workspace: Literal[":4096:8", ":16:8"] = ":4096:8"
+    """With ``deterministic``: cuBLAS's workspace, as in its ``CUBLAS_WORKSPACE_CONFIG``, where that is not set."""
 
     record: bool = True
     """Write ``environment.json``: versions, hardware, git commit and digests; a resume reports what has changed."""
@@ -98,6 +102,10 @@ class RunSections(StrictModel):
     save_dtype: Dtype | None = None
     """Type of the weights on disk at the end; by default the one they were trained in."""
 
+    save_delta: CodecPolicy | None = None
+    """At the end, write the fine-tune beside the model as well: ``tuned.gymdelta``, a delta of the base in this codec,
+    for a soup or a variant."""
+
     eval_steps: int = Field(default=0, ge=0)
     """Where there is ``eval_data``: evaluate every so many steps; 0 does so after every epoch and at the end."""
 
@@ -111,6 +119,22 @@ class RunSections(StrictModel):
     early_stopping: EarlyStopping | None = None
     loss_spikes: LossSpikes | None = None
     auto_batch_size: AutoBatchSize | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_delta_by_itself(cls, values: Any) -> Any:
+        """No round follows to which what the delta loses could be added."""
+        if isinstance(values, dict) and isinstance(policy := values.get("save_delta"), dict):
+            return {**values, "save_delta": {"error_feedback": False, **policy}}
+        return values
+
+    @model_validator(mode="after")
+    def _a_delta_of_something(self) -> RunSections:
+        if self.save_delta is not None and not self.save_final:
+            raise ValueError("save_delta: nothing is written, because save_final is false")
+        if self.save_delta is not None and self.save_delta.error_feedback:
+            raise ValueError("save_delta.error_feedback: no round follows; set it to false")
+        return self
 
     @model_validator(mode="after")
     def _strategies_and_steps_agree(self) -> RunSections:

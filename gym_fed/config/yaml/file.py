@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gym_fed.config.schema.base import StrictModel
+from gym_fed import other_words
+from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import ByMember
 from gym_fed.config.schema.named_members import models_in, place_of
 from gym_fed.config.schema.open_keys import OpenModel
@@ -65,11 +66,17 @@ def validate(
     source: str,
     marks: dict[KeyPath, Mark] | None = None,
     from_command_line: set[KeyPath] | None = None,
+    *,
+    read_others: bool = True,
 ) -> ConfigT:
-    """Validate plain values; see ``load_config`` for the errors."""
+    """Validate plain values; see ``load_config`` for the errors. Words of other platforms are read, with a note."""
     try:
-        return schema.model_validate(values)
+        return schema.model_validate(values, context=ReadsOtherWords.from_file)
     except ValidationError as error:
+        if read_others and (
+            ours := _read_others(values, schema, source, marks or {}, from_command_line or set())
+        ):
+            return validate(ours[0], schema, source, ours[1], ours[2], read_others=False)
         lines = [
             line
             for e in error.errors(include_url=False)
@@ -80,6 +87,36 @@ def validate(
         path = place_of(error.kind, error.name, values, schema)
         said = _placed(path, error.message, source, marks or {}, from_command_line or set())
         raise GymError(error.code, said, error.hint) from error
+
+
+def _read_others(
+    values: dict[str, Any],
+    schema: type[BaseModel],
+    source: str,
+    marks: dict[KeyPath, Mark],
+    overridden: set[KeyPath],
+) -> tuple[dict[str, Any], dict[KeyPath, Mark], set[KeyPath]] | None:
+    """Refused values in our words, where each stands in the file, and what came from the command line."""
+
+    def place(path: KeyPath) -> str:
+        return _placed(path, "", source, marks, overridden).partition(f": {dotted(path)}")[0]
+
+    reading = other_words.read(schema.__name__, values, None if () in overridden else place)
+    if reading is None:
+        return None
+    for path, theirs, ours in reading.notes:
+        other_words.note(theirs, ours, place(path))
+    moved, given = dict(marks), set(overridden)
+    for now, before in reading.origins.items():
+        moved |= {
+            (*now, *path[len(before) :]): m for path, m in marks.items() if path[: len(before)] == before
+        }
+        given |= {
+            (*now, *path[len(before) :]) if path[: len(before)] == before else now
+            for path in overridden
+            if path[: len(before)] == before[: len(path)]
+        }
+    return reading.values, moved, given
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
@@ -270,15 +307,6 @@ def _place(loc: KeyPath, values: Any) -> KeyPath:
     return place
 
 
-_ELSEWHERE = {
-    "model_name_or_path": "model", "dataset_name": "data", "chat_template_path": "chat_template",
-    "base_model": "model", "datasets": "data", "sequence_len": "max_length", "sample_packing": "packing",
-    "micro_batch_size": "per_device_train_batch_size", "num_epochs": "num_train_epochs", "lr_scheduler":
-    "lr_scheduler_type", "adapter": "finetuning", "lora_r": "lora", "lora_alpha": "lora", "use_peft": "finetuning",
-    "val_set_size": "eval_split", "load_in_4bit": "quantization",
-}  # fmt: skip
-"""Ours by the names that TRL's and Axolotl's files have, where spelling does not show it."""
-
 _MOST_NAMES = 30  # more of them help nobody
 
 
@@ -290,8 +318,12 @@ def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:
         values = values[key]
     models = (m.chosen(values) if issubclass(m, ByMember) else m for m in models_in(level))
     names = list(dict.fromkeys(name for model in models for name in model.model_fields))
-    elsewhere = _ELSEWHERE.get(str(path[-1]))
-    close = [elsewhere] if elsewhere in names else difflib.get_close_matches(str(path[-1]), names, n=1)
+    elsewhere = other_words.nearest(
+        schema.__name__, dotted(path), values.get(path[-1]) if isinstance(values, dict) else None
+    )
+    if elsewhere and elsewhere not in names:
+        return f" ({elsewhere})"
+    close = [elsewhere] if elsewhere else difflib.get_close_matches(str(path[-1]), names, n=1)
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (known: {', '.join(names)})" if 0 < len(names) <= _MOST_NAMES else ""

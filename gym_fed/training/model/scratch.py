@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import ModelInit
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
 
 
 def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]:
-    """Build a Qwen3 causal LM whose weights depend on the seed alone.
+    """Build a causal LM whose weights depend on the seed alone.
 
     Args:
         settings: Sizes and tokenizer.
@@ -18,14 +19,17 @@ def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]
 
     Returns:
         ``(model, tokenizer)``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when the tokenizer has more tokens than ``vocab_size``.
     """
     import torch
-    from transformers import GenerationConfig, Qwen3ForCausalLM, set_seed
+    from transformers import GenerationConfig, set_seed
 
     tokenizer = load_tokenizer(settings.tokenizer)
     config = _config(settings, tokenizer)
     set_seed(seed)
-    model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
+    model = _classes(settings.architecture)[1](config).to(getattr(torch, dtype))
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
@@ -38,10 +42,15 @@ def scratch_config(settings: ModelInit) -> Any:
 
 
 def _config(settings: ModelInit, tokenizer: Any) -> Any:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(
-        vocab_size=len(tokenizer),
+    if (settings.vocab_size or len(tokenizer)) < len(tokenizer):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"model_init.vocab_size: {settings.vocab_size}, but the tokenizer {settings.tokenizer} has "
+            f"{len(tokenizer)} tokens",
+            "raise it, leave it out, or name another tokenizer",
+        )
+    return _classes(settings.architecture)[0](
+        vocab_size=settings.vocab_size or len(tokenizer),
         hidden_size=settings.hidden_size,
         num_hidden_layers=settings.num_hidden_layers,
         intermediate_size=settings.intermediate_size,
@@ -55,3 +64,14 @@ def _config(settings: ModelInit, tokenizer: Any) -> Any:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+
+
+def _classes(architecture: str) -> tuple[Any, Any]:
+    """transformers' config and model of an architecture."""
+    import transformers
+
+    config, model = {
+        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+        "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    }[architecture]
+    return getattr(transformers, config), getattr(transformers, model)

@@ -32,6 +32,12 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     """
     settings = settings_of(config)
     optimizer = OPTIMIZERS.new(config.optimizer)
+    if settings.world_size not in (None, num_processes):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"distributed.world_size: the run is for {settings.world_size} processes, and here is {num_processes}",
+            f"gym train --nproc {settings.world_size} ..., or torchrun on several machines",
+        )
     if num_processes > 1 and optimizer.of_one_process:
         raise GymError(
             ErrorCode.CONFIG_INVALID,

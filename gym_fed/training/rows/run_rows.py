@@ -42,7 +42,7 @@ def rows_of_run(
     eval_dataset: Sequence[dict[str, Any]] | str | None,
     algorithm: Algorithm,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Training and held-out rows of the kind that the algorithm learns from; a text is a name of the catalogue."""
+    """Training and held-out rows of the kind that the algorithm learns from; a text is a name or path."""
     from gym_fed.data.rows import as_kind
     from gym_fed.training.rows.sources import rows_of, split_rows
 
@@ -64,9 +64,9 @@ def rows_of_run(
 def _named(dataset: Sequence[dict[str, Any]] | str | None) -> Sequence[dict[str, Any]] | None:
     if not isinstance(dataset, str):
         return dataset
-    from gym_fed.data.catalogue import catalogue_rows
+    from gym_fed.data.named import named_rows
 
-    return [row for _, row in catalogue_rows(dataset)]
+    return named_rows(dataset)
 
 
 def encode_run(

@@ -50,6 +50,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     check_reference(config)
     OPTIMIZERS.new(config.optimizer).check(config)
     check_spikes(config)
+    _check_delta(config)
     check_batch_size(config)
     _check_order(config)
     check_tokenized(config)
@@ -86,6 +87,26 @@ def require_training(config: TrainingConfig) -> None:
                 ErrorCode.USAGE,
                 f"{key}: is set, so there is nothing to train",
                 f"call {function}(config), or set it to false",
+            )
+
+
+def _check_delta(config: TrainingConfig) -> None:
+    """Refuse ``save_delta`` where the result is no delta of a base that others have."""
+    if config.save_delta is None:
+        return
+    strategy = "ddp" if config.distributed is None else config.distributed.strategy
+    for wrong, why in (
+        (config.model is None, "the base has no name: give model"),
+        (config.algorithm == "reward_model", "a reward model has another head than its base"),
+        (config.rope_scaling is not None, "a delta does not hold rope_scaling"),
+        (config.mixture_of_depths is not None, "a delta does not hold the routers of mixture_of_depths"),
+        (strategy != "ddp", f"under distributed.strategy {strategy} no process has the whole model"),
+    ):
+        if wrong:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"save_delta: {why}",
+                "remove it, and use gym delta encode after the run where that goes",
             )
 
 

@@ -16,6 +16,8 @@ from gym_fed.training.run.hooks import RunHooks
 from gym_fed.training.run.result import TrainResult
 from gym_fed.training.run.spikes import require_finite
 
+DELTA_NAME = "tuned.gymdelta"
+
 
 def settle_model(model: Any, trainer: Any, hooks: RunHooks, folder: RunFolder) -> None:
     """Leave the model ready for use.
@@ -78,6 +80,17 @@ def save_result(
     """Write the model into the run folder, and close its record of the run."""
     with quiet_loading():
         save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)
+    if config.save_delta is not None:
+        processes.on_main(lambda: _save_delta(config, result, folder))
     processes.on_main(lambda: folder.finish(result.summary()))
     assert hooks.experiment is not None  # it has trained
     hooks.experiment.log_artifacts(folder.artifacts())
+
+
+def _save_delta(config: TrainingConfig, result: TrainResult, folder: RunFolder) -> None:
+    """Write the fine-tune as a delta of its base; what an earlier try has left is replaced."""
+    from gym_fed.training.run.afterwards import export
+
+    path = folder.path / DELTA_NAME
+    path.unlink(missing_ok=True)
+    export(result.model, result.tokenizer, config, path, "delta", config.save_delta)

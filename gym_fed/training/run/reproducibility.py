@@ -26,7 +26,6 @@ _PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "tokenizers", "numpy"),
     *("gym-fed", "bitsandbytes", "torchao", "deepspeed", "pytorch-optimizer", "liger-kernel", "triton"),
 )
-_CUBLAS = ":4096:8"  # what PyTorch's notes on reproducibility ask for
 
 
 class RunWarning(UserWarning):
@@ -44,7 +43,7 @@ def deterministic(settings: Reproducibility) -> Iterator[None]:
     if settings.deterministic is False:
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", settings.cublas_workspace)
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),

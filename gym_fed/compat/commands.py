@@ -1,0 +1,139 @@
+"""Commands and flags of elsewhere: each becomes a line of ours before it is parsed, with a note, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gym_fed.compat.flags import as_settings, split_flags
+from gym_fed.compat.row import Refusal, Row
+from gym_fed.errors import ErrorCode
+from gym_fed.other_words import note
+
+RENAMED = {"inference": "batch"}
+"""Our commands by theirs."""
+
+REFUSED = {
+    "webui": Refusal(
+        "there is no web page for training", ("gym configs copy nano-lora my.yaml", "gym train my.yaml")
+    ),
+    "eval": Refusal(
+        "public benchmarks are not run here; figures on your own rows are",
+        ("gym train run.yaml --set 'eval_data=[{path: held-out.jsonl}]'", "gym grade run.yaml answers.jsonl"),
+    ),
+}
+"""Commands without a counterpart."""
+
+GGUF = Refusal(
+    "GGUF is not written here; llama.cpp writes it from a model folder",
+    ("gym export MODEL -o model-folder", "python convert_hf_to_gguf.py model-folder"),
+)
+
+_OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
+_NOT_NEEDED = {
+    "template": "not needed (the chat template in the model's folder is used)",
+    "finetuning_type": "not needed (an adapter says it)",
+    "trust_remote_code": "not needed (code that comes with a model is never run)",
+}
+"""Flags that models and adapters say themselves, of chat, api, batch and export."""
+
+FLAGS: dict[str, dict[str, str]] = {
+    "chat": _OF_A_MODEL,
+    "api": {
+        "model_name_or_path": "--base",
+        "model": "--base",
+        "adapter_name_or_path": "--adapter",
+    },
+    "batch": {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"},
+    "export": {**_OF_A_MODEL, "export_dir": "--output", "export_size": "--shard-size"},
+}
+"""Our options by their flags, by command; ``MODEL`` is an argument."""
+
+SETS_KEYS = ("train", "configs validate")
+"""Commands that take every key as a flag."""
+
+COMMANDS = [
+    Row("command", "gym-cli", "`gym`"),
+    *(Row("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
+    *(Row("command", f"gym {name}", what.why, what.instead) for name, what in REFUSED.items()),
+    Row("command", "gym export --model saves/model --format gguf", GGUF.why, GGUF.instead),
+    Row(
+        "command",
+        "gym train --model_name_or_path X --template qwen3 --dataset alpaca_en_demo "
+        "--finetuning_type lora --output_dir D",
+        "a LLaMA-Factory file with these keys",
+    ),
+    Row(
+        "command", "gym train --model X --data my.jsonl", "`gym train` of a file with these keys, or `--set`"
+    ),
+    Row(
+        "command",
+        "gym train run.yaml --lora.r 8 --learning-rate 1e-4",
+        "`--set lora.r=8 --set learning_rate=1e-4`",
+    ),
+    *(
+        Row("command", f"gym {command} --{theirs}", f"`{ours}`")
+        for command, flags in FLAGS.items()
+        for theirs, ours in flags.items()
+    ),
+    *(Row("command", f"gym chat --{flag}", what) for flag, what in _NOT_NEEDED.items()),
+]
+
+
+def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> list[str]:
+    """The command line in our words.
+
+    Args:
+        words: The command and all behind it.
+        options: Of the command of that name, whether each of its options takes a value.
+        known: Whether there is such a command.
+
+    Raises:
+        GymError: ``USAGE`` for a command or flag without a counterpart, with the lines to write instead.
+    """
+    command, rest = words[0], list(words[1:])
+    if command == "export" and "gguf" in (_value_of("--format", rest), _value_of("--export_format", rest)):
+        raise GGUF.error("--format gguf", code=ErrorCode.USAGE)
+    if not known:
+        if command in REFUSED:
+            raise REFUSED[command].error(f"gym {command}", code=ErrorCode.USAGE)
+        if command not in RENAMED:
+            return list(words)
+        note(f"gym {command}", f"`gym {RENAMED[command]}`")
+        return [RENAMED[command], *rest]
+    if command == "train":
+        return [command, *as_settings(rest, options)]
+    if command == "configs" and rest[:1] == ["validate"]:
+        return [command, "validate", *as_settings(rest[1:], options)]
+    return [command, *_flags(command, rest, options)]
+
+
+def _flags(command: str, rest: list[str], options: Mapping[str, bool]) -> list[str]:
+    """Flags of one command that are called otherwise here; those that are unknown stay, to be refused by name."""
+    left, flags = split_flags(rest, options)
+    ours: list[str] = []
+    model: list[str] = []
+    for key, values in flags.items():
+        dashed = f"--{key.replace('_', '-')}"
+        target = FLAGS.get(command, {}).get(key)
+        if dashed in options:
+            ours += [dashed, *values]
+        elif target == "MODEL":
+            note(f"gym {command} --{key}", f"`gym {command} MODEL`")
+            model = values
+        elif target is not None:
+            note(f"gym {command} --{key}", f"`{target}`")
+            ours += [word for value in values for word in (target, value)]
+        elif key in _NOT_NEEDED and command in FLAGS:
+            note(f"gym {command} --{key}", _NOT_NEEDED[key])
+        else:
+            ours += [dashed, *values]
+    at = 1 if left[:1] in (["serve"],) else 0
+    return [*left[:at], *model, *left[at:], *ours]
+
+
+def _value_of(option: str, words: Sequence[str]) -> str:
+    """What follows an option, or its part behind ``=``."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word.partition("=")[0] == option:
+            return word.partition("=")[2] or after
+    return ""

@@ -1,0 +1,74 @@
+"""Runs by LLaMA-Factory's names: a config of ours, or its five groups of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_fed.compat.modules.hparams import Arguments, get_train_args, training_config
+from gym_fed.config.llamafactory.files import load_training_config
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.other_words import note
+from gym_fed.training.run.result import TrainResult
+
+__all__ = ["run_exp", "run_sft"]
+
+
+def run_sft(
+    config: TrainingConfig | str | Path | Mapping[str, Any] | Arguments,
+    *groups: Arguments | None,
+    callbacks: Sequence[Any] | None = None,
+) -> TrainResult:
+    """Supervised fine-tuning.
+
+    Args:
+        config: A config, the path of its YAML file, LLaMA-Factory's keys, or the first of its five groups.
+        groups: The other four.
+        callbacks: None but an empty list: code that looks on is given to ``Trainer`` as ``on_step`` or ``on_report``.
+
+    Raises:
+        GymError: ``USAGE`` for another algorithm or for callbacks; see ``Trainer.train``.
+    """
+    if callbacks:
+        raise GymError(
+            ErrorCode.USAGE,
+            "callbacks of transformers are not called",
+            "give on_step or on_report to gym_fed.Trainer",
+        )
+    settings = _config(config, groups)
+    if settings.algorithm != "sft":
+        raise GymError(
+            ErrorCode.USAGE,
+            f"run_sft: the config's algorithm is {settings.algorithm}",
+            "use Trainer(config).train()",
+        )
+    return _run(settings)
+
+
+def run_exp(args: Mapping[str, Any] | Sequence[str] | None = None) -> TrainResult:
+    """The run that LLaMA-Factory's keys, or the words of a command line, describe. Raises as ``run_sft``."""
+    return _run(_config(*_split(get_train_args(args))))
+
+
+def _split(groups: tuple[Arguments, ...]) -> tuple[Arguments, tuple[Arguments, ...]]:
+    return groups[0], groups[1:]
+
+
+def _config(first: Any, groups: Sequence[Arguments | None]) -> TrainingConfig:
+    if isinstance(first, TrainingConfig):
+        return first
+    if isinstance(first, str | Path):
+        return load_training_config(first)[0]
+    if isinstance(first, Mapping):
+        return training_config(first)
+    given = [group for group in (first, *groups) if group is not None]
+    return training_config({key: value for group in given for key, value in group.given.items()})
+
+
+def _run(config: TrainingConfig) -> TrainResult:
+    from gym_fed.training.trainer import Trainer
+
+    note("run_sft", "`Trainer(config).train()`")
+    return Trainer(config).train()

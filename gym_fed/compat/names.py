@@ -1,0 +1,101 @@
+"""Python names of elsewhere: modules, classes and methods, and what stands for them here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from gym_fed.compat.row import Row
+from gym_fed.other_words import note
+
+
+def _from(module: str, name: str = "") -> Callable[[], Any]:
+    """Imports a module, or takes a name of it, when it is asked for."""
+
+    def take() -> Any:
+        found = importlib.import_module(module)
+        return getattr(found, name) if name else found
+
+    return take
+
+
+def _model_registry() -> Any:
+    """The one on the default store, for calls on the class."""
+    from gym_fed.registry import ModelRegistry
+
+    note("ModelRegistry.push, .pull", "`ModelRegistry(store).push`, `.pull`")
+    return ModelRegistry()
+
+
+ATTRIBUTES: dict[tuple[str, str], Callable[[], Any]] = {
+    ("gym_fed", "train"): _from("gym_fed.compat.modules.train"),
+    ("gym_fed", "hparams"): _from("gym_fed.compat.modules.hparams"),
+    ("gym_fed", "eval"): _from("gym_fed.evaluation"),
+    ("gym_fed", "DeltaSoupConfig"): _from("gym_fed.config.hub.delta_soup", "DeltaSoupConfig"),
+    ("gym_fed", "BitDeltaConfig"): _from("gym_fed.quantization.config", "BitDeltaConfig"),
+    ("gym_fed.evaluation", "Evaluator"): _from("gym_fed.compat.evaluator", "Evaluator"),
+    ("gym_fed.data", "MixedDataset"): _from("gym_fed.data.pipeline", "DataPipeline"),
+    ("DataPipeline", "build"): _from("gym_fed.compat.methods", "build"),
+    ("Trainer", "apply_deltasoup"): _from("gym_fed.compat.methods", "apply_deltasoup"),
+    ("Trainer", "export"): _from("gym_fed.compat.methods", "export"),
+    ("Trainer", "fit"): _from("gym_fed.compat.methods", "fit"),
+    ("ModelRegistry", "push"): lambda: _model_registry().push,
+    ("ModelRegistry", "pull"): lambda: _model_registry().pull,
+    ("DatasetRegistry", "push"): _from("gym_fed.compat.datasets", "push"),
+    ("DatasetRegistry", "pull"): _from("gym_fed.compat.datasets", "pull"),
+}
+"""By the module (its name) or class (its own name) that is asked, and the name that it is asked for."""
+
+NAMES = [
+    Row("Python", "trainer.fit(dataset)", "`trainer.train(dataset)`"),
+    Row(
+        "Python",
+        'trainer.train(dataset="name")',
+        "the same: a path, `data/dataset_info.json`, catalogue, registry",
+    ),
+    Row("Python", "trainer.apply_deltasoup()", "the soups of the hub that was joined, `others={...}`"),
+    Row(
+        "Python",
+        'trainer.export("model.gguf", quantization="bitdelta")',
+        "GGUF is not written here",
+        ('trainer.export("model-folder")', "python convert_hf_to_gguf.py model-folder  # of llama.cpp"),
+    ),
+    Row("Python", "from gym_fed.train import run_sft", "`Trainer(config).train()`"),
+    Row("Python", "from gym_fed.hparams import get_train_args", "`load_training_config(file)`"),
+    Row("Python", "exp.log_metrics(results)", "the same: the step counts on by itself"),
+    Row("Python", "from gym_fed import quickstart", "the same; a run of `Trainer` on gym-nano"),
+    Row("Python", "from gym_fed.eval import ...", "`gym_fed.evaluation`"),
+    Row("Python", 'Evaluator(benchmarks=["exact-match tasks"], model=)', "`gym_fed.evaluation.exact_match`"),
+    Row(
+        "Python",
+        'Evaluator(benchmarks=["mmlu", "hellaswag", ...])',
+        "public benchmarks are not run here",
+        (
+            "gym export MODEL -o model-folder",
+            "lm_eval --model hf --model_args pretrained=model-folder --tasks mmlu",
+        ),
+    ),
+    Row(
+        "Python",
+        "Evaluator(...).submit_to_leaderboard(model_name=, organization=)",
+        "there is no leaderboard",
+        ("results = Evaluator(...).run()", 'results.save("results.json")'),
+    ),
+    Row(
+        "Python",
+        "from gym_fed.registry import ModelRegistry",
+        "the same",
+    ),
+    Row(
+        "Python",
+        'DatasetRegistry.push(name, dataset, license="cc-by-4.0")',
+        "`DatasetRegistry(store).push(...)`",
+    ),
+    Row("Python", 'DatasetRegistry.pull("org/corpus")', "`DatasetRegistry(store).pull(name, folder)`"),
+    Row(
+        "Python", 'DataPipeline(sources=[("s3://...", 0.3)], tokenizer="name").build()', "the pipeline itself"
+    ),
+    Row("Python", "from gym_fed.data import MixedDataset", "`DataPipeline`"),
+]
+"""What each is called here."""

@@ -1,0 +1,64 @@
+"""The one table: every word of elsewhere with our own; what the core asks for a name that it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gym_fed.compat.commands import COMMANDS
+from gym_fed.compat.keys import serving, soups, training
+from gym_fed.compat.keys.draft import Draft, KeyWord
+from gym_fed.compat.names import ATTRIBUTES, NAMES
+from gym_fed.compat.row import Row
+from gym_fed.other_words import MISSING, Place, Reading
+
+KEYS: dict[str, list[KeyWord]] = {
+    "TrainingConfig": training.WORDS,
+    "ServingConfig": serving.WORDS,
+    "BitDeltaConfig": soups.BITDELTA,
+    "DeltaSoupConfig": soups.DELTA_SOUP,
+}
+"""Keys by the schema that is asked for them, in the order in which they are read."""
+
+NEAR_MEMBERS = training.NEAR_MEMBERS
+NEAR: dict[str, Mapping[str, str]] = {
+    "TrainingConfig": training.NEAR,
+    "SearchConfig": training.NEAR,
+    "ServingConfig": serving.NEAR,
+}
+
+
+def rows() -> Iterator[Row]:
+    """The whole table."""
+    yield from NAMES
+    yield from (word.row for words in KEYS.values() for word in words if word.where == "Python")
+    yield from COMMANDS
+    yield from (word.row for words in KEYS.values() for word in words if word.where == "YAML")
+
+
+def read(schema: str, values: Mapping[str, Any], place: Callable[[Place], str] | None) -> Reading | None:
+    """See ``gym_fed.other_words.read``."""
+    draft = Draft(values, place)
+    for word in KEYS.get(schema, ()):
+        word.apply(draft)
+    return draft.result if draft.changed else None
+
+
+def nearest(schema: str, key: str, value: Any) -> str:
+    """See ``gym_fed.other_words.nearest``."""
+    for word in KEYS.get("TrainingConfig" if schema == "SearchConfig" else schema, ()):
+        if word.theirs == key and word.near_only is not None:
+            return word.near_only(value)
+    near = NEAR.get(schema, {})
+    return near.get(key, "")
+
+
+def nearest_member(kind: str, name: str) -> str:
+    """See ``gym_fed.other_words.nearest_member``."""
+    return NEAR_MEMBERS.get(kind, {}).get(name.lower(), "")
+
+
+def attribute(owner: str, name: str) -> Any:
+    """See ``gym_fed.other_words.attribute``."""
+    found = ATTRIBUTES.get((owner, name))
+    return MISSING if found is None else found()

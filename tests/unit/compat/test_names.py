@@ -1,0 +1,565 @@
+"""Every line that people bring from elsewhere runs as written, or is refused with the two lines to write instead."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gym_fed import other_words
+from gym_fed.cli.main import app
+from gym_fed.config.serving import ServingConfig
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import load_config
+from gym_fed.errors import GymError
+from gym_fed.other_words import OtherWordNote
+from tests.conftest import SHARED
+
+ROWS = [{"prompt": f"double: {word}", "completion": word * 2} for word in ("ab", "cd", "ef", "gh")]
+Case = Callable[[Path], None]
+CASES: dict[str, Case] = {}
+
+
+def line(*texts: str) -> Callable[[Case], Case]:
+    """Marks what runs a line of the page, by how the line begins there."""
+
+    def keep(case: Case) -> Case:
+        CASES.update(dict.fromkeys(texts, case))
+        return case
+
+    return keep
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("GYM_DATASETS", raising=False)
+    monkeypatch.setattr(other_words, "_said", set())
+    Path("my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+def gym(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def refused(error: pytest.ExceptionInfo[GymError], *lines: str) -> None:
+    """The error has exactly two lines to write instead, these."""
+    assert error.value.hint == "write instead:\n" + "\n".join(f"  {text}" for text in lines)
+    assert len(lines) == 2
+
+
+def tiny(**keys: Any) -> Any:
+    """A trainer of gym-nano that takes one step."""
+    from gym_fed import Trainer, TrainingConfig
+
+    return Trainer(
+        TrainingConfig(model="gym-nano", max_steps=1, device="cpu", output_dir=Path("run"), **keys)
+    )
+
+
+@line("TrainingConfig(model=, optimizer=")
+def whole_batches(tmp_path: Path) -> None:
+    from gym_fed import TrainingConfig
+
+    with pytest.warns(
+        OtherWordNote, match="`per_device_train_batch_size: 8` x `gradient_accumulation_steps: 256`"
+    ):
+        config = TrainingConfig(
+            model="gym-nano",
+            optimizer="adamw",
+            learning_rate=1e-4,
+            batch_size=2048,
+            max_steps=10,
+            warmup_steps=2,
+            weight_decay=0.1,
+        )
+    assert (config.per_device_train_batch_size, config.gradient_accumulation_steps) == (8, 256)
+
+
+@line("TrainingConfig(model=, algorithm=")
+def bitdelta_and_unsloth(tmp_path: Path) -> None:
+    from gym_fed import TrainingConfig
+
+    config = TrainingConfig(model="gym-nano", algorithm="gspo", quantization="bitdelta", use_unsloth=True)
+    assert config.unsloth
+    assert config.save_delta is not None
+    assert (config.save_delta.codec, config.save_delta.error_feedback) == ("bitdelta", False)
+
+
+@line("trainer.fit(dataset)")
+def fit_and_data_by_name(tmp_path: Path) -> None:
+    with pytest.warns(OtherWordNote, match=r"`trainer\.fit` is `trainer\.train` here"):
+        assert tiny(quantization="bitdelta").fit(ROWS).steps == 1
+    assert Path("run/tuned.gymdelta").stat().st_size > 10_000
+    Path("data").mkdir()
+    Path("my.jsonl").rename("data/rows.jsonl")
+    columns = {"prompt": "prompt", "response": "completion"}
+    Path("data/dataset_info.json").write_text(
+        json.dumps({"mine": {"file_name": "rows.jsonl", "columns": columns}})
+    )
+    trainer = tiny(save_final=False, logging_steps=1)
+    trainer.config = trainer.config.model_copy(update={"output_dir": Path("run2")})
+    assert trainer.train(dataset="mine").num_examples == 4
+
+
+@line("trainer.apply_deltasoup()")
+def the_hubs_soup(tmp_path: Path) -> None:
+    trainer = tiny(save_final=False)
+    trainer.train(ROWS)
+    with pytest.raises(GymError) as error:
+        trainer.apply_deltasoup()
+    refused(
+        error,
+        'trainer.apply_deltasoup({"ada": "ada.gymdelta", "ben": "ben.gymdelta"})',
+        "gym-client join HUB --data my.jsonl",
+    )
+
+
+@line('trainer.export("model.gguf"')
+def gguf(tmp_path: Path) -> None:
+    trainer = tiny(save_final=False)
+    trainer.train(ROWS)
+    with pytest.raises(GymError) as error:
+        trainer.export("model.gguf", quantization="bitdelta")
+    refused(
+        error, 'trainer.export("model-folder")', "python convert_hf_to_gguf.py model-folder  # of llama.cpp"
+    )
+    assert trainer.export("mine.gymdelta", quantization="bitdelta").is_file()
+
+
+@line("from gym_fed.train import run_sft")
+def llamafactorys_functions(tmp_path: Path) -> None:
+    from gym_fed.hparams import get_train_args  # type: ignore[import-not-found]
+    from gym_fed.train import run_sft  # type: ignore[import-not-found]
+
+    Path("data").mkdir()
+    Path("my.jsonl").rename("data/rows.jsonl")
+    columns = {"prompt": "prompt", "response": "completion"}
+    Path("data/dataset_info.json").write_text(
+        json.dumps({"mine": {"file_name": "rows.jsonl", "columns": columns}})
+    )
+    groups = get_train_args(
+        {
+            "model_name_or_path": "gym-nano",
+            "stage": "sft",
+            "do_train": True,
+            "finetuning_type": "lora",
+            "lora_rank": 4,
+            "dataset": "mine",
+            "cutoff_len": 64,
+            "output_dir": "run",
+            "max_steps": 1,
+            "learning_rate": 1e-4,
+            "do_sample": False,
+        }
+    )
+    model, data, training, finetuning, generating = groups
+    assert (model.model_name_or_path, data.dataset, training.output_dir) == ("gym-nano", "mine", "run")
+    assert (finetuning.lora_rank, generating.do_sample, training.seed) == (4, False, 42)
+    assert run_sft(*groups).steps == 1
+    assert Path("run/adapter_config.json").is_file()
+
+
+@line('with Experiment("zen-7b-v2")')
+def an_experiment_without_steps(tmp_path: Path) -> None:
+    from gym_fed import Experiment, TrainingConfig
+
+    Path("model.pt").write_bytes(b"weights")
+    Path("tokenizer").mkdir()
+    with Experiment("zen-7b-v2") as exp:
+        exp.log_config(TrainingConfig(model="gym-nano"))
+        exp.log_metrics({"loss": 0.5})
+        exp.log_metrics({"loss": 0.25})
+        exp.log_artifacts(["model.pt", "tokenizer/"])
+    found = [json.loads(text) for text in Path("runs/zen-7b-v2/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found if "loss" in row] == [1, 2]
+
+
+@line("from gym_fed import quickstart")
+def the_quickstart(tmp_path: Path) -> None:
+    from gym_fed import quickstart
+
+    quickstart.train_tiny_model("my-model", max_steps=1, num_examples=32)
+    figures = quickstart.evaluate_model("my-model", num_examples=4)
+    assert 0 <= figures["exact_match"] <= 1
+    assert figures["loss"] > 0
+
+
+@line("from gym_fed.evaluation import Evaluator")
+def the_evaluator(tmp_path: Path) -> None:
+    import gym_fed.eval  # type: ignore[import-not-found]
+
+    from gym_fed.evaluation import Evaluator
+
+    assert gym_fed.eval.Evaluator is Evaluator
+    with pytest.raises(GymError, match="benchmark 'mmlu'") as error:
+        Evaluator(benchmarks=["mmlu", "hellaswag", "winogrande", "arc"], model="gym-nano")
+    refused(
+        error,
+        "gym export MODEL -o model-folder",
+        "lm_eval --model hf --model_args pretrained=model-folder --tasks mmlu,hellaswag,winogrande,arc_challenge",
+    )
+    evaluator = Evaluator(benchmarks=["reverse"], model="gym-nano", num_examples=4)
+    results = evaluator.run()
+    assert json.loads(results.save("figures.json").read_text())["reverse"]["num_examples"] == 4
+    with pytest.raises(GymError) as error:
+        evaluator.submit_to_leaderboard(model_name="m", organization="o")
+    refused(error, "results = Evaluator(benchmarks=[...], model=model).run()", 'results.save("results.json")')
+
+
+@line("from gym_fed.registry import ModelRegistry")
+def the_registry_of_models(tmp_path: Path) -> None:
+    from gym_fed.models import load_model
+    from gym_fed.registry import ModelRegistry
+
+    loaded = load_model("gym-nano")
+    config = TrainingConfig(model="gym-nano")
+    for registry in (ModelRegistry, ModelRegistry()):
+        assert registry.push("my-org/my-model", loaded, config).version == 1
+    folder = ModelRegistry.pull("my-org/my-model")  # type: ignore[arg-type, call-arg]
+    assert load_config(folder / "config.yaml", TrainingConfig).model == config.model
+    assert load_model(str(folder)).model.config.hidden_size == loaded.model.config.hidden_size
+
+
+@line("DatasetRegistry.push(")
+def the_registry_of_data(tmp_path: Path) -> None:
+    from gym_fed.data import DatasetRegistry
+
+    push: Any = DatasetRegistry.push
+    pull: Any = DatasetRegistry.pull
+    with pytest.warns(OtherWordNote, match="licence="):
+        assert push("my-corpus", ROWS, license="cc-by-4.0").licence == "CC-BY-4.0"
+    assert push("org/corpus", "my.jsonl", license="cc-by-4.0").version == 1
+    rows = list(pull("org/corpus"))
+    assert [row["prompt"] for row in rows] == [row["prompt"] for row in ROWS]
+    assert tiny(save_final=False).train(dataset="my-corpus").num_examples == 4
+
+
+@line("from gym_fed.data import DataPipeline, MixedDataset")
+def a_pipeline_of_files(tmp_path: Path) -> None:
+    from gym_fed.data import (
+        DataPipeline,
+        MixedDataset,  # type: ignore[attr-defined]
+    )
+
+    sources = [("my.jsonl", 0.3), ("my.jsonl", 0.7)]
+    built = DataPipeline(sources=sources, tokenizer="gym-nano", sequence_length=64).build()  # type: ignore[attr-defined]
+    assert {"input_ids", "labels"} <= set(next(iter(built)))
+    assert next(iter(MixedDataset(sources)))["prompt"]
+
+
+@line("BitDeltaConfig(bits=1")
+def a_delta_for_soups(tmp_path: Path) -> None:
+    from gym_fed.quantization import BitDeltaConfig
+
+    config: Any = BitDeltaConfig(bits=1, group_size=128, safety_threshold=0.6, enable_deltasoup=True)  # type: ignore[call-arg]
+    assert (config.group_size, config.safety_threshold) == (128, 0.6)
+
+
+@line("DeltaSoupConfig(method=")
+def privacy_without_numbers(tmp_path: Path) -> None:
+    from gym_fed.config.hub.privacy import ReleasePrivacy
+    from gym_fed.quantization import AggregationMethod, DeltaSoupConfig
+
+    with pytest.raises(GymError) as error:
+        DeltaSoupConfig(
+            method=AggregationMethod.BYZANTINE_ROBUST,
+            differential_privacy=True,  # type: ignore[arg-type]
+            enable_rewards=True,
+        )
+    refused(
+        error,
+        "differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",
+        'method="mean", norm_ratio=None,',
+    )
+    privacy = ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0)
+    assert DeltaSoupConfig(differential_privacy=privacy, method="mean", norm_ratio=None, enable_rewards=True)  # type: ignore[arg-type]
+
+
+@line("gym webui --port 8080")
+def commands_of_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(GymError, match="gym webui") as error:
+        gym("webui", "--port", "8080")
+    refused(error, "gym configs copy nano-lora my.yaml", "gym train my.yaml")
+    with pytest.raises(GymError, match="gguf") as error:
+        gym("export", "--model", "saves/model", "--format", "gguf")
+    refused(error, "gym export MODEL -o model-folder", "python convert_hf_to_gguf.py model-folder")
+    with pytest.raises(GymError, match="gym eval") as error:
+        gym("eval")
+    refused(
+        error,
+        "gym train run.yaml --set 'eval_data=[{path: held-out.jsonl}]'",
+        "gym grade run.yaml answers.jsonl",
+    )
+    with pytest.warns(OtherWordNote, match="`gym inference` is `gym batch` here"):
+        assert "gym batch" in gym("inference", "--help")
+
+
+@line("gym train --model_name_or_path X")
+def llamafactorys_flags(tmp_path: Path) -> None:
+    Path("data").mkdir()
+    Path("my.jsonl").rename("data/rows.jsonl")
+    columns = {"prompt": "prompt", "response": "completion"}
+    described = {"alpaca_en_demo": {"file_name": "rows.jsonl", "columns": columns}}
+    Path("data/dataset_info.json").write_text(json.dumps(described))
+    words = "--model_name_or_path gym-nano --template qwen3 --dataset alpaca_en_demo --finetuning_type lora"
+    gym(
+        "train",
+        *words.split(),
+        "--output_dir",
+        "D",
+        "--max_steps",
+        "1",
+        "--learning_rate",
+        "1e-4",
+        "--bf16",
+        "false",
+    )
+    assert json.loads(Path("D/adapter_config.json").read_text())["r"] == 8
+    gym(
+        "train",
+        *[
+            "--model",
+            "gym-nano",
+            "--data",
+            "data/rows.jsonl",
+            "--max-steps",
+            "1",
+            "--finetuning",
+            "lora",
+            "--lora.r",
+            "4",
+        ],
+    )
+    assert json.loads(Path("runs/train/adapter_config.json").read_text())["r"] == 4
+
+
+@line("gym chat --model_name_or_path X")
+def chat_with_their_flags(tmp_path: Path) -> None:
+    assert gym(
+        "chat", "--model_name_or_path", "gym-nano", "--prompt", "hi", "--max_new_tokens", "2", "--json"
+    )
+
+
+@line("gym-cli = gym")
+def another_name_of_the_command(tmp_path: Path) -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"]["gym-cli"] == project["scripts"]["gym"]
+    extras = project["optional-dependencies"]
+    assert extras["distributed"] == extras["dist"]
+    assert set(extras["eval"]) == {*extras["judge"], *extras["plot"]}
+    whole = {row for name, rows in extras.items() if name not in ("dev", "all") for row in rows}
+    assert (len(extras["all"]), set(extras["all"])) == (len(whole), whole)
+
+
+@line("group_size: 8, sequence_parallel")
+def keys_of_a_group_algorithm(tmp_path: Path) -> None:
+    file = Path("run.yaml")
+    text = "model: gym-nano\nalgorithm: gspo\ngroup_size: 8\nuse_unsloth: true\n"
+    file.write_text(text + "quantization: {method: bitdelta, bits: 1, enable_deltasoup: true}\n")
+    with pytest.warns(OtherWordNote) as notes:
+        config = load_config(file, TrainingConfig)
+    assert [str(note.message) for note in notes][:1] == ["run.yaml:4:1: `use_unsloth` is `unsloth` here"]
+    assert config.gspo is not None
+    assert config.gspo.num_generations == 8
+    assert config.save_delta is not None
+    file.write_text(text + "sequence_parallel: true\n")
+    with pytest.raises(GymError, match=r"run\.yaml:5:1: sequence_parallel: true") as error:
+        load_config(file, TrainingConfig)
+    refused(error, "gradient_checkpointing: true", "distributed: {strategy: fsdp2}")
+
+
+@line("distributed: {backend: nccl")
+def a_sharded_run(tmp_path: Path) -> None:
+    Path("run.yaml").write_text(
+        "model: gym-nano\ndistributed: {backend: nccl, strategy: fsdp, world_size: 64, sharding_strategy: full_shard, "
+        "mixed_precision: bf16, gradient_checkpointing: true}\n"
+    )
+    config = load_config("run.yaml", TrainingConfig)
+    assert config.distributed is not None
+    assert (config.distributed.strategy, config.distributed.world_size) == ("fsdp2", 64)
+    assert (config.mixed_precision, config.gradient_checkpointing) == ("bf16", True)
+    from gym_fed.training.run.checks import check_config
+
+    with pytest.raises(GymError, match="the run is for 64 processes, and here is 2"):
+        check_config(config, num_processes=2)
+
+
+@line("reproducibility: {seed: 42")
+def repeatable(tmp_path: Path) -> None:
+    text = 'reproducibility: {seed: 42, deterministic_algorithms: true, cublas_workspace_config: ":4096:8"}\n'
+    Path("run.yaml").write_text("model: gym-nano\n" + text)
+    config = load_config("run.yaml", TrainingConfig)
+    assert (config.seed, config.reproducibility.deterministic) == (42, True)
+    assert config.reproducibility.cublas_workspace == ":4096:8"
+
+
+@line("model: {architecture: llama")
+def a_new_model(tmp_path: Path) -> None:
+    Path("run.yaml").write_text(
+        "model: {architecture: llama, hidden_size: 4096, num_layers: 32, num_heads: 32, vocab_size: 32000}\n"
+        "training: {batch_size: 256, learning_rate: 3.0e-4, max_steps: 10}\n"
+    )
+    config = load_config("run.yaml", TrainingConfig)
+    assert config.model_init is not None
+    assert (config.model_init.intermediate_size, config.model_init.head_dim) == (11008, 128)
+    assert (config.per_device_train_batch_size, config.gradient_accumulation_steps) == (8, 32)
+    small = {"architecture": "llama", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 320}
+    from gym_fed import Trainer
+    from gym_fed import TrainingConfig as Config
+
+    result = Trainer(
+        Config(model=small, training={"max_steps": 1, "batch_size": 4}, output_dir=Path("new"))
+    ).train(ROWS)  # type: ignore[arg-type, call-arg]
+    assert type(result.model).__name__ == "LlamaForCausalLM"
+    assert result.model.get_input_embeddings().weight.shape == (320, 16)
+
+
+@line("serving: {model_format: gguf")
+def a_serving_level(tmp_path: Path) -> None:
+    file = Path("serving.yaml")
+    file.write_text("serving: {batch_size: 32, max_concurrent: 100, cache_size: 10GB}\n")
+    config = load_config(file, ServingConfig)
+    assert (config.engine.max_concurrent, config.engine.max_queued, config.cache_size) == (32, 68, 10**10)
+    file.write_text("serving: {model_format: gguf, quantization: int4}\n")
+    with pytest.raises(GymError, match="model_format: gguf") as error:
+        load_config(file, ServingConfig)
+    refused(error, "base: path/to/model-folder", "dtype: bfloat16")
+    file.write_text("serving: {model_format: safetensors, quantization: int4}\n")
+    with pytest.raises(GymError, match="quantization: int4") as error:
+        load_config(file, ServingConfig)
+    refused(error, "dtype: bfloat16", "cache_size: 10GB")
+
+
+ELSEWHERE = {
+    "recipe context": "tests/unit/training/loops",
+    "LLaMA-Factory stage: grpo": "tests/unit/config/test_llamafactory.py",
+    "recipes for public models": "tests/unit/config",
+    "a catalogue of named data sets": "tests/unit/data/test_data_catalogue.py",
+}
+"""Lines that are no aliases: what they name is built, and tested where it stands."""
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_a_line_runs_as_written_or_is_refused_with_two_lines(text: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OtherWordNote)
+        CASES[text](tmp_path)
+
+
+def lines_of(page: str) -> Iterator[str]:
+    """What is wanted, of every table but those of the last section, without marks."""
+    for text in page.split("## Models and modes")[0].splitlines():
+        if text.startswith("| ") and not text.startswith(("| wanted", "|---")):
+            yield text.split(" | ")[0].removeprefix("| ").replace("`", "")
+
+
+@pytest.mark.shared
+def test_every_line_of_the_teams_page_is_in_the_table() -> None:
+    page = SHARED / "NAMES.md"
+    if not page.is_file():
+        pytest.skip(f"{page} is absent")
+    known = (*CASES, *ELSEWHERE)
+    assert [text for text in lines_of(page.read_text(encoding="utf-8")) if not text.startswith(known)] == []
+
+
+def test_the_words_are_imported_when_the_first_of_them_is_met() -> None:
+    import subprocess
+
+    code = (
+        "import sys, gym_fed, gym_fed.cli.main; gym_fed.TrainingConfig(model='gym-nano'); "
+        "print([name for name in sys.modules if name.startswith('gym_fed.compat')]); "
+        "gym_fed.TrainingConfig(model='gym-nano', use_unsloth=True); print('gym_fed.compat.words' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epochs: 3", r"run\.yaml:2:1: epochs: unknown key \(did you mean 'num_train_epochs'\?\)"),
+        (
+            "batch_size: 24",
+            r"run\.yaml:2:1: batch_size: .*'per_device_train_batch_size'.*8 and 3 on one device",
+        ),
+        ("lr: 1.0e-3", r"run\.yaml:2:1: lr: .*'learning_rate'"),
+        ("max_seq_length: 512", r"run\.yaml:2:1: max_seq_length: .*'max_length'"),
+        ("lora: {rank: 4}\nfinetuning: lora", r"run\.yaml:2:8: lora\.rank: .*'r'"),
+        ("algorithm: gpro", r"run\.yaml:2:1: algorithm: unknown algorithm 'gpro'; did you mean 'grpo'\?"),
+        ("algorithm: rm", r"algorithm: unknown algorithm 'rm'; did you mean 'reward_model'\?"),
+        ("optimizer: adam", r"run\.yaml:2:1: optimizer: unknown optimizer 'adam'; did you mean 'adamw'\?"),
+        ("optimizer: adamm_8bit", r"optimizer: .*; did you mean 'adamw_8bit'\?"),
+        ("training: {learning_rat: 1.0}", r"run\.yaml:2:12: learning_rat: .*'learning_rate'"),
+    ],
+)
+def test_a_near_miss_names_our_key_with_file_and_line(text: str, said: str) -> None:
+    Path("run.yaml").write_text(f"model: gym-nano\n{text}\n")
+    with pytest.raises(GymError, match=said):
+        load_config("run.yaml", TrainingConfig)
+
+
+def test_a_near_miss_in_a_section_of_elsewhere_is_reported_at_its_place() -> None:
+    Path("run.yaml").write_text("model: {architecture: llama, hidden_size: 64, num_layer: 2, num_heads: 4}\n")
+    with pytest.raises(GymError, match=r"run\.yaml:1:47: model_init\.num_layer: .*'num_hidden_layers'"):
+        load_config("run.yaml", TrainingConfig)
+
+
+def test_a_word_and_ours_with_another_value_are_refused() -> None:
+    Path("run.yaml").write_text("model: gym-nano\nunsloth: false\nuse_unsloth: true\n")
+    with pytest.raises(GymError, match=r"run\.yaml:3:1: use_unsloth: is unsloth here, and both are given"):
+        load_config("run.yaml", TrainingConfig)
+
+
+@pytest.mark.parametrize(
+    ("total", "processes", "at_once", "found"),
+    [
+        (2048, 1, None, (8, 256)),
+        (6, 1, None, (6, 1)),
+        (64, 4, 2, (2, 8)),
+        (7, 1, 2, None),
+        (10, 4, None, None),
+    ],
+)
+def test_a_global_batch_is_shared_out_evenly_or_not_at_all(
+    total: int, processes: int, at_once: int | None, found: tuple[int, int] | None
+) -> None:
+    from gym_fed.compat.keys.training import split_batch
+
+    assert split_batch(total, processes, at_once) == found
+
+
+def test_an_unknown_command_or_option_is_refused_as_ever() -> None:
+    done = CliRunner().invoke(app, ["trian"])
+    assert (done.exit_code, "trian" in done.output) == (2, True)
+    done = CliRunner().invoke(app, ["chat", "gym-nano", "--tempertaure", "1"])
+    assert (done.exit_code, "--tempertaure" in done.output) == (2, True)
+    with pytest.raises(
+        GymError, match=r"--set: lerning_rate: unknown key \(did you mean 'learning_rate'\?\)"
+    ):
+        gym("train", "--model", "gym-nano", "--lerning_rate", "1")
+
+
+def test_words_of_one_class_are_no_words_of_another() -> None:
+    assert re.search("unexpected keyword|not permitted", _error(lambda: ServingConfig(use_unsloth=True)))  # type: ignore[call-arg]
+    assert not hasattr(SimpleNamespace(), "fit")
+
+
+def _error(act: Callable[[], Any]) -> str:
+    with pytest.raises(Exception) as error:  # noqa: PT011 (pydantic's own)
+        act()
+    return str(error.value)
