@@ -40,6 +40,8 @@ class BaseOffer:
     licence: str
     public_name: str
     commit: str
+    source: str = ""
+    """Where it comes from, in words, with its bytes and licence; empty: from the hub itself."""
 
     @classmethod
     def of(cls, status: pb.StatusReply) -> BaseOffer | None:
@@ -88,7 +90,10 @@ class BaseOffer:
     def lines(self) -> list[str]:
         """For people."""
         licence = plain(self.licence, 80) or "not known; ask the coordinator"
-        lines = [f"The hub trains {self.base_model}, which is not on this machine.", f"licence: {licence}"]
+        lines = [f"The hub trains {self.base_model}, which is not on this machine."]
+        if self.source:
+            return [*lines, plain(self.source, 500), f"It is checked against the hub's {self.base_digest}."]
+        lines.append(f"licence: {licence}")
         if self.num_files:
             size = readable_bytes(self.size_bytes)
             lines.append(

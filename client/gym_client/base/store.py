@@ -2,6 +2,7 @@
 
 bases/<digest>/            all files, checked: their tensors have the digest
 bases/<digest>.partial/    files that have come, and <sha256>.part of the one that is coming
+bases/<digest>.folder      path of a base that the Hugging Face cache holds
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from gym_client.base.offer import require_digest
 from gym_client.identity.home import Home
-from gym_fed.files import fsync_folder, make_folder
+from gym_fed.files import fsync_folder, make_folder, write_atomically
 
 
 class BaseStore:
@@ -24,7 +25,24 @@ class BaseStore:
     def find(self, digest: str) -> str | None:
         """The folder of a base that was fetched, or None. Whoever loads it checks its digest again."""
         folder = self._place(digest)
-        return str(folder) if folder.is_dir() else None
+        if folder.is_dir():
+            return str(folder)
+        pointer = self._place(digest, ".folder")
+        if not pointer.is_file():
+            return None
+        noted = pointer.read_text(encoding="utf-8")
+        return noted if (Path(noted) / "config.json").is_file() else None
+
+    def note(self, digest: str, folder: Path) -> None:
+        """A base that was found to be right lies elsewhere on this machine."""
+        write_atomically(self._place(digest, ".folder"), str(folder).encode())
+
+    def forget(self, digest: str) -> bool:
+        """Drop the note of a folder that is no longer right; whether there was one."""
+        pointer = self._place(digest, ".folder")
+        noted = pointer.is_file()
+        pointer.unlink(missing_ok=True)
+        return noted
 
     def is_begun(self, digest: str) -> bool:
         """Whether a part of it has come."""

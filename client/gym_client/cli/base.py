@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gym_client.agent.global_model import GlobalModel, base_source, global_model, keep_model, needs_a_look
 from gym_client.agent.policy import Policy
@@ -20,13 +21,24 @@ from gym_client.display import Display
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
+from gym_fed.base_files import check_settings, most_bytes
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.wire.v1 import hub_pb2 as pb
 
+if TYPE_CHECKING:
+    from gym_fed.downloads import DownloadOffer
+
 T = TypeVar("T")
 
 _DAMAGED = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_INVALID, ErrorCode.BASE_MISMATCH)
+_ELSEWHERE = (
+    *_DAMAGED,
+    ErrorCode.UNAVAILABLE,
+    ErrorCode.HASH_MISMATCH,
+    ErrorCode.PERMISSION_DENIED,  # a gated model, which the coordinator says may be passed on
+    ErrorCode.DEADLINE_EXCEEDED,
+)
 _OWN = "give the folder of the federation's base with --base-model PATH"
 
 
@@ -36,6 +48,10 @@ class Retrying(Protocol):
     def __call__(self, action: Callable[[], T], /) -> T:
         """What the action returned."""
         ...
+
+
+class _Declined(GymError):
+    """A person said no, which another source does not change."""
 
 
 class BaseConsent(Protocol):
@@ -105,23 +121,80 @@ class BaseFinder:
             try:
                 return self._load(fetched)
             except GymError as error:
-                if offer is None or not offer.num_files or error.code not in _DAMAGED:
+                if error.code not in _DAMAGED:
                     raise
-                self._display.report("base-damaged", f"{error.message}; what is damaged is fetched again")
-                return self._fetch(offer, again=True)
-        if offer is None or not offer.num_files:
+                if not self._store.forget(self._digest):
+                    if offer is None or not offer.num_files:
+                        raise
+                    self._display.report("base-damaged", f"{error.message}; what is damaged is fetched again")
+                    return self._fetch(offer, again=True)
+                self._display.report("base-damaged", error.message)
+        if offer is None:
             return self._local_copy(base_source(None, named))
-        return self._fetch(offer, again=False)
+        model = None
+        if offer.public_name and not (offer.num_files and self._store.is_begun(self._digest)):
+            model = self._public(offer)
+        return model or self._fetch(offer, again=False)
+
+    def _public(self, offer: BaseOffer) -> GlobalModel | None:
+        """The base by its public name, from the local cache or from the Hugging Face Hub.
+
+        Returns:
+            The model; None where it is not to be had there, and the hub serves it itself.
+        """
+        from gym_fed.downloads import ensure_model
+        from gym_fed.models import is_hub_name
+
+        name = offer.public_name
+        if not is_hub_name(name):
+            what = f"the hub calls its base {name!r}, and there is a file or folder of that name here"
+            raise GymError(ErrorCode.POLICY_REFUSED, what, _OWN)
+        self._ask_for_copy(name)
+        try:
+            folder = ensure_model(name, consent=lambda found: self._agrees(offer, found), report=self._report)
+            names = [path.name for path in folder.iterdir() if most_bytes(path.name)]
+            check_settings(folder, names)
+            require_own_weights(folder, names)
+            model = self._load(str(folder))
+        except GymError as error:
+            if isinstance(error, _Declined) or error.code not in _ELSEWHERE or not offer.num_files:
+                raise
+            self._display.report("base-elsewhere", f"{error.message}; the hub serves its base itself")
+            return None
+        self._store.note(self._digest, folder)
+        return model
+
+    def _agrees(self, offer: BaseOffer, found: DownloadOffer) -> bool:
+        self._check_policy(found.missing_bytes)
+        self._display.busy("")
+        licence, count = found.licence or "", len(found.files)
+        shown = replace(
+            offer, size_bytes=found.missing_bytes, num_files=count, licence=licence, source=found.describe()
+        )
+        if not self._consent.base(shown):
+            raise _Declined(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
+        return True
+
+    def _report(self, done: int, total: int, remark: str) -> None:
+        if self._stop.is_set():
+            what = f"the download stopped at byte {done} of {total}"
+            raise GymError(ErrorCode.INTERRUPTED, what, "run the same command again")
+        if remark:
+            self._display.report("base-remark", remark)
+        self._display.progress("base", done, total, None)
 
     def _local_copy(self, source: str) -> GlobalModel:
         """What is here under a name of the hub's, looked at after a yes."""
-        named = self._status.base_model
+        if needs_a_look(None, self._status.base_model):
+            self._ask_for_copy(source)
+        return self._load(source)
+
+    def _ask_for_copy(self, source: str) -> None:
         self._display.busy("")
-        if needs_a_look(None, named) and not self._consent.local_copy(source):
+        if not self._consent.local_copy(source):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED, f"not joined: the local copy of {source} is not to be read", _OWN
             )
-        return self._load(source)
 
     def _load(self, source: str) -> GlobalModel:
         self._display.busy(f"loading {source} to work out the terms")
@@ -146,9 +219,7 @@ class BaseFinder:
         )
 
     def _fetch(self, offer: BaseOffer, again: bool) -> GlobalModel:
-        status, rounds = self._status, rounds_to_come(self._status, self._rounds)
-        join_bytes = bytes_to_join(self._client, status)
-        self._policy.check_base(offer.size_bytes, join_bytes, status.round_download_bytes, rounds)
+        self._check_policy(offer.size_bytes)
         self._display.busy("")
         if not self._consent.base(offer):
             raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
@@ -174,6 +245,11 @@ class BaseFinder:
         finally:
             traffic.save()
         return self._checked(folder, [file.name for file in listing.files])
+
+    def _check_policy(self, size_bytes: int) -> None:
+        status, rounds = self._status, rounds_to_come(self._status, self._rounds)
+        join_bytes = bytes_to_join(self._client, status)
+        self._policy.check_base(size_bytes, join_bytes, status.round_download_bytes, rounds)
 
     def _checked(self, folder: Path, names: list[str]) -> GlobalModel:
         """Load what has come; it takes its place only if it is the base."""

@@ -15,6 +15,7 @@ from gym_client.base.store import BaseStore
 from gym_client.cli.join import JoinOptions, join
 from gym_client.hub.traffic import total_of
 from gym_client.identity.home import Home
+from huggingface_hub import constants
 
 from gym_fed.base_files import BaseFile, listing_sha256, names_in
 from gym_fed.config.delta import CodecPolicy
@@ -23,6 +24,7 @@ from gym_fed.delta.base import BaseSpec, digests_by_tensor
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.wire.v1 import hub_pb2 as pb
+from tests.support.model_hub import ModelHub, Repo
 from tests.support.tiny_hub import TinyHub
 from tests.unit.client.test_client_agent import Recorder
 from tests.unit.client.test_client_waiting import Yes
@@ -360,3 +362,59 @@ def _forget_loaded() -> None:
     from gym_client.agent import global_model
 
     global_model._loaded.clear()
+
+
+PUBLIC = "acme/tiny-chat"
+
+
+@pytest.fixture
+def public(tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
+    """The base under a public name, at a Hugging Face Hub on loopback."""
+    with ModelHub({PUBLIC: Repo.of(tiny_base, card={"license": "apache-2.0"})}) as found:
+        monkeypatch.setattr(constants, "ENDPOINT", found.url)
+        template = found.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield found
+
+
+def test_a_base_with_a_public_name_comes_from_there_and_is_found_the_next_time(
+    hub: BaseHub, home: Home, public: ModelHub, digest: str
+) -> None:
+    hub.changes["public_name"] = PUBLIC
+    hub.announce()
+    consent = Accepting()
+    assert "terms were not accepted" in refused(hub, home, consent).message
+    (offer,) = consent.offered
+    assert any("apache-2.0" in line and PUBLIC in line for line in offer.lines())
+    assert not hub.enrolled, "the hub is not needed for it"
+    assert str(BaseStore(home).find(digest)).startswith(str(home.folder.parent / "cache"))
+    public.requests.clear()
+    again = Accepting()
+    refused(hub, home, again)
+    assert not again.offered
+    assert not public.requests
+
+
+def test_a_public_name_that_became_another_model_is_not_used_and_the_hub_serves_it(
+    hub: BaseHub, home: Home, public: ModelHub, digest: str
+) -> None:
+    weights = bytearray(public.repos[PUBLIC].files["model.safetensors"])
+    weights[-1] ^= 1
+    public.repos[PUBLIC].files["model.safetensors"] = bytes(weights)
+    hub.changes["public_name"] = PUBLIC
+    hub.announce()
+    consent = Accepting()
+    assert "terms were not accepted" in refused(hub, home, consent).message
+    assert [bool(offer.source) for offer in consent.offered] == [True, False], "asked for each source"
+    assert kept(home) == [digest.removeprefix("sha256:")]
+
+
+def test_no_to_a_public_base_is_no_to_every_source(hub: BaseHub, home: Home, public: ModelHub) -> None:
+    hub.changes["public_name"] = PUBLIC
+    hub.announce()
+    consent = Accepting(to_base=False)
+    assert refused(hub, home, consent).code is ErrorCode.PERMISSION_DENIED
+    assert len(consent.offered) == 1
+    assert not public.gets("model.safetensors")
+    assert not hub.enrolled
