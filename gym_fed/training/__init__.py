@@ -1,6 +1,5 @@
 """The standalone trainer and its algorithms, one file each, in one registry.
 
-<<<<<<< HEAD
 Neighbours: imports config, console, data, delta, errors, evaluation, export, files, kinds, lazy, library_env,
 modeling, models, privacy, renamed, soup, tracking; imported by cli, evaluation, export, personalization,
 planning.

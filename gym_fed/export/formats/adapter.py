@@ -13,7 +13,7 @@ from gym_fed.modeling.adapters import BASE_ADAPTERS, write_base_adapters
 from gym_fed.models import resolve
 
 
-class Adapter(ExportFormat):
+class PeftAdapter(ExportFormat):
     """What was trained beside the base, alone."""
 
     name = "adapter"

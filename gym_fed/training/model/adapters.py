@@ -71,7 +71,7 @@ def require_none_merged(config: TrainingConfig) -> None:
 def settled(config: TrainingConfig) -> TrainingConfig:
     """The config with the settings of the adapter that is trained on, where its own section leaves them open.
 
-    So the run's ``config.yaml`` says what was trained.
+    So the run's ``config.yaml`` holds what was trained.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming both where the section contradicts the adapter.

@@ -51,7 +51,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
 
 
 def another_run(named: Path, error: GymError) -> GymError:
-    """The error for a checkpoint of a run that learnt something else; ``error`` says what differs."""
+    """The error for a checkpoint of a run that learnt something else; ``error`` names what differs."""
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"resume_from_checkpoint: {named} cannot be gone on with here: {error.message}",
