@@ -87,6 +87,7 @@ def load_model(
     require_architecture(name_or_path, Path(source))
     if not headless:
         _require_words(name_or_path, Path(source))
+    _require_text(name_or_path, Path(source))
     adapter = Path(source) / "adapter_config.json"
     if adapter.is_file():
         return _load_adapter(name_or_path, Path(source), adapter, dtype, device)
@@ -118,6 +119,21 @@ def _require_words(name: str, folder: Path) -> None:
             f"{name}: is a reward model, which scores answers and writes none",
             "use it as the grader reward_model or as ppo.critic, or give a language model",
         )
+
+
+def _require_text(name: str, folder: Path) -> None:
+    """Refuse a model that reads images and that transformers has no text-only class for."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
+
+    with suppress(OSError, ValueError, AttributeError):  # loading will say so
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if "vision_config" in config and config.get("model_type") not in TEXT_CLASSES:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{name}: is a {config.get('model_type')} model, which reads images; it is trained and saved here, "
+                "but chat, serving and deltas take models of text",
+                "load its folder with transformers (AutoModelForImageTextToText), or give a model of text",
+            )
 
 
 def model_name(name_or_path: str) -> str:

@@ -37,8 +37,8 @@ def list_recipes(as_json: AsJson = False) -> None:
     found = recipes()
     print_result(
         as_json,
-        [{"name": r.name, "file": str(r.file), "summary": r.summary} for r in found],
-        lambda: print_columns([(r.name, r.summary) for r in found], indent=""),
+        [{"name": r.name, "file": str(r.file), "summary": r.summary, "sizes": list(r.sizes)} for r in found],
+        lambda: print_columns([(r.name, _with_sizes(r.summary, r.sizes)) for r in found], indent=""),
     )
 
 
@@ -46,6 +46,13 @@ def list_recipes(as_json: AsJson = False) -> None:
 def copy_recipe(
     name: Annotated[str, typer.Argument(help="A recipe of `gym configs list`.")],
     dest: Annotated[Path, typer.Argument(help="A file, or a folder to put it in.")] = Path("."),
+    size: Annotated[
+        str | None,
+        typer.Option("--size", metavar="SIZE", help="Of a public model, as `gym configs list` shows."),
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="MACHINE", help="Settings for cuda, mps or cpu.")
+    ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +61,7 @@ def copy_recipe(
 
     recipe = get_recipe(name)
     file = dest / recipe.file.name if dest.is_dir() or not dest.suffix else dest
-    text, rows = relocated(recipe, file)
+    text, rows = relocated(recipe, file, size=size, machine=on)
     new = {target: source for target, source in rows.items() if not _is_copy(target, source)}
     for target in (file, *new):
         _refuse_existing(target, overwrite)
@@ -154,6 +161,10 @@ def import_file(
         out.print(text, end="")
     else:
         err.print(f"{output}; {len(notes)} keys left out; train it with: gym train {output}")
+
+
+def _with_sizes(summary: str, sizes: tuple[str, ...]) -> str:
+    return f"{summary} --size {' | '.join(sizes)}" if len(sizes) > 1 else summary
 
 
 def _is_copy(file: Path, source: Path) -> bool:

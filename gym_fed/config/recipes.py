@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from gym_fed.config.recipe_presets import fitted, sizes_for
 from gym_fed.errors import ErrorCode, GymError
 
 
@@ -17,11 +18,13 @@ class Recipe:
         name: Without ``.yaml``.
         file: Where it lies.
         summary: Its first comment, as one line.
+        sizes: Public models that it fits, by size; empty for others.
     """
 
     name: str
     file: Path
     summary: str
+    sizes: tuple[str, ...] = ()
 
 
 def recipes() -> list[Recipe]:
@@ -39,7 +42,11 @@ def recipes() -> list[Recipe]:
             f"no recipes in {folders[0]}",
             "install gym-fed again; its wheel has them",
         )
-    return [Recipe(file.stem, file, _summary(file)) for file in sorted(folder.glob("*.yaml"))]
+    found = [*folder.glob("*.yaml"), *folder.glob("models/*.yaml")]
+    return [
+        Recipe(file.stem, file, _summary(file), tuple(sizes_for(file)))
+        for file in sorted(found, key=lambda file: file.stem)
+    ]
 
 
 def get_recipe(name: str) -> Recipe:
@@ -57,10 +64,18 @@ def get_recipe(name: str) -> Recipe:
     return found[wanted]
 
 
-def relocated(recipe: Recipe, target: Path) -> tuple[str, dict[Path, Path]]:
+def relocated(
+    recipe: Recipe, target: Path, *, size: str | None = None, machine: str | None = None
+) -> tuple[str, dict[Path, Path]]:
     """A recipe's text for another place, and the data files that go there with it.
 
     A recipe names its rows as ``configs/data/...``, which is right in the checkout only.
+
+    Args:
+        recipe: To be copied.
+        target: The file that it becomes.
+        size: One of ``recipe.sizes``.
+        machine: ``cuda``, ``mps`` or ``cpu``.
 
     Returns:
         The text, and for each file of rows where it goes (``data/`` beside ``target``) and where it lies.
@@ -75,7 +90,7 @@ def relocated(recipe: Recipe, target: Path) -> tuple[str, dict[Path, Path]]:
     text = re.sub(
         r"configs/(data/[\w./-]*[\w-])(?: *# from the root of the repository)?",
         moved,
-        recipe.file.read_text(encoding="utf-8"),
+        fitted(recipe.file, size=size, machine=machine),
     )
     return text, rows
 

@@ -65,10 +65,18 @@ def by_prefix(
     for turn in sorted(turns):
         after = template.text(messages[: turn + 1], tools)
         start = _start(template, messages[:turn], tools, after)
-        if start is None or not text.startswith(after):
+        if not text.startswith(after):
+            after = _unclosed(text, after, ends)
+        if start is None or start > len(after) or not text.startswith(after):
             raise UnclearTurnsError
         found[turn] = [_trimmed(text, (start, len(after)), ends)]
     return text, found
+
+
+def _unclosed(text: str, after: str, ends: tuple[str, ...]) -> str:
+    """``after`` less the token that the template puts behind whole conversations (Phi-4-mini's), as behind ``text``."""
+    found = (end for end in ends if end and after.endswith(end) and text.endswith(end))
+    return after.removesuffix(next(found, ""))
 
 
 def _start(template: Template, before: list[Message], tools: Any, text: str) -> int | None:

@@ -21,6 +21,7 @@ from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import quiet_loading, resolve
 from gym_fed.training.run.requirements import require_package
 from gym_fed.training.vision.image_size import ImageLimits
+from gym_fed.training.vision.pictures_alone import films_left_out
 
 _PLACE = "<image>"
 
@@ -56,7 +57,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     source = resolve(name_or_path)
     require_architecture(name_or_path, Path(source))
     try:
-        with quiet_loading():
+        with quiet_loading(), films_left_out():
             processor = AutoProcessor.from_pretrained(source, local_files_only=True)
             model = AutoModelForImageTextToText.from_pretrained(
                 source,
@@ -66,7 +67,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
                 **arguments,
             )
     except (ImportError, AttributeError) as error:
-        # Processors that take films as well need torchvision; transformers raises several errors for that.
+        # Some processors need torchvision for pictures, too; transformers raises several errors for that.
         require_package("torchvision", f"model: {name_or_path} has a processor that", "vision")
         raise _unreadable(name_or_path, error) from error
     except (OSError, ValueError, KeyError) as error:
@@ -77,6 +78,8 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
             f"{name_or_path}: has no processor for images",
             "put processor_config.json or preprocessor_config.json beside the model",
         )
+    if processor.chat_template is None:  # a repository may carry it beside the tokenizer alone
+        processor.chat_template = processor.tokenizer.chat_template
     if processor.tokenizer.pad_token is None:
         processor.tokenizer.pad_token = processor.tokenizer.eos_token
     return model.eval(), processor

@@ -44,6 +44,7 @@ def make_sibling(kind: str, folder: Path, *, seed: int = 0) -> Path:
         "config.json": {**values, "torch_dtype": sibling.dtype},
         "generation_config.json": {"do_sample": True, **sibling.generation(ids)},
         **({"preprocessor_config.json": sibling.pictures} if sibling.pictures else {}),
+        **({"chat_template.json": {"chat_template": sibling.template}} if sibling.pictures else {}),
         **({"processor_config.json": sibling.processor} if sibling.processor else {}),
     }.items():
         (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -1,12 +1,13 @@
 """Chat templates of public models.
 
-``shipped`` reads the repositories' own texts, which TRL carries. The four below are written here by the published
+``shipped`` reads the repositories' own texts, which TRL carries. The five below are written here by the published
 format, for what a conversation of texts (and images, for LLaVA) needs: their tool calls are left out.
 
 - Mistral 7B v0.3: ``<s>[INST] question[/INST] answer</s>``; instructions stand before the last question.
 - Mixtral v0.1: ``<s> [INST] question [/INST] answer</s>``; instructions stand before the first question.
 - Phi-4-mini: ``<|role|>text<|end|>``; ``<|endoftext|>`` ends the whole.
-- LLaVA-1.5: ``USER: <image>\\nquestion ASSISTANT: answer``; nothing ends an answer.
+- LLaVA-1.5: ``USER: <image>\\nquestion ASSISTANT: answer``; nothing ends an answer. Contents are lists of
+  parts: a text that is no part is left out, as by the published one.
 - SmolLM2: ChatML with the model's instructions where a conversation has none.
 """
 
@@ -33,11 +34,12 @@ PHI4_MINI = (
     "{{ '<|assistant|>' if add_generation_prompt else eos_token }}"
 )
 LLAVA = (
-    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'] | upper + ': ' }}{% endif %}"
-    "{% if message['content'] is string %}{{ message['content'] + ' ' }}{% else %}"
-    "{% for part in message['content'] if part['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
-    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] + ' ' }}{% endfor %}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ part['text'] + ' ' }}{% endgeneration %}{% else %}{{ part['text'] + ' ' }}{% endif %}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\n"

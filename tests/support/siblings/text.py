@@ -174,20 +174,28 @@ _LLAMA_ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 _LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1.0, 1.3, 2.0, 4.0]}
 
 
-def _llama(tied: bool, factor: float) -> Callable[[Ids], dict[str, Any]]:
-    scaling = {
+def _llama3_rope(factor: float) -> dict[str, Any]:
+    return {
         "factor": factor,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 512,
         "rope_type": "llama3",
     }
+
+
+def _llama(tied: bool, factor: float) -> Callable[[Ids], dict[str, Any]]:
     return _config(
         "llama",
         "LlamaForCausalLM",
         bos="<|begin_of_text|>",
         eos=_LLAMA_ENDS,
-        **{"rope_scaling": scaling, "rope_theta": 500000.0, "tie_word_embeddings": tied, "head_dim": 8},
+        **{
+            "rope_scaling": _llama3_rope(factor),
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": tied,
+            "head_dim": 8,
+        },
         **{"rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
     )
 
@@ -381,6 +389,19 @@ TEXT: dict[str, Sibling] = {
             bos="<｜begin▁of▁sentence｜>",
             eos="<｜end▁of▁sentence｜>",
             **{"rope_theta": 10000, "tie_word_embeddings": False, "use_mrope": False},
+        ),
+        ("<｜end▁of▁sentence｜>",),
+    ),
+    "deepseek_llama": Sibling(
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+        DEEPSEEK,
+        templates.shipped("deepseek_r1_distill"),
+        _config(
+            *("llama", "LlamaForCausalLM"),
+            bos="<｜begin▁of▁sentence｜>",
+            eos="<｜end▁of▁sentence｜>",
+            **{"rope_scaling": _llama3_rope(8.0), "rope_theta": 500000.0, "tie_word_embeddings": False},
+            **{"rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
         ),
         ("<｜end▁of▁sentence｜>",),
     ),

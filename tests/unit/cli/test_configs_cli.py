@@ -35,7 +35,11 @@ def gym(*words: object) -> Any:
 
 def test_every_recipe_is_listed_with_what_it_does() -> None:
     listed = json.loads(gym("list", "--json").stdout)
-    assert {row["name"] for row in listed} == {file.stem for file in CONFIGS.glob("*.yaml")}
+    files = [*CONFIGS.glob("*.yaml"), *CONFIGS.glob("models/*.yaml")]
+    assert sorted(row["name"] for row in listed) == sorted(file.stem for file in files)
+    sizes = {row["name"]: row["sizes"] for row in listed}
+    assert sizes["qwen3-lora"] == ["0.6B", "1.7B", "4B", "8B", "14B", "32B"]
+    assert not sizes["nano-sft"]
     assert all(row["summary"] for row in listed)
     assert "nano-sft" in gym("list").stdout
 
