@@ -111,30 +111,16 @@ def mean_similarity(file: Path) -> dict[str, float]:
 
 def _load(config: PredictConfig) -> tuple[Any, Any]:
     from gym_fed.data.chat_templates.choice import use_chat_template
+    from gym_fed.modeling.adapters import in_order, merge_adapters, read_adapter
     from gym_fed.models import load_model
 
     loaded = load_model(config.model, dtype=config.dtype, device=config.device)
-    model = loaded.model
-    for path in [config.adapter] if isinstance(config.adapter, str) else config.adapter or []:
-        model = _merged(model, path)
+    model, paths = loaded.model, [config.adapter] if isinstance(config.adapter, str) else config.adapter or []
+    if paths:
+        base = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+        chain = in_order([read_adapter(path, Path(path).expanduser()) for path in paths])
+        model = merge_adapters(base, chain).eval()
     return model, use_chat_template(loaded.tokenizer, config.chat_template)
-
-
-def _merged(model: Any, path: str) -> Any:
-    from peft import PeftModel
-
-    from gym_fed.models import quiet_loading
-
-    if not (Path(path) / "adapter_config.json").is_file():
-        raise GymError(
-            ErrorCode.MODEL_NOT_FOUND,
-            f"adapter: {path} holds no adapter_config.json",
-            "give a folder of an adapter",
-        )
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
-    with quiet_loading():
-        return PeftModel.from_pretrained(model, path).merge_and_unload().eval()
 
 
 def _questions(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
@@ -92,6 +93,21 @@ def test_a_stopped_run_of_drawn_answers_goes_on_and_ends_as_one_that_was_not(
     assert answered == [4, 5]
     assert lines(tmp_path / "out") == lines(tmp_path / "whole")
     assert len({line["predict"] for line in lines(tmp_path / "whole")}) > 1
+
+
+def test_adapters_answer_on_their_base(tmp_path: Path, rows: Path) -> None:
+    model = load_model("gym-nano").model
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    predict(config(tmp_path, rows, adapter=str(tmp_path / "adapter"), output_dir=tmp_path / "adapted"))
+    predict(config(tmp_path, rows))
+    assert lines(tmp_path / "adapted") != lines(tmp_path / "out")
+    tokenizer = load_model("gym-nano").tokenizer
+    chats = [row["messages"][:-1] for row in generate("double", 5)]
+    own = generate_batch(adapted.eval(), tokenizer, chats, max_new_tokens=8)
+    assert [line["predict"] for line in lines(tmp_path / "adapted")] == own
+    with pytest.raises(GymError, match="holds no adapter"):
+        predict(config(tmp_path, rows, adapter=[str(tmp_path)], output_dir=tmp_path / "none"))
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path, rows: Path) -> None:
