@@ -1,11 +1,19 @@
 """Models and data sets of the Hugging Face Hub: offered with bytes and licence, fetched with consent, verified.
 
-Neighbours: imports console, data, errors, files, models, text, version; imported by cli.
+Neighbours: imports console, data, errors, files, models, text, version; imported by cli, planning.
 """
 
 from __future__ import annotations
 
 from gym_fed.downloads.ensure import Consent, ensure_dataset, ensure_model, missing_model, pull_model
-from gym_fed.downloads.offer import DownloadOffer
+from gym_fed.downloads.offer import DownloadOffer, model_config
 
-__all__ = ["Consent", "DownloadOffer", "ensure_dataset", "ensure_model", "missing_model", "pull_model"]
+__all__ = [
+    "Consent",
+    "DownloadOffer",
+    "ensure_dataset",
+    "ensure_model",
+    "missing_model",
+    "model_config",
+    "pull_model",
+]

@@ -148,6 +148,20 @@ def offer_model(name: str) -> DownloadOffer:
     return _offer("model", name, info, files)
 
 
+def model_config(name: str) -> dict[str, Any]:
+    """The ``config.json`` of a model of the Hub, read and not kept: what a plan needs of it.
+
+    Raises:
+        GymError: As ``offer_model``.
+    """
+    info, listed = _read_info("model", name)
+    if "config.json" not in listed:
+        raise _unusable(name, "it has no config.json")
+    config = _read_json(name, info.sha, listed["config.json"])
+    _require_known_type(name, config)
+    return config
+
+
 def offer_dataset(name: str, subset: str | None = None) -> DownloadOffer:
     """Ask the Hub what the data set ``name`` is; ``subset`` narrows the bytes to the folder of that name, if any.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TUNING
-from gym_fed.models import quiet_loading, resolve
+from gym_fed.models import is_hub_name, quiet_loading, resolve
 from gym_fed.training.optimizers.base import TrainedWeight
 
 
@@ -84,8 +85,8 @@ def sizes_of(config: TrainingConfig) -> Sizes:
     """Count the weights that ``config`` would load and train.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` for a model whose config is not on this machine; ``CONFIG_INVALID`` where the
-            tuning method does not fit the model.
+        GymError: ``MODEL_NOT_FOUND`` for a model that is nowhere, ``UNAVAILABLE`` where the Hub has to be asked for its
+            config and cannot be; ``CONFIG_INVALID`` where the tuning method does not fit the model.
     """
     import torch
 
@@ -133,10 +134,15 @@ def empty_config(config: TrainingConfig) -> Any:
 
 
 def _read_config(name: str) -> Any:
-    """The model's config; of an adapter, its base's."""
+    """The model's config; of an adapter, its base's. That of a hub name that is not here is read from the Hub."""
     from transformers import AutoConfig
 
-    folder = Path(resolve(name))
+    try:
+        folder = Path(resolve(name))
+    except GymError as error:
+        if error.code is not ErrorCode.MODEL_NOT_FOUND or not is_hub_name(name):
+            raise
+        return _read_hub_config(name)
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not (folder / "config.json").is_file():
         return _read_config(str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]))
@@ -146,6 +152,16 @@ def _read_config(name: str) -> Any:
         raise GymError(
             ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "give another model"
         ) from error
+
+
+def _read_hub_config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    from gym_fed.downloads import model_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(model_config(name)), encoding="utf-8")
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _from_config(config: Any) -> Any:

@@ -314,3 +314,15 @@ def test_too_little_space_is_refused_before_anything_is_fetched(
     assert NAME in raised.value.message
     assert "HF_HOME" in raised.value.hint
     assert hub.gets(WEIGHTS) == []
+
+
+def test_the_plan_of_a_model_of_the_hub_reads_its_config_and_keeps_nothing(
+    hub: ModelHub, tiny_base: Path, tmp_path: Path
+) -> None:
+    from gym_fed.config.train.training import TrainingConfig
+    from gym_fed.planning.sizes import sizes_of
+
+    sizes = sizes_of(TrainingConfig(model=NAME))
+    assert sizes.total == load_model(str(tiny_base)).model.num_parameters()
+    assert not any("safetensors" in str(request) for request in hub.requests)
+    assert missing_model(NAME)
