@@ -305,3 +305,19 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits_and_refuses_a_changed_ad
     run(tmp_path / "parts", **common)
     whole, parts = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def test_the_policy_is_compared_with_the_reference_that_is_named(
+    tiny_base: Path, sft: Path, tmp_path: Path
+) -> None:
+    named = {"algorithm": "dpo", "logging_steps": 1, "reference_adapter": str(sft), "max_steps": 1}
+    same = run(tmp_path / "a", model=str(tiny_base), adapter=str(sft), **named)
+    other = run(tmp_path / "b", model=str(tiny_base), **named)
+    first, second = (result.history[0]["rewards/margins"] for result in (same, other))
+    assert abs(first) < 1e-4
+    assert abs(second) > 1e-4, "the base differs from the adapter that it is compared with"
+    for algorithm in ("orpo", "sft"):
+        with pytest.raises(GymError, match=f"reference_model: {algorithm} compares with no other model"):
+            Trainer(
+                settings(tmp_path / "c", model="gym-nano", algorithm=algorithm, reference_model="gym-nano")
+            )
