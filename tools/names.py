@@ -27,13 +27,12 @@ def tables() -> str:
         _table(f"### {where}", [r for r in known if r.where == where and not r.refused]) for where in _WHERES
     ]
     parts.append(_table("### Refused", [row for row in known if row.refused]))
-    near = [f"`{theirs}`: `{ours}`" for theirs, ours in sorted(NEAR["TrainingConfig"].items())]
+    parts.append("### Named in the error\n\n| elsewhere | here |\n|---|---|")
+    near = [(theirs, ours) for theirs, ours in sorted(NEAR["TrainingConfig"].items())]
     near += [
-        f"`{key}: {theirs}`: `{ours}`"
-        for key, names in NEAR_MEMBERS.items()
-        for theirs, ours in names.items()
+        (f"{kind} {theirs}", ours) for kind, names in NEAR_MEMBERS.items() for theirs, ours in names.items()
     ]
-    parts.append("### Named in the error\n\n" + "; ".join(near) + ".\n")
+    parts[-1] += "".join(f"\n| `{theirs}` | `{ours}` |" for theirs, ours in near) + "\n"
     return "\n".join(parts)
 
 

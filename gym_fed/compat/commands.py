@@ -48,9 +48,6 @@ FLAGS: dict[str, dict[str, str]] = {
 }
 """Our options by their flags, by command; ``MODEL`` is an argument."""
 
-SETS_KEYS = ("train", "configs validate")
-"""Commands that take every key as a flag."""
-
 COMMANDS = [
     Row("command", "gym-cli", "`gym`"),
     *(Row("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed.compat.modules.hparams import Arguments, get_train_args, training_config
+from gym_fed.compat.modules.hparams import Arguments, training_config
 from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.other_words import note
 from gym_fed.training.run.result import TrainResult
 
-__all__ = ["run_exp", "run_sft"]
+__all__ = ["run_sft"]
 
 
 def run_sft(
@@ -45,15 +45,6 @@ def run_sft(
             "use Trainer(config).train()",
         )
     return _run(settings)
-
-
-def run_exp(args: Mapping[str, Any] | Sequence[str] | None = None) -> TrainResult:
-    """The run that LLaMA-Factory's keys, or the words of a command line, describe. Raises as ``run_sft``."""
-    return _run(_config(*_split(get_train_args(args))))
-
-
-def _split(groups: tuple[Arguments, ...]) -> tuple[Arguments, tuple[Arguments, ...]]:
-    return groups[0], groups[1:]
 
 
 def _config(first: Any, groups: Sequence[Arguments | None]) -> TrainingConfig:
