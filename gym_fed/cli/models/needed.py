@@ -26,14 +26,29 @@ def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
     Raises:
         GymError: As ``gym_fed.downloads.ensure_model``.
     """
-    from gym_fed.downloads import ensure_model, missing_model
+    from gym_fed.downloads import ensure_model
     from gym_fed.downloads.terminal import consent, progress
 
-    missing = [name for name in dict.fromkeys(names) if name is not None and missing_model(name)]
+    missing = _missing(names)
     for name in missing:
         with progress() as report:
             ensure_model(name, consent=consent(yes), report=report)
     return bool(missing)
+
+
+def _missing(names: Iterable[str | None]) -> list[str]:
+    from gym_fed.downloads import missing_model
+
+    return [name for name in dict.fromkeys(names) if name is not None and missing_model(name)]
+
+
+def _open_rows(sources: Iterable[DataConfig]) -> None:
+    """Refuse files that are not there, or whose first row is wrong, before gigabytes are fetched."""
+    from gym_fed.data.sources import source_rows
+
+    for source in sources:
+        if source.path is not None:
+            next(source_rows(source), None)
 
 
 def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
@@ -83,6 +98,8 @@ def with_models(
             raise
         loaded = load()
     config = names(loaded)
+    if any(source.path is not None for source in config.data) and _missing(models_of(config)):
+        _open_rows(config.data)
     if ensure_models(models_of(config), yes):
         loaded = load()
     ensure_datasets((*config.data, *config.eval_data), yes)

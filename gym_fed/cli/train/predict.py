@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models
 from gym_fed.cli.train.train import stop_on_ctrl_c
 from gym_fed.config.yaml.file import load_config
 from gym_fed.console import AsJson, err, print_result
@@ -20,12 +21,17 @@ def predict(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
     ] = None,
+    yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer the rows of eval_data and compare the answers with theirs. The same command resumes a stopped run."""
     from gym_fed.config.predict import PredictConfig
 
-    run_predict(load_config(config, PredictConfig, set_ or []), as_json)
+    settings = load_config(config, PredictConfig, set_ or [])
+    adapters = [settings.adapter] if isinstance(settings.adapter, str) else settings.adapter or []
+    ensure_models([settings.model, *adapters], yes)
+    ensure_datasets(settings.eval_data, yes)
+    run_predict(settings, as_json)
 
 
 def run_predict(settings: PredictConfig, as_json: bool) -> None:

@@ -106,10 +106,11 @@ def test_every_model_that_a_config_names_is_ensured() -> None:
         {
             "algorithm": "ppo",
             "model": "acme/policy",
+            "adapter": "acme/lora",
             "ppo": {"critic": "acme/critic"},
             "graders": [{"grader": "reward_model", "model": "acme/reward"}],
             "data": [{"tasks": ["copy"], "num_examples": 4}],
             "output_dir": "run",
         }
     )
-    assert models_of(config) == ["acme/policy", "acme/critic", "acme/reward"]
+    assert models_of(config) == ["acme/policy", "acme/lora", "acme/critic", "acme/reward"]
