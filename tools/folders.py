@@ -6,6 +6,7 @@ A neighbour is a folder or module beside it, in the same parent. Lazy and typing
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import textwrap
@@ -27,8 +28,13 @@ def folders(root: Path = ROOT) -> Iterator[Path]:
                 yield init.parent
 
 
-def imports(file: Path) -> Iterator[str]:
+@functools.cache
+def imports(file: Path) -> tuple[str, ...]:
     """Dotted names of what a module imports, ``from a import b`` as ``a.b``."""
+    return tuple(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -36,6 +42,7 @@ def imports(file: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
+@functools.cache
 def neighbours(parent: Path, package: str) -> dict[str, set[str]]:
     """For each child of ``parent``, the children that it imports; ``package`` is the parent's dotted name."""
     children = {

@@ -113,7 +113,7 @@ def train(
 
 def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
     """Encode the rows into ``tokenized_path`` and report what became of them."""
-    from gym_fed.training.rows.tokenized import preprocess
+    from gym_fed.training.rows.preprocess import preprocess
 
     counts, eval_counts, index = preprocess(settings)
     say = say_rows(settings.max_length)

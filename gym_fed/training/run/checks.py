@@ -78,7 +78,7 @@ def require_training(config: TrainingConfig) -> None:
         GymError: ``USAGE`` naming what does that.
     """
     others = {
-        "preprocess_only": "gym_fed.training.rows.tokenized.preprocess",
+        "preprocess_only": "gym_fed.training.rows.preprocess.preprocess",
         "evaluate_only": "gym_fed.training.evaluating.evaluate",
     }
     for key, function in others.items():
