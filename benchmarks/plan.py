@@ -33,7 +33,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def measure(values: dict[str, Any]) -> dict[str, float]:
-    """Train for a few steps here, and say what it took."""
+    """Train for a few steps here, and report what it took."""
     from gym_fed import Trainer, TrainingConfig
 
     config = TrainingConfig(**values)

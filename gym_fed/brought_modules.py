@@ -1,6 +1,6 @@
 """Finds modules that other platforms have under a name of their own, when there is none of that name here.
 
-``import gym_fed.train`` asks every other finder first. The table of the names is imported only then.
+``import gym_fed.train`` tries every other finder first. The table of the names is imported only then.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where words of other platforms are looked up: in a module that a face names, imported when a word is unknown here.
 
-Nothing of the core knows such a word. It asks here when a key, a name or a value is about to be refused.
+Nothing of the core knows such a word. It looks here when a key, a name or a value is about to be refused.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read(
         place: Gives the place of a key, where the values are a file's: there, some words are near misses only.
 
     Raises:
-        GymError: For a word that has no counterpart; it says what to write instead.
+        GymError: For a word that has no counterpart; the error names what to write instead.
     """
     found: Reading | None = importlib.import_module(_table).read(schema, values, place) if _table else None
     return found

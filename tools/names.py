@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gym_fed.compat.row import Row
+from gym_fed.compat.row import BroughtWord
 from gym_fed.compat.words import NEAR, NEAR_MEMBERS, rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +39,7 @@ def tables() -> str:
 _WHERES = ("Python", "command", "YAML")
 
 
-def _table(title: str, found: list[Row]) -> str:
+def _table(title: str, found: list[BroughtWord]) -> str:
     lines = [f"{title}\n", "| elsewhere | here |", "|---|---|"]
     for row in found:
         instead = "".join(f"<br>`{line}`" for line in row.instead)

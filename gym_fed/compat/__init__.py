@@ -1,6 +1,6 @@
 """The words that people bring from other platforms: one table, each with our own word; docs/names.md prints it.
 
-Nothing below knows these words. ``gym_fed.other_words`` asks ``words`` when a name is about to be refused.
+Nothing below knows these words. ``gym_fed.other_words`` reads ``words`` when a name is about to be refused.
 
 Neighbours: imports config, data, errors, evaluation, files, kinds, models, other_words, registry, training;
 imported by cli.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gym_fed.compat.flags import as_settings, split_flags
-from gym_fed.compat.row import Refusal, Row
+from gym_fed.compat.row import BroughtWord, RefusedWord
 from gym_fed.errors import ErrorCode
 from gym_fed.other_words import note
 
@@ -13,17 +13,17 @@ RENAMED = {"inference": "batch"}
 """Our commands by theirs."""
 
 REFUSED = {
-    "webui": Refusal(
+    "webui": RefusedWord(
         "there is no web page for training", ("gym configs copy nano-lora my.yaml", "gym train my.yaml")
     ),
-    "eval": Refusal(
+    "eval": RefusedWord(
         "public benchmarks are not run here; figures on your own rows are",
         ("gym train run.yaml --set 'eval_data=[{path: held-out.jsonl}]'", "gym grade run.yaml answers.jsonl"),
     ),
 }
 """Commands without a counterpart."""
 
-GGUF = Refusal(
+GGUF = RefusedWord(
     "GGUF is not written here; llama.cpp writes it from a model folder",
     ("gym export MODEL -o model-folder", "python convert_hf_to_gguf.py model-folder"),
 )
@@ -49,30 +49,30 @@ FLAGS: dict[str, dict[str, str]] = {
 """Our options by their flags, by command; ``MODEL`` is an argument."""
 
 COMMANDS = [
-    Row("command", "gym-cli", "`gym`"),
-    *(Row("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
-    *(Row("command", f"gym {name}", what.why, what.instead) for name, what in REFUSED.items()),
-    Row("command", "gym export --model saves/model --format gguf", GGUF.why, GGUF.instead),
-    Row(
+    BroughtWord("command", "gym-cli", "`gym`"),
+    *(BroughtWord("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
+    *(BroughtWord("command", f"gym {name}", what.why, what.instead) for name, what in REFUSED.items()),
+    BroughtWord("command", "gym export --model saves/model --format gguf", GGUF.why, GGUF.instead),
+    BroughtWord(
         "command",
         "gym train --model_name_or_path X --template qwen3 --dataset alpaca_en_demo "
         "--finetuning_type lora --output_dir D",
         "a LLaMA-Factory file with these keys",
     ),
-    Row(
+    BroughtWord(
         "command", "gym train --model X --data my.jsonl", "`gym train` of a file with these keys, or `--set`"
     ),
-    Row(
+    BroughtWord(
         "command",
         "gym train run.yaml --lora.r 8 --learning-rate 1e-4",
         "`--set lora.r=8 --set learning_rate=1e-4`",
     ),
     *(
-        Row("command", f"gym {command} --{theirs}", f"`{ours}`")
+        BroughtWord("command", f"gym {command} --{theirs}", f"`{ours}`")
         for command, flags in FLAGS.items()
         for theirs, ours in flags.items()
     ),
-    *(Row("command", f"gym chat --{flag}", what) for flag, what in _NOT_NEEDED.items()),
+    *(BroughtWord("command", f"gym chat --{flag}", what) for flag, what in _NOT_NEEDED.items()),
 ]
 
 

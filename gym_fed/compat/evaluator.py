@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.compat.row import Refusal
+from gym_fed.compat.row import RefusedWord
 from gym_fed.errors import ErrorCode
 from gym_fed.files import write_atomically
 from gym_fed.kinds import TASKS
 
-_BENCHMARK = Refusal(
+_BENCHMARK = RefusedWord(
     "public benchmarks are not run here, and their rows are not on this machine",
     (
         "gym export MODEL -o model-folder",
         "lm_eval --model hf --model_args pretrained=model-folder --tasks mmlu,hellaswag,winogrande,arc_challenge",
     ),
 )
-_LEADERBOARD = Refusal(
+_LEADERBOARD = RefusedWord(
     "there is no leaderboard to submit to",
     ("results = Evaluator(benchmarks=[...], model=model).run()", 'results.save("results.json")'),
 )

@@ -9,12 +9,12 @@ from gym_client.agent.global_model import GlobalModel
 from gym_client.hub.transfers import ObjectCache
 from gym_client.identity.home import Home
 
-from gym_fed.compat.row import Refusal
+from gym_fed.compat.row import RefusedWord
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode
 
-_NONE = Refusal(
+_NONE = RefusedWord(
     "no soup of a hub is on this machine; a contributor gets them with its tasks",
     (
         'trainer.apply_deltasoup({"ada": "ada.gymdelta", "ben": "ben.gymdelta"})',

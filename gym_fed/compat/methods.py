@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.compat.row import Refusal
+from gym_fed.compat.row import RefusedWord
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.other_words import note
 
-_GGUF = Refusal(
+_GGUF = RefusedWord(
     "GGUF is not written here; llama.cpp writes it from a model folder",
     ('trainer.export("model-folder")', "python convert_hf_to_gguf.py model-folder  # of llama.cpp"),
 )

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from gym_fed.compat.row import Row
+from gym_fed.compat.row import BroughtWord
 from gym_fed.other_words import note
 
 
@@ -48,26 +48,30 @@ ATTRIBUTES: dict[tuple[str, str], Callable[[], Any]] = {
 """By the module (its name) or class (its own name) that is asked, and the name that it is asked for."""
 
 NAMES = [
-    Row("Python", "trainer.fit(dataset)", "`trainer.train(dataset)`"),
-    Row(
+    BroughtWord("Python", "trainer.fit(dataset)", "`trainer.train(dataset)`"),
+    BroughtWord(
         "Python",
         'trainer.train(dataset="name")',
         "the same: a path, `data/dataset_info.json`, catalogue, registry",
     ),
-    Row("Python", "trainer.apply_deltasoup()", "the soups of the hub that was joined, `others={...}`"),
-    Row(
+    BroughtWord(
+        "Python", "trainer.apply_deltasoup()", "the soups of the hub that was joined, `others={...}`"
+    ),
+    BroughtWord(
         "Python",
         'trainer.export("model.gguf", quantization="bitdelta")',
         "GGUF is not written here",
         ('trainer.export("model-folder")', "python convert_hf_to_gguf.py model-folder  # of llama.cpp"),
     ),
-    Row("Python", "from gym_fed.train import run_sft", "`Trainer(config).train()`"),
-    Row("Python", "from gym_fed.hparams import get_train_args", "`load_training_config(file)`"),
-    Row("Python", "exp.log_metrics(results)", "the same: the step counts on by itself"),
-    Row("Python", "from gym_fed import quickstart", "the same; a run of `Trainer` on gym-nano"),
-    Row("Python", "from gym_fed.eval import ...", "`gym_fed.evaluation`"),
-    Row("Python", 'Evaluator(benchmarks=["exact-match tasks"], model=)', "`gym_fed.evaluation.exact_match`"),
-    Row(
+    BroughtWord("Python", "from gym_fed.train import run_sft", "`Trainer(config).train()`"),
+    BroughtWord("Python", "from gym_fed.hparams import get_train_args", "`load_training_config(file)`"),
+    BroughtWord("Python", "exp.log_metrics(results)", "the same: the step counts on by itself"),
+    BroughtWord("Python", "from gym_fed import quickstart", "the same; a run of `Trainer` on gym-nano"),
+    BroughtWord("Python", "from gym_fed.eval import ...", "`gym_fed.evaluation`"),
+    BroughtWord(
+        "Python", 'Evaluator(benchmarks=["exact-match tasks"], model=)', "`gym_fed.evaluation.exact_match`"
+    ),
+    BroughtWord(
         "Python",
         'Evaluator(benchmarks=["mmlu", "hellaswag", ...])',
         "public benchmarks are not run here",
@@ -76,26 +80,28 @@ NAMES = [
             "lm_eval --model hf --model_args pretrained=model-folder --tasks mmlu",
         ),
     ),
-    Row(
+    BroughtWord(
         "Python",
         "Evaluator(...).submit_to_leaderboard(model_name=, organization=)",
         "there is no leaderboard",
         ("results = Evaluator(...).run()", 'results.save("results.json")'),
     ),
-    Row(
+    BroughtWord(
         "Python",
         "from gym_fed.registry import ModelRegistry",
         "the same",
     ),
-    Row(
+    BroughtWord(
         "Python",
         'DatasetRegistry.push(name, dataset, license="cc-by-4.0")',
         "`DatasetRegistry(store).push(...)`",
     ),
-    Row("Python", 'DatasetRegistry.pull("org/corpus")', "`DatasetRegistry(store).pull(name, folder)`"),
-    Row(
+    BroughtWord(
+        "Python", 'DatasetRegistry.pull("org/corpus")', "`DatasetRegistry(store).pull(name, folder)`"
+    ),
+    BroughtWord(
         "Python", 'DataPipeline(sources=[("s3://...", 0.3)], tokenizer="name").build()', "the pipeline itself"
     ),
-    Row("Python", "from gym_fed.data import MixedDataset", "`DataPipeline`"),
+    BroughtWord("Python", "from gym_fed.data import MixedDataset", "`DataPipeline`"),
 ]
 """What each is called here."""

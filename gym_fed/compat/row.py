@@ -11,7 +11,7 @@ Where = Literal["Python", "command", "YAML"]
 
 
 @dataclass(frozen=True)
-class Row:
+class BroughtWord:
     """A word of elsewhere.
 
     Attributes:
@@ -33,7 +33,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedWord:
     """Why something has no counterpart, and the two lines to write instead."""
 
     why: str

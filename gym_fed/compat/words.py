@@ -1,4 +1,4 @@
-"""The one table: every word of elsewhere with our own; what the core asks for a name that it does not know."""
+"""The one table: every word of elsewhere with our own; what the core reads for a name that it does not know."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gym_fed.compat.commands import COMMANDS
 from gym_fed.compat.keys import serving, soups, training
 from gym_fed.compat.keys.draft import Draft, KeyWord
 from gym_fed.compat.names import ATTRIBUTES, NAMES
-from gym_fed.compat.row import Row
+from gym_fed.compat.row import BroughtWord
 from gym_fed.other_words import MISSING, Place, Reading
 
 KEYS: dict[str, list[KeyWord]] = {
@@ -28,7 +28,7 @@ NEAR: dict[str, Mapping[str, str]] = {
 }
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[BroughtWord]:
     """The whole table."""
     yield from NAMES
     yield from (word.row for words in KEYS.values() for word in words if word.where == "Python")

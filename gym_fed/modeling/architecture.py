@@ -18,7 +18,7 @@ def require_architecture(name: str, folder: Path) -> None:
     from transformers import CONFIG_MAPPING
 
     kind = None
-    with suppress(OSError, ValueError, AttributeError):  # reading the model will say what is wrong
+    with suppress(OSError, ValueError, AttributeError):  # reading the model will report it
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     if not isinstance(kind, str) or kind in CONFIG_MAPPING:
         return

@@ -23,7 +23,7 @@ _FEWEST_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Calibration:
+class BlockTiming:
     """Seconds for one token forwards and backwards, measured on this machine.
 
     Attributes:
@@ -40,7 +40,7 @@ def step_operations(config: TrainingConfig, sizes: Sizes) -> float:
     return _operations_a_token(config, sizes) * tokens_of_batch(config) * config.gradient_accumulation_steps
 
 
-def step_seconds(config: TrainingConfig, sizes: Sizes, measured: Calibration) -> float:
+def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) -> float:
     """Seconds of one optimiser step: those of a full one by the calibration, times this one's share of operations."""
     tokens = tokens_of_batch(config) * config.gradient_accumulation_steps
     full = 3 * _forward(sizes, row_length(config))
@@ -50,7 +50,7 @@ def step_seconds(config: TrainingConfig, sizes: Sizes, measured: Calibration) ->
 
 def calibrate(
     config: TrainingConfig, sizes: Sizes, device: Any, clock: Callable[[], float] = time.perf_counter
-) -> Calibration | None:
+) -> BlockTiming | None:
     """Time models of one and of three blocks on ``device``; None where that would take long, or more memory than two.
 
     The blocks are the model's own, with random weights; ``clock`` gives seconds.
@@ -77,7 +77,7 @@ def calibrate(
         model = model.to(device=device, dtype=getattr(torch, config.loaded_dtype)).train()
         seconds[layers] = min(_timed(model, ids, device, clock) for _ in range(3))
     measured = max(seconds[3] - seconds[1], 0.0) / 2
-    return Calibration(measured / (rows * length), max(seconds[1] - measured, 0.0) / (rows * length))
+    return BlockTiming(measured / (rows * length), max(seconds[1] - measured, 0.0) / (rows * length))
 
 
 def _timed(model: Any, ids: Any, device: Any, clock: Callable[[], float]) -> float:

@@ -17,7 +17,7 @@ from gym_fed.planning.sizes import Sizes, sizes_of
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a run will need.
 
     Attributes:
@@ -86,7 +86,7 @@ def plan_run(
     device: str | None = None,
     timed: bool = True,
     clock: Callable[[], float] = time.perf_counter,
-) -> Plan:
+) -> RunPlan:
     """Estimate what ``config`` needs. No weights are read.
 
     Args:
@@ -104,7 +104,7 @@ def plan_run(
     sizes = sizes_of(config)
     memory = memory_of(config, sizes, device=kind, processes=processes)
     measured = calibrate(config, sizes, here, clock) if timed and kind == here.type else None
-    return Plan(
+    return RunPlan(
         sizes,
         memory,
         kind,

@@ -85,7 +85,7 @@ RETIRED = (
     Word("patience", "timeout", unless=r"(?i)early.?stopping|stopping|\bpatience: \{?\d"),
     Word("farewell", "drain"),
     Word("class guard", "AuthInterceptor", klass("Guard")),
-    Word("geometry", "GramMatrix"),
+    Word("geometry", "GramMatrix", unless=r"subsets: \["),
     Word("class mixture", "CombinationWeights", klass("Mixture")),
     Word("likeness", "similarity"),
     Word("purse", "balance", part("purses?")),

@@ -23,7 +23,7 @@ class BaseStore:
         self._folder = home.bases
 
     def find(self, digest: str) -> str | None:
-        """The folder of a base that was fetched, or None. Whoever loads it checks its digest again."""
+        """The folder of a base that was fetched, or None. Its digest is checked again when it is loaded."""
         folder = self._place(digest)
         if folder.is_dir():
             return str(folder)

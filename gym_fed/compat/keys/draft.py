@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gym_fed.compat.row import Refusal, Row
+from gym_fed.compat.row import BroughtWord, RefusedWord
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.other_words import Place, Reading
 
@@ -14,7 +14,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Draft:
-    """Values on their way into our words.
+    """Values that are put into our words.
 
     Args:
         values: As they came; they stay as they are.
@@ -75,7 +75,7 @@ class Draft:
             ErrorCode.CONFIG_INVALID, f"{place}: {path}: {text}" if place else f"{path}: {text}", hint
         )
 
-    def refuse(self, path: str, refusal: Refusal, theirs: str = "") -> GymError:
+    def refuse(self, path: str, refusal: RefusedWord, theirs: str = "") -> GymError:
         """An error about one that has no counterpart."""
         return refusal.error(theirs or path, self._place(_path(path)))
 
@@ -101,7 +101,7 @@ class KeyWord:
     meant: Callable[[Any], bool] | None = None
     shown: str = ""
     where: str = "YAML"
-    refusal: Refusal | None = None
+    refusal: RefusedWord | None = None
     near_only: Callable[[Any], str] | None = None
 
     def apply(self, draft: Draft) -> None:
@@ -120,13 +120,13 @@ class KeyWord:
             draft.note(self.theirs, f"`{self.ours}`")
 
     @property
-    def row(self) -> Row:
+    def row(self) -> BroughtWord:
         """Its line in the table."""
         shown = self.shown or self.theirs
         if self.refusal is not None:
-            return Row(self.where, shown, self.refusal.why, self.refusal.instead)  # type: ignore[arg-type]
+            return BroughtWord(self.where, shown, self.refusal.why, self.refusal.instead)  # type: ignore[arg-type]
         plain = self.read is None
-        return Row(self.where, shown, f"`{self.ours}`" if plain else self.ours)  # type: ignore[arg-type]
+        return BroughtWord(self.where, shown, f"`{self.ours}`" if plain else self.ours)  # type: ignore[arg-type]
 
 
 def _path(text: str) -> Place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.compat.keys.draft import Draft, KeyWord
-from gym_fed.compat.row import Refusal
+from gym_fed.compat.row import RefusedWord
 
 _CUBLAS = (":4096:8", ":16:8")
 
@@ -142,7 +142,7 @@ SECTIONS = [
     KeyWord(
         "serving",
         "",
-        refusal=Refusal(
+        refusal=RefusedWord(
             "a training config serves nothing; what is served stands in a file of its own",
             ("gym api serving.yaml", "cache_size: 10GB"),
         ),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gym_fed.compat.keys.draft import Draft, KeyWord
-from gym_fed.compat.row import Refusal
+from gym_fed.compat.row import RefusedWord
 
-_GGUF = Refusal(
+_GGUF = RefusedWord(
     "no base is read from GGUF here; the model folder that it was made of is",
     ("base: path/to/model-folder", "dtype: bfloat16"),
 )
-_FEW_BITS = Refusal(
+_FEW_BITS = RefusedWord(
     "the base is served in 16 or 32 bits; variants are what is held in few bits",
     ("dtype: bfloat16", "cache_size: 10GB"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gym_fed.compat.keys.draft import Draft, KeyWord
-from gym_fed.compat.row import Refusal
+from gym_fed.compat.row import RefusedWord
 
 
 def _soup_switch(draft: Draft) -> None:
@@ -21,7 +21,7 @@ BITDELTA = [
     ),
 ]
 
-_PRIVACY = Refusal(
+_PRIVACY = RefusedWord(
     "how much noise hides whom is for you to say; True says neither",
     (
         "differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",

@@ -8,7 +8,7 @@ from typing import Any
 
 from gym_fed.compat.keys.draft import Draft, KeyWord
 from gym_fed.compat.keys.sections import SECTIONS
-from gym_fed.compat.row import Refusal
+from gym_fed.compat.row import RefusedWord
 from gym_fed.kinds import ALGORITHMS
 
 _MOST_AT_ONCE = 8
@@ -147,7 +147,7 @@ def _data(key: str) -> KeyWord:
     )
 
 
-_SEQUENCES = Refusal(
+_SEQUENCES = RefusedWord(
     "rows are not split over processes here",
     ("gradient_checkpointing: true", "distributed: {strategy: fsdp2}"),
 )

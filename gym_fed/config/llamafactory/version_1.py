@@ -1,6 +1,6 @@
 """Translates the files of LLaMA-Factory's version 1: other keys, plug-ins in sections, and data named by a YAML file.
 
-Its command decides what is trained (``sft``, ``dpo``, ``rm``); the file alone tells it here by its rows and its
+Its command decides what is trained (``sft``, ``dpo``, ``rm``); here the file alone decides, by its rows and its
 ``model_class``. Values that a file omits are that version's defaults, which differ from those of version 0.
 """
 

@@ -39,7 +39,7 @@ class MadeOptimizer(OptimizerChoice):
         gpu: Why it needs a CUDA GPU; empty when it does not.
         shards: See ``OptimizerChoice``.
         per_example: The same.
-        state_values: The same; a momentum that the user asks for is one more.
+        state_values: The same; a momentum that the config sets is one more.
         state_bits: Of a value of state in bitsandbytes, whose blocks of 256 share a scale; 0 elsewhere.
     """
 
