@@ -266,7 +266,7 @@ def _run(file: Path, job: str, settings: list[str]) -> Any:
     from gym_fed.errors import GymError
 
     command = {
-        "export": ["export", str(file)],
+        "export": ["export", str(file), "--skip-check"],
         "inference": ["chat", str(file), "--prompt", "Hello", "--max-new-tokens", "4", "--device", "cpu"],
     }.get(job, ["train", str(file), "--overwrite", "--set", "device=cpu", "--set", "num_threads=1"])
     for setting in settings:

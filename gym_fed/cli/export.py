@@ -14,11 +14,15 @@ from gym_fed.errors import ErrorCode, GymError
 
 def export(
     model: Annotated[
-        str, typer.Argument(help="gym-nano, a model folder, the output_dir of a run, or an adapter's folder.")
+        str,
+        typer.Argument(
+            help="gym-nano, a model folder, the output_dir of a run, an adapter's folder, "
+            "or a LLaMA-Factory file that merges."
+        ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="PATH", help="New folder (or file) to write.")
-    ],
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="New folder (or file) to write.")
+    ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
@@ -51,6 +55,13 @@ def export(
     from gym_fed.export.source import open_source
     from gym_fed.models import DTYPES
 
+    if model.endswith((".yaml", ".yml")):
+        _refuse_beside_a_file({"--output": output, "--adapter": adapter, "--dtype": dtype})
+        values = _of_file(model)
+        model, adapter, output = values["model"], values["adapter"], Path(values["output"])
+        dtype, shard_size = values.get("dtype"), values["shard_size"]
+    if output is None:
+        raise GymError(ErrorCode.USAGE, "where to? --output is missing", "name a new folder: -o FOLDER")
     if dtype is not None and dtype not in DTYPES:
         raise GymError(ErrorCode.USAGE, f"--dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
     try:
@@ -67,6 +78,22 @@ def export(
     options = Options(dtype=dtype or kept, shard_size=shard_size)
     record = write(source, format_, output, options, check=not skip_check)
     print_result(as_json, {**record, "output": str(output)}, f"{output}: {_said(record)}")
+
+
+def _refuse_beside_a_file(options: dict[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise GymError(ErrorCode.USAGE, f"{name} does not go with a file", "write it in the file")
+
+
+def _of_file(file: str) -> dict[str, Any]:
+    """What a LLaMA-Factory file merges."""
+    from gym_fed.config.llamafactory.files import load_export
+
+    values, notes = load_export(file)
+    for note in notes:
+        err.print(f"note: {note}")
+    return values
 
 
 def _said(record: dict[str, Any]) -> str:

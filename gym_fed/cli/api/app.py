@@ -13,6 +13,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from gym_fed.cli.chat import their_file
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.config.serving import LOOPBACK, ServingConfig
 from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
@@ -52,7 +53,8 @@ DEFAULT_FILE = Path("api_keys.json")
 @app.command()
 def serve(
     config: Annotated[
-        Path | None, typer.Argument(help="A YAML file of serving; without it, the defaults.")
+        Path | None,
+        typer.Argument(help="A YAML file of serving, or of LLaMA-Factory; without it, the defaults."),
     ] = None,
     base: Annotated[
         str | None, typer.Option("--base", help="gym-nano, a model folder, or a cached name.")
@@ -131,11 +133,22 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
     """
     from gym_fed.config.yaml.file import load_config, place_overrides, validate
 
-    if path is not None:
-        return load_config(path, ServingConfig, overrides)
     values: dict[str, Any] = {}
+    if path is not None:
+        if not _is_theirs(path):
+            return load_config(path, ServingConfig, overrides)
+        theirs = their_file.read(path)
+        values = {"base": theirs["model"], **({"dtype": theirs["dtype"]} if "dtype" in theirs else {})}
     placed = place_overrides(values, overrides)
-    return validate(values, ServingConfig, "--set", None, placed | {()})
+    return validate(values, ServingConfig, "--set" if path is None else str(path), None, placed | {()})
+
+
+def _is_theirs(path: Path) -> bool:
+    """Whether a file is one of LLaMA-Factory's."""
+    from gym_fed.config.llamafactory.translation import is_llamafactory
+    from gym_fed.config.yaml.strict import parse_config, read_config_text
+
+    return is_llamafactory(parse_config(path, read_config_text(path))[0])
 
 
 def _plain(value: object) -> object:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
+from gym_fed.cli.chat import their_file
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.console import err, print_json
 from gym_fed.errors import ErrorCode, GymError
@@ -21,7 +23,8 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="gym-nano, a model folder, or the output_dir of a run; with --api a model's name."
+            help="gym-nano, a model folder, the output_dir of a run, or a LLaMA-Factory file; "
+            "with --api a model's name."
         ),
     ] = None,
     adapter: Annotated[
@@ -88,6 +91,10 @@ def chat(
     """Chat with a model: history, streaming, variants; /help lists the commands, /exit leaves."""
     from gym_fed.cli.chat.settings import ChatSettings
 
+    theirs: dict[str, Any] = {}
+    if api is None and their_file.is_file(model):
+        theirs = their_file.read(str(model))
+        model, system = theirs["model"], system or theirs.get("system")
     settings = ChatSettings.of(
         {
             "max_tokens": max_new_tokens,
@@ -101,6 +108,7 @@ def chat(
             "seed": seed,
             "stop": stop or None,
         }
+        | {key: value for key, value in theirs.get("sampling", {}).items() if not _is_given(key)}
     )
     if api is not None:
         _refuse_beside("--api", {"--variants": variants, "--device": device, "--adapter": adapter})
@@ -133,6 +141,13 @@ def chat(
             print_json(terminal.report(prompt, answer))
         else:
             terminal.answer(prompt)
+
+
+def _is_given(key: str) -> bool:
+    """Whether the command line has this setting, which then wins over a file's."""
+    option = "max_new_tokens" if key == "max_tokens" else key
+    source = click.get_current_context().get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _refuse_beside(what: str, options: dict[str, object]) -> None:

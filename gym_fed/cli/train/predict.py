@@ -9,7 +9,6 @@ import typer
 
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models
 from gym_fed.cli.train.train import stop_on_ctrl_c
-from gym_fed.config.yaml.file import load_config
 from gym_fed.console import AsJson, err, print_result
 
 if TYPE_CHECKING:
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def predict(
-    config: Annotated[Path, typer.Argument(help="A YAML file with model and eval_data.")],
+    config: Annotated[
+        Path, typer.Argument(help="A YAML file with model and eval_data, or one of LLaMA-Factory.")
+    ],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
     ] = None,
@@ -25,9 +26,11 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Answer the rows of eval_data and compare the answers with theirs. The same command resumes a stopped run."""
-    from gym_fed.config.predict import PredictConfig
+    from gym_fed.config.llamafactory.files import load_predict_config
 
-    settings = load_config(config, PredictConfig, set_ or [])
+    settings, notes = load_predict_config(config, set_ or [])
+    for note in notes:
+        err.print(f"note: {note}")
     adapters = [settings.adapter] if isinstance(settings.adapter, str) else settings.adapter or []
     ensure_models([settings.model, *adapters], yes)
     ensure_datasets(settings.eval_data, yes)

@@ -14,7 +14,7 @@ import typer
 
 from gym_fed.cli.models.needed import YesOption, with_models
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
-from gym_fed.config.llamafactory.files import load_training_config
+from gym_fed.config.llamafactory.files import load_training_config, predicts
 from gym_fed.config.schema.plugins import require_run_plugins
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import parse_overrides
@@ -61,6 +61,11 @@ def train(
         raise GymError(
             ErrorCode.USAGE, "which CONFIG?", "a YAML file, or flags: gym train --model M --data rows.jsonl"
         )
+    if config is not None and predicts(config):
+        from gym_fed.cli.train.predict import predict
+
+        predict(config, set_, yes=yes, as_json=as_json)
+        return
     if not overwrite:
         _require_plugins(config, set_ or [])
     from gym_fed.training.processes.ranks import is_main, world_size

@@ -1,4 +1,4 @@
 """LLaMA-Factory's YAML files: recognised, translated, and each key without a counterpart named with its line.
 
-Neighbours: imports train, yaml; imported by none.
+Neighbours: imports predict, schema, train, yaml; imported by none.
 """

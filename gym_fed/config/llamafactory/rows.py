@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from gym_fed.config.llamafactory.translation import Translator, names
@@ -12,13 +13,14 @@ from gym_fed.errors import GymError
 _REMOTE = "REMOTE:"
 
 
-def translate_rows(translator: Translator, algorithm: str) -> None:
+def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
+    """Write our lists of rows for each of ``keys``, theirs by ours."""
     folder = str(translator.take("dataset_dir", "data"))
     most = translator.take("max_samples")
     if folder.startswith(_REMOTE):
         folder = _snapshot(translator, folder.removeprefix(_REMOTE)) or folder
     info = folder if folder.endswith(".json") else str(Path(folder) / "dataset_info.json")
-    for key, ours in (("dataset", "data"), ("eval_dataset", "eval_data")):
+    for key, ours in keys.items():
         if translator.has(key):
             limit = {} if most is None else {"num_examples": most}
             sources = [
@@ -31,7 +33,14 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
     media = translator.take("media_dir")
     if media is not None and str(media) != folder:
         translator.lose("media_dir", "images are found beside the file that names them")
+
+
+def translate_rows(translator: Translator, algorithm: str) -> None:
+    """Write rows, their cutting and packing, and the template."""
+    translate_sources(translator, {"dataset": "data", "eval_dataset": "eval_data"})
     translator.move("tokenized_path", "tokenized_path")
+    if translator.take("disable_shuffling", False):
+        translator.put("shuffle", False, "disable_shuffling")
     held = translator.take("val_size", 0)
     if held:
         translator.put("eval_split", held, "val_size")
@@ -53,7 +62,7 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
     for key in ("train_on_prompt", "mask_history"):
         if translator.take(key, False) and algorithm == "sft":
             translator.put(key, True, key)
-    _template(translator)
+    translate_template(translator)
 
 
 def _snapshot(translator: Translator, repository: str) -> str | None:
@@ -71,7 +80,7 @@ def _snapshot(translator: Translator, repository: str) -> str | None:
         return None
 
 
-def _template(translator: Translator) -> None:
+def translate_template(translator: Translator) -> None:
     """The names that we know write as there; others are left to a tokenizer that has a template."""
     name = translator.take("template")
     if name is None or name == "empty":

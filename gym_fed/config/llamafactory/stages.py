@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.llamafactory.jobs import Job
-from gym_fed.config.llamafactory.translation import Translator
+from gym_fed.config.llamafactory.translation import Translator, names
 
 _GROUPS = ("grpo", "gspo", "rloo")
 _ALGORITHMS = {
@@ -42,6 +42,9 @@ def translate_stage(translator: Translator, job: Job) -> str:
     """Our algorithm; writes ``algorithm`` and its section."""
     stage = str(translator.take("stage", "sft"))
     translator.take("do_train")
+    if job == "evaluate":
+        translator.put("evaluate_only", True, "do_eval")
+        translator.take("do_eval")
     if job == "preprocess":
         translator.put("preprocess_only", True, "tokenized_path")
         translator.note("tokenized_path", "without do_train the rows are encoded, and nothing is trained")
@@ -51,6 +54,8 @@ def translate_stage(translator: Translator, job: Job) -> str:
         return stage
     if algorithm == "dpo":
         algorithm = translate_preference(translator)
+    elif algorithm == "sft":
+        _supervised(translator)
     elif algorithm == "kto":
         translator.move("pref_beta", "kto.beta", 0.1)
         translator.move("kto_chosen_weight", "kto.desirable_weight")
@@ -69,6 +74,30 @@ def translate_stage(translator: Translator, job: Job) -> str:
         else:
             translator.take(key)
     return algorithm
+
+
+def _supervised(translator: Translator) -> None:
+    """The losses of sft."""
+    for loss in ("dft", "eaft"):
+        if translator.take(f"use_{loss}_loss", False):
+            translator.put("sft.loss_type", loss, f"use_{loss}_loss")
+    alpha = translator.take("eaft_alpha")
+    if alpha is not None and translator.result.values.get("sft", {}).get("loss_type") == "eaft":
+        translator.put("sft.eaft_alpha", alpha, "eaft_alpha")
+    if smoothing := translator.take("label_smoothing_factor", 0):
+        translator.put("sft.label_smoothing", smoothing, "label_smoothing_factor")
+
+
+def translate_references(translator: Translator) -> None:
+    """Write what training starts from and what the policy is compared with."""
+    if (adapters := translator.take("adapter_name_or_path")) is not None:
+        translator.put("adapter", names(adapters), "adapter_name_or_path")
+        if translator.take("create_new_adapter", False):
+            translator.put("new_adapter", True, "create_new_adapter")
+    translator.take("create_new_adapter")
+    translator.move("ref_model", "reference_model")
+    if (adapters := translator.take("ref_model_adapters")) is not None:
+        translator.put("reference_adapter", names(adapters), "ref_model_adapters")
 
 
 def translate_preference(translator: Translator) -> str:

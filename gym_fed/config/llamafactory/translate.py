@@ -14,7 +14,7 @@ from gym_fed.config.llamafactory.jobs import job_of
 from gym_fed.config.llamafactory.keys import LOOKS_AWAY, NO_COUNTERPART, NOT_NEEDED, NOT_NEEDED_PREFIXES
 from gym_fed.config.llamafactory.optimizers import translate_optimizer
 from gym_fed.config.llamafactory.rows import translate_rows
-from gym_fed.config.llamafactory.stages import translate_stage
+from gym_fed.config.llamafactory.stages import translate_references, translate_stage
 from gym_fed.config.llamafactory.translation import Translation, Translator, is_version_1, names
 from gym_fed.config.llamafactory.version_1 import translate_version_1
 from gym_fed.kinds import TRACKERS
@@ -39,6 +39,7 @@ def translate(given: dict[str, Any], processes: int | None = None) -> Translatio
     translator = Translator(given)
     translator.move("model_name_or_path", "model")
     algorithm = translate_stage(translator, job_of(given))
+    translate_references(translator)
     tuning = _tuning(translator)
     translate_rows(translator, algorithm)
     translate_vision(translator)

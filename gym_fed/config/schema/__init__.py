@@ -1,4 +1,4 @@
 """What all schemas share: the base class, members of registries as values, keys that members add.
 
-Neighbours: imports yaml; imported by algorithms, delta, hub, predict, serving, train, yaml.
+Neighbours: imports yaml; imported by algorithms, delta, hub, llamafactory, predict, serving, train, yaml.
 """

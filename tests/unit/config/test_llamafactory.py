@@ -233,6 +233,30 @@ SHAPES: dict[str, Shape] = {
         {**HELD_OUT, "save_strategy": "epoch", "eval_strategy": "epoch", "eval_steps": None},
         {"save_strategy": "epoch", "save_steps": 0, "eval_strategy": "epoch", "eval_steps": 0},
     ),
+    "going on from adapters, beside a reference": (
+        {
+            **{"stage": "dpo", "adapter_name_or_path": "saves/a,saves/b", "create_new_adapter": True},
+            **{"ref_model": "saves/start", "ref_model_adapters": "saves/c"},
+        },
+        {
+            **{"adapter": ["saves/a", "saves/b"], "new_adapter": True},
+            **{"reference_model": "saves/start", "reference_adapter": ["saves/c"]},
+        },
+    ),
+    "extras/dft": ({**NO_LORA, "use_dft_loss": True}, {"sft.loss_type": "dft"}),
+    "extras/eaft": (
+        {**NO_LORA, "use_eaft_loss": True, "eaft_alpha": 2.0},
+        {"sft.loss_type": "eaft", "sft.eaft_alpha": 2.0},
+    ),
+    "smoothed labels in order": (
+        {"label_smoothing_factor": 0.1, "disable_shuffling": True},
+        {"sft.label_smoothing": 0.1, "shuffle": False},
+    ),
+    "evaluation alone": (
+        {"do_train": None, "do_eval": True, "dataset": None, "eval_dataset": "identity"},
+        {"evaluate_only": True, "eval_data.0.dataset": "identity", "data.0.dataset": None}
+        | {"data.0.dataset_info": None, "data.0.num_examples": None, "data.1.dataset": None},
+    ),
     "no checkpoints": ({"save_strategy": "no"}, {"save_strategy": "no", "save_steps": 0}),
     "train_lora/preprocess": (
         {"do_train": None, "tokenized_path": "saves/rows"},
@@ -390,11 +414,9 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"adapter_name_or_path": "saves/lora"}, "adapter_name_or_path: no counterpart"),
         ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro: no counterpart"),
         ({"crop_to_patches": True}, "crop_to_patches: no counterpart"),
         ({"quantization_bit": 4, "quantization_method": "hqq"}, "quantization_method: no counterpart: hqq"),
-        ({"stage": "dpo", "ref_model": "other"}, "ref_model: no counterpart"),
         ({"stage": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: no counterpart"),
         ({"stage": "ppo", "reward_model": "http://x", "reward_model_type": "api"}, "reward_model_type"),
         ({"fp8": True, "fp8_backend": "torchao"}, "fp8: no counterpart: products in float8 need a GPU"),
@@ -426,14 +448,14 @@ def test_what_decides_the_result_and_has_no_counterpart_stops_the_run_with_its_l
 
 
 def test_all_of_them_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> None:
-    file = written(tmp_path, {"use_dft_loss": True, "crop_to_patches": True, "add_tokens": "a,b"})
+    file = written(tmp_path, {"use_asft_loss": True, "crop_to_patches": True, "add_tokens": "a,b"})
     with pytest.raises(GymError) as caught:
         load_training_config(file)
     assert len(caught.value.message.splitlines()) == 3
     config, notes = load_training_config(file, ["max_steps=3"], ignore_unsupported=True)
     assert config.max_steps == 3
     assert sum("no counterpart" in note for note in notes) == 3
-    assert "# use_dft_loss: there is no such" in as_yaml(file, ignore_unsupported=True)[0]
+    assert "# use_asft_loss: there is no such" in as_yaml(file, ignore_unsupported=True)[0]
 
 
 def test_a_wrong_value_is_reported_with_the_line_of_the_file(tmp_path: Path) -> None:

@@ -149,8 +149,8 @@ def test_a_reward_model_and_then_ppo_with_it(folder: Path) -> None:
 
 
 def test_what_it_cannot_do_is_said_before_anything_is_written(folder: Path) -> None:
-    with pytest.raises(GymError, match="use_dft_loss: no counterpart"):
-        train(folder, use_dft_loss=True)
+    with pytest.raises(GymError, match="use_asft_loss: no counterpart"):
+        train(folder, use_asft_loss=True)
     assert not (folder / "out").exists()
 
 
