@@ -32,7 +32,7 @@ def translate_predict(given: dict[str, Any]) -> Translation:
     """Our keys of `gym predict` for a file with ``do_predict``."""
     translator = Translator(given)
     translator.move("model_name_or_path", "model")
-    if translator.has("adapter_name_or_path"):
+    if translator.take("adapter_name_or_path") is not None:
         _adapters(translator, "adapter")
     translate_sources(translator, {"eval_dataset": "eval_data"})
     translator.lose_if("dataset", "rows to predict on are named by eval_dataset", harmless=())
