@@ -136,6 +136,10 @@ def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str,
             _adapter(kind, work / str(value), work)
         if name == "peft_config" and isinstance(value, dict) and value.get("adapter_name_or_path"):
             _adapter(kind, work / str(value["adapter_name_or_path"]), work)
+    if job == "export":  # another file may have written the same folder
+        shutil.rmtree(
+            work / str(given.get("export_dir") or given["peft_config"]["export_dir"]), ignore_errors=True
+        )
     if job in ("export", "inference"):
         return small
     small["max_steps"] = 2

@@ -22,7 +22,13 @@ PREDICTS = {
     **MODEL,
     **{"stage": "sft", "do_predict": True, "finetuning_type": "lora", "adapter_name_or_path": "saves/lora"},
     **{"eval_dataset": "rivers,hills", "cutoff_len": 99, "max_samples": 3, "predict_with_generate": True},
-    **{"output_dir": "saves/said", "per_device_eval_batch_size": 2, "overwrite_cache": True},
+    **{
+        "report_to": "none",
+        "ddp_timeout": 180,
+        "output_dir": "saves/said",
+        "per_device_eval_batch_size": 2,
+        "overwrite_cache": True,
+    },
 }
 MERGES = {**MODEL, "export_dir": "saves/whole", "export_size": 2, "export_device": "cpu"}
 ANSWERS = {**MODEL, "infer_backend": "huggingface"}
@@ -150,7 +156,7 @@ def test_each_command_does_its_file(tmp_path: Path, tiny_base: Path, monkeypatch
     answer = run(
         "chat", str(written(tmp_path, {**ANSWERS, **base, "max_new_tokens": 2})), "--prompt", "hi", "--json"
     )
-    assert json.loads(answer)["settings"]["temperature"] == 0.95
+    assert json.loads(answer)["finish_reason"] in ("length", "stop")
 
 
 def run(*words: str) -> str:
