@@ -125,5 +125,8 @@ def _saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
 def _write_config(folder: Path, config: BaseModel | Mapping[str, Any]) -> None:
     import yaml
 
-    values = config.model_dump(mode="json") if isinstance(config, BaseModel) else dict(config)
-    write_atomically(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False).encode())
+    from gym_fed.config.yaml.file import dump_yaml
+
+    is_ours = isinstance(config, BaseModel)
+    text = dump_yaml(config) if is_ours else yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    write_atomically(folder / "config.yaml", text.encode())

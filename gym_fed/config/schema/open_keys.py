@@ -60,7 +60,7 @@ class OpenModel(ReadsOtherWords):
     __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_checked)]]
 
     choices: ClassVar[tuple[tuple[str, Kind[Any]], ...]] = (("algorithm", ALGORITHMS), ("finetuning", TUNING))
-    """The keys that choose a member, and of which kind; each has a default without a section."""
+    """The keys that choose a member, and of which kind; each has a default."""
 
     features: ClassVar[Kind[Any] | None] = None
     """The kind each of whose members is a key."""
@@ -104,7 +104,7 @@ class OpenModel(ReadsOtherWords):
             return values
         filled = dict(values)
         for key, kind in cls.choices:
-            chosen = values.get(key)
+            chosen = values.get(key, cls.model_fields[key].default)
             if not isinstance(chosen, str) or chosen not in kind:
                 continue  # refused at its own key
             if chosen in kind.own() and chosen in cls.model_fields:

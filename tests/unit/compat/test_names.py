@@ -225,11 +225,11 @@ def the_registry_of_models(tmp_path: Path) -> None:
     from gym_fed.registry import ModelRegistry
 
     loaded = load_model("gym-nano")
-    config = TrainingConfig(model="gym-nano")
+    config = TrainingConfig(model="gym-nano", max_steps=3, data=[{"path": "my.jsonl"}])  # type: ignore[list-item]
     for registry in (ModelRegistry, ModelRegistry()):
         assert registry.push("my-org/my-model", loaded, config).version == 1
     folder = ModelRegistry.pull("my-org/my-model")  # type: ignore[arg-type, call-arg]
-    assert load_config(folder / "config.yaml", TrainingConfig).model == config.model
+    assert load_config(folder / "config.yaml", TrainingConfig) == config
     assert load_model(str(folder)).model.config.hidden_size == loaded.model.config.hidden_size
 
 
