@@ -127,6 +127,8 @@ def _write_config(folder: Path, config: BaseModel | Mapping[str, Any]) -> None:
 
     from gym_fed.config.yaml.file import dump_yaml
 
-    is_ours = isinstance(config, BaseModel)
-    text = dump_yaml(config) if is_ours else yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    if isinstance(config, BaseModel):
+        text = dump_yaml(config)
+    else:
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
     write_atomically(folder / "config.yaml", text.encode())
