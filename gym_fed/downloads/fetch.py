@@ -1,6 +1,6 @@
 """Fetches an offer into the Hugging Face cache: resumed byte by byte, verified before it counts, shared with others.
 
-huggingface_hub moves the bytes, but keeps no part of a file that a kill cut off. So the part of a file is kept here, in
+huggingface_hub keeps no part of a file that a kill cut off. So the part of a file is kept here, in
 ``blobs/DIGEST.incomplete``. It becomes ``blobs/DIGEST`` when its checksum is the Hub's, and the snapshot and
 ``refs/main`` are written when every file is there: what other programs find in the cache is whole.
 """
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import BinaryIO
 
 from gym_fed.downloads import hub
 from gym_fed.downloads.offer import DownloadOffer, RepoFile
+from gym_fed.downloads.requests import RETRY_SECONDS, answer
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import full_disk_named, write_atomically
 from gym_fed.text import readable_bytes
@@ -30,6 +30,8 @@ Report = Callable[[int, int, str], None]
 MAX_WORKERS = 4
 ATTEMPTS = 2
 """How often a file is fetched whose bytes are not what the Hub names."""
+MOST_LOSSES = 5
+"""Lost connections in a row, none of which brought a file further."""
 _SPARE_BYTES = 64 << 20
 
 
@@ -102,31 +104,6 @@ def _stopped_together(state: _State) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Bar:
-    """What huggingface_hub calls with the bytes that it wrote; stops it at a byte too many."""
-
-    def __init__(self, file: RepoFile, state: _State, position: int) -> None:
-        self._file, self._state, self._position = file, state, position
-
-    def update(self, count: float | None = 1) -> None:
-        self._position += int(count or 0)
-        if self._position > self._file.size_bytes:
-            raise _TooLong
-        self._state.at(self._file, self._position)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
-class _TooLong(Exception):
-    """More bytes came than the file has."""
-
-
 def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State) -> None:
     """Have ``blobs/DIGEST``, verified; as every program that uses this cache, one process at a time."""
     blob, part = blobs / file.digest, blobs / f"{file.digest}.incomplete"
@@ -155,40 +132,53 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
 
 
 def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> None:
-    """Append to ``part`` what is missing of it. Its bytes are not yet verified."""
+    """Append to ``part`` what is missing of it. Its bytes are not yet verified, and it may be too short or too long."""
+    import httpx2
     from huggingface_hub import constants
-    from huggingface_hub.file_download import http_get
 
     with part.open("ab") as stream:
         if (have := os.fstat(stream.fileno()).st_size) > file.size_bytes:
             stream.truncate(have := 0)
-        if have == file.size_bytes:
-            return
         if have == 0 and file.size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"{file.path} of {offer.name}: {readable_bytes(file.size_bytes)} are too many for one file",
                 f"fetch the model with: hf download {offer.name}",
             )
-        state.at(file, have)
-
-        def bar(**given: Any) -> _Bar:
-            return _Bar(file, state, int(given.get("initial") or 0))
-
+        most, losses = have, 0
         try:
-            http_get(
-                hub.file_url(offer.kind, offer.name, offer.commit, file.path),
-                stream,
-                resume_size=have,
-                headers=hub.headers(),
-                displayed_filename=file.path,
-                tqdm_class=bar,  # type: ignore[arg-type]  # any callable will do
-            )
-        except _TooLong:
-            return  # its size is wrong now, and the caller says so
+            while have < file.size_bytes:
+                state.at(file, have)
+                try:
+                    _append(offer, file, stream, have, state)
+                    return
+                except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError):
+                    have = stream.tell()
+                    losses = 0 if have > most else losses + 1
+                    most = max(have, most)
+                    if losses > MOST_LOSSES:
+                        raise
+                    state.stop.wait(RETRY_SECONDS)
         finally:
             stream.flush()
             os.fsync(stream.fileno())
+
+
+def _append(offer: DownloadOffer, file: RepoFile, stream: BinaryIO, have: int, state: _State) -> None:
+    """Write what one request brings; all of the file again where the other end knows no ranges."""
+    from huggingface_hub import constants
+
+    url = hub.file_url(offer.kind, offer.name, offer.commit, file.path)
+    with answer(url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, start=have) as response:
+        if have and response.status_code != 206:
+            stream.seek(0)
+            stream.truncate(have := 0)
+        for data in response.iter_raw():
+            stream.write(data)
+            have += len(data)
+            if have > file.size_bytes:
+                return  # its size is wrong now, and the caller says so
+            state.at(file, have)
 
 
 def _digest(path: Path, file: RepoFile, state: _State) -> str:

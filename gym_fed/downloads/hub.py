@@ -1,26 +1,30 @@
 """Requests to the Hub, or to the mirror that ``HF_ENDPOINT`` names, with bounded answers and errors in our words.
 
-The engine is huggingface_hub: its client, its tokens, its backoff, its cache. Its proxy and offline settings hold.
+The engine is huggingface_hub: its client, its tokens, its errors, its cache. Its proxy and offline settings hold.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+from gym_fed.downloads.requests import answer
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain, readable_bytes
-from gym_fed.version import __version__
 
 Kind = Literal["model", "dataset"]
 
 MAX_INFO_BYTES = 32 << 20
 """Of a description of a repository; one with some thousand files has about a megabyte."""
+READ_SECONDS = 60.0
+_SLOWEST_BYTES_PER_SECOND = 16 << 10
+"""A description or a small file may take ``READ_SECONDS``, and longer only while it comes faster than this."""
 
 
 def endpoint() -> str:
@@ -38,14 +42,6 @@ def storage(kind: Kind, name: str) -> Path:
     return Path(constants.HF_HUB_CACHE).expanduser() / repo_folder_name(repo_id=name, repo_type=kind)
 
 
-def headers() -> dict[str, str]:
-    """Of every request: the program, and the token of HF_TOKEN or ``hf auth login``, if there is one."""
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # exported lazily
-
-    found: dict[str, str] = build_hf_headers(library_name="gym-fed", library_version=__version__)
-    return {**found, "Accept-Encoding": "identity"}
-
-
 def file_url(kind: Kind, name: str, commit: str, path: str) -> str:
     """Where the Hub has one file of one commit."""
     prefix = "datasets/" if kind == "dataset" else ""
@@ -56,30 +52,31 @@ def read(place: str, kind: Kind, name: str, *, limit: int) -> bytes:
     """The body at ``place`` below the endpoint.
 
     Raises:
-        GymError: As ``hub_errors``; ``TOO_LARGE`` for more than ``limit`` bytes.
+        GymError: As ``hub_errors``; ``TOO_LARGE`` for more than ``limit`` bytes; ``DEADLINE_EXCEEDED`` for a body that
+            comes in drops.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]  # exported lazily
+    with hub_errors(kind, name):
+        return _body(place, name, limit)
 
-    body = bytearray()
-    with (
-        hub_errors(kind, name),
-        http_stream_backoff(
-            "GET",
-            f"{endpoint()}/{place}",
-            headers=headers(),
-            timeout=constants.HF_HUB_ETAG_TIMEOUT,
-            max_retries=1,
-        ) as response,
-    ):
-        hf_raise_for_status(response)
-        for chunk in response.iter_bytes():
+
+def _body(place: str, name: str, limit: int) -> bytes:
+    from huggingface_hub import constants
+
+    body, began = bytearray(), time.monotonic()
+    with answer(f"{endpoint()}/{place}", timeout=constants.HF_HUB_ETAG_TIMEOUT) as response:
+        for chunk in response.iter_raw():
             body += chunk
             if len(body) > limit:
                 raise GymError(
                     ErrorCode.TOO_LARGE,
                     f"{name}: {endpoint()} answers with more than {readable_bytes(limit)} to {plain(place, 120)}",
                     "check HF_ENDPOINT, or choose another repository",
+                )
+            if time.monotonic() - began > READ_SECONDS + len(body) / _SLOWEST_BYTES_PER_SECOND:
+                raise GymError(
+                    ErrorCode.DEADLINE_EXCEEDED,
+                    f"{name}: {endpoint()} sent {readable_bytes(len(body))} in {time.monotonic() - began:.0f} s",
+                    "check HF_ENDPOINT, or run the same again later",
                 )
     return bytes(body)
 
@@ -164,31 +161,19 @@ def _not_found(kind: Kind, name: str) -> GymError:
 def _near_names(kind: Kind, name: str) -> list[str]:
     """Names of the Hub that look like ``name``; none if it cannot be searched, for the refusal stands without them."""
     import httpx2
-    from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported lazily
 
     owner, _, last = name.rpartition("/")
     found: dict[str, str] = {}
     for query in dict.fromkeys(word for word in (last, last.split("-")[0], owner) if word):
         try:
-            with get_session().stream(
-                "GET",
-                f"{endpoint()}/api/{kind}s?search={quote(query[:96])}&limit=50",
-                headers=headers(),
-                timeout=constants.HF_HUB_ETAG_TIMEOUT,
-            ) as response:
-                body = bytearray()
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > MAX_INFO_BYTES:
-                        return []
-            rows = json.loads(body) if response.status_code == 200 else []
+            rows = json.loads(_body(f"api/{kind}s?search={quote(query[:96])}&limit=50", name, MAX_INFO_BYTES))
         except (
             httpx2.HTTPError,
             httpx2.InvalidURL,
             HfHubHTTPError,
             OfflineModeIsEnabled,
+            GymError,
             ValueError,
             RecursionError,
         ):

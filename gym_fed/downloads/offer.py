@@ -6,6 +6,7 @@ only if it can be loaded: its configuration, and the index of its weights, are r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -70,6 +71,12 @@ class RepoFile:
         found = self.sha256 or self.blob_sha1
         assert found is not None
         return found
+
+    def is_content(self, data: bytes) -> bool:
+        """Whether ``data`` is this file."""
+        if self.sha256 is not None:
+            return hashlib.sha256(data).hexdigest() == self.sha256
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == self.blob_sha1
 
 
 @dataclass(frozen=True)
@@ -222,6 +229,12 @@ def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
     if file.size_bytes > MAX_SMALL_BYTES:
         raise _unusable(name, f"{file.path} has {readable_bytes(file.size_bytes)}")
     data = hub.read(f"{name}/resolve/{commit}/{file.path}", "model", name, limit=MAX_SMALL_BYTES)
+    if not file.is_content(data):  # what is checked now is what will be loaded
+        raise GymError(
+            ErrorCode.HASH_MISMATCH,
+            f"{file.path} of {name}: {hub.endpoint()} sent another checksum than it names",
+            "try later, from another network, or with another HF_ENDPOINT",
+        )
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -15,11 +15,7 @@ from tests.support.model_hub import ModelHub, Repo
 
 NAME = "acme/tiny-chat"
 WEIGHTS = "model.safetensors"
-# A lost process loses a piece of this size at most; huggingface_hub's own is 10 MB, more than the model.
-_MAIN = """from huggingface_hub import constants
-from gym_fed.cli.main import main
-constants.DOWNLOAD_CHUNK_SIZE = 1000
-main()"""
+_MAIN = "from gym_fed.cli.main import main; main()"
 
 
 def _start(hub: ModelHub, home: Path, *words: str) -> subprocess.Popen[str]:

@@ -35,6 +35,7 @@ class Repo:
         cut: Bytes after which every GET of a file loses its connection; consumed by one request.
         pause: Seconds before each piece of 1 KiB.
         extra: Fields that are added to the description.
+        ranges: Whether a part of a file can be had.
     """
 
     files: dict[str, bytes]
@@ -46,6 +47,7 @@ class Repo:
     cut: dict[str, list[int]] = field(default_factory=dict)
     pause: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
+    ranges: bool = True
 
     @classmethod
     def of(cls, folder: Path, **more: Any) -> Repo:
@@ -173,7 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
         data = repo.sent.get(path, true)
         digest = hashlib.sha256(true).hexdigest() if len(true) >= LFS_BYTES else blob_sha1(true)
         start = 0
-        if given := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+        given = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")) if repo.ranges else None
+        if given:
             start = int(given[1])
             if start >= len(data):
                 return self._refuse(416, "")
