@@ -121,19 +121,26 @@ def _require_words(name: str, folder: Path) -> None:
         )
 
 
-def _require_text(name: str, folder: Path) -> None:
-    """Refuse a model that reads images and that transformers has no text-only class for."""
+def images_type(folder: Path) -> str | None:
+    """The type of a model that reads images and that transformers has no text-only class for; None for others."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
 
     with suppress(OSError, ValueError, AttributeError):  # loading will say so
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "vision_config" in config and config.get("model_type") not in TEXT_CLASSES:
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"{name}: is a {config.get('model_type')} model, which reads images; it is trained and saved here, "
-                "but chat, serving and deltas take models of text",
-                "load its folder with transformers (AutoModelForImageTextToText), or give a model of text",
-            )
+            return str(config.get("model_type"))
+    return None
+
+
+def _require_text(name: str, folder: Path) -> None:
+    """Refuse a model that reads images and that transformers has no text-only class for."""
+    if (kind := images_type(folder)) is not None:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: is a {kind} model, which reads images; it is trained and saved here, "
+            "but chat, serving and deltas take models of text",
+            "load its folder with transformers (AutoModelForImageTextToText), or give a model of text",
+        )
 
 
 def model_name(name_or_path: str) -> str:

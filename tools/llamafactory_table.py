@@ -1,12 +1,15 @@
 """Runs every example file of a LLaMA-Factory checkout, and writes what became of each into docs/llamafactory.md.
 
-    python -m tools.llamafactory_table REPO_DIR [--only GLOB] [--check]
+    python -m tools.llamafactory_table REPO_DIR [--only GLOB] [--former FILE ...] [--json FILE] [--check]
 
 Each file is run through our commands as it is, but for its size: the model it names becomes a random sibling of the
 same class, rows and steps are few, and adapters and trained models that it expects from an earlier run are made first.
 Data sets that the checkout does not hold have stand-ins of the same columns. What runs must leave its result; what is
 refused must be refused by an error of ours, whose words the table shows; anything else is a defect and ends the run
 with status 1.
+
+A part of the files is run with ``--only`` and kept with ``--json``; ``--former`` takes what was kept for the others.
+The page is written once each file has an outcome. It marks those that ran before the last change of our code.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import hashlib
 import json
 import os
 import re
@@ -62,6 +66,7 @@ STAND_INS = {"ranking": "dpo_en_demo", "kto_tag": "kto_en_demo", "images": "mllm
 OF_THIS_MACHINE = {
     "attention": "sdpa",
     "liger": "false",
+    "optimizer": "adamw",
 }
 """What is tried instead where a file is refused because this machine has no CUDA GPU."""
 
@@ -77,6 +82,7 @@ class Outcome:
         runs: Whether it ran.
         text: ``runs``, or the reason.
         defect: Whether it ended as no file may.
+        code: Which code ran it; see ``code_now``.
     """
 
     file: str
@@ -85,6 +91,15 @@ class Outcome:
     runs: bool
     text: str
     defect: bool = False
+    code: str = ""
+
+
+def code_now() -> str:
+    """A digest of our code, by which an earlier outcome is known."""
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "gym_fed").rglob("*.py")):
+        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def example_files(repo: Path) -> list[Path]:
@@ -103,17 +118,22 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
     small = smaller(given, job, kind, work)
     copy = work / file.name
     copy.write_text(yaml.safe_dump(small, sort_keys=False), encoding="utf-8")
-    said = _run(copy, job, [])
+    said, settings, first = _run(copy, job, []), [], ""
+    while not isinstance(said, str | None) and job == "train":
+        reason = _plain(str(said.message), work)
+        more = [f"{key}={value}" for key, value in OF_THIS_MACHINE.items() if f"{key}: " in reason]
+        if "CUDA GPU" not in reason or not set(more) - set(settings):
+            break
+        settings, first = [*settings, *more], first or reason
+        said = _run(copy, job, settings)
+    changed = f"as it is: {first}; with `--set {' '.join(settings)}` " if settings else ""
     if said is None:
-        return Outcome(name, job, kind, True, "runs")
+        return Outcome(name, job, kind, True, f"{changed}it runs" if changed else "runs", code=code_now())
     if isinstance(said, str):
-        return Outcome(name, job, kind, False, said, defect=True)
+        return Outcome(name, job, kind, False, said, defect=True, code=code_now())
     reason = _plain(str(said.message), work)
-    if "CUDA GPU" in reason and job == "train":
-        instead = [f"{key}={value}" for key, value in OF_THIS_MACHINE.items() if f"{key}:" in reason]
-        if instead and _run(copy, job, instead) is None:
-            return Outcome(name, job, kind, True, f"runs with `--set {instead[0]}`; as it is: {reason}")
-    return Outcome(name, job, kind, False, f"refused: {reason}")
+    text = f"{changed}refused: {reason}" if changed else f"refused: {reason}"
+    return Outcome(name, job, kind, False, text, code=code_now())
 
 
 def kind_of(model: str) -> str:
@@ -181,20 +201,21 @@ def prepare(repo: Path, work: Path, files: list[Path]) -> None:
 
 def table(outcomes: list[Outcome]) -> str:
     """The Markdown of the outcomes, with how many ran above it."""
-    ran = sum(outcome.runs for outcome in outcomes)
-    lines = [
-        f"Of {len(outcomes)} files, {ran} run and {len(outcomes) - ran} are refused.",
-        "",
-        "| file | job | sibling | what happens |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| `{o.file}` | {o.job} | {o.kind} | {o.text.replace('|', '&#124;')} |" for o in outcomes]
+    ran, now = sum(outcome.runs for outcome in outcomes), code_now()
+    earlier = [outcome for outcome in outcomes if outcome.code != now]
+    lines = [f"Of {len(outcomes)} files, {ran} run and {len(outcomes) - ran} are refused."]
+    if earlier:
+        lines.append(f"† marks the {len(earlier)} that were not run again after the last change of our code.")
+    lines += ["", "| file | job | sibling | what happens |", "|---|---|---|---|"]
+    for o in outcomes:
+        mark = " †" if o in earlier else ""
+        lines.append(f"| `{o.file}` | {o.job} | {o.kind} | {o.text.replace('|', '&#124;')}{mark} |")
     return "\n".join(lines) + "\n"
 
 
-def page(outcomes: list[Outcome]) -> str:
+def page(outcomes: list[Outcome], file: Path) -> str:
     """The page with the table in its place."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    before, rest = file.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{table(outcomes)}\n{END}{after}"
 
@@ -248,12 +269,12 @@ def _sibling(kind: str, work: Path) -> Path:
 
 def _adapter(kind: str, folder: Path, work: Path) -> None:
     """A LoRA of random weights on the sibling, as an earlier run would have left it."""
-    if folder.is_dir() or kind == "moss_vl":
+    if folder.is_dir():
         return
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-    base = _sibling(kind, work)
+    base = _sibling("qwen3_vl" if kind == "moss_vl" else kind, work)
     reads_images = hasattr(AutoConfig.from_pretrained(base), "vision_config")
     auto: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     targets = r".*language_model.*\.(q|v)_proj" if reads_images else ["q_proj", "v_proj"]
@@ -320,17 +341,41 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the files and write the page; with ``--only``, print the outcomes alone."""
+    """Run the files, and write the page when each has an outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("repo", type=Path, help="a checkout of LLaMA-Factory")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="files below examples/; the page is left")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="run these files below examples/ alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the outcomes here")
+    parser.add_argument("--former", type=Path, nargs="*", default=[], metavar="FILE", help="kept outcomes")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; docs/ by default")
     parser.add_argument(
         "--check", action="store_true", help="write nothing, and report whether the page differs"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes here, too")
     given = parser.parse_args(arguments)
     repo = given.repo.resolve()
-    files = [f for f in example_files(repo) if fnmatch.fnmatch(f.relative_to(repo / "examples"), given.only)]
+    every: dict[str, Outcome] = {}
+    for former in given.former:
+        every |= {values["file"]: Outcome(**values) for values in json.loads(former.read_text("utf-8"))}
+    listed = {file.relative_to(repo / "examples").as_posix(): file for file in example_files(repo)}
+    outcomes = _run_all(repo, [file for name, file in listed.items() if fnmatch.fnmatch(name, given.only)])
+    print(table(outcomes).splitlines()[0])
+    if given.json:
+        given.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
+    every |= {outcome.file: outcome for outcome in outcomes}
+    rows = [every[name] for name in listed if name in every]
+    if any(outcome.defect for outcome in rows):
+        return 1
+    if missing := [name for name in listed if name not in every]:
+        print(f"the page is left as it is: {len(missing)} files have no outcome, such as {missing[0]}")
+        return 0
+    if given.check:
+        return 0 if given.page.read_text(encoding="utf-8") == page(rows, given.page) else 1
+    given.page.write_text(page(rows, given.page), encoding="utf-8")
+    return 0
+
+
+def _run_all(repo: Path, files: list[Path]) -> list[Outcome]:
+    """Run files one after the other, in a folder of their own that is deleted."""
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -339,17 +384,7 @@ def main(arguments: list[str] | None = None) -> int:
         for file in files:
             outcomes.append(run_file(file, repo, work))
             print(f"{outcomes[-1].file}: {outcomes[-1].text}", flush=True)
-    print(table(outcomes).splitlines()[0])
-    if given.json:
-        given.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
-    if any(outcome.defect for outcome in outcomes):
-        return 1
-    if given.only != "*":
-        return 0
-    if given.check:
-        return 0 if PAGE.read_text(encoding="utf-8") == page(outcomes) else 1
-    PAGE.write_text(page(outcomes), encoding="utf-8")
-    return 0
+    return outcomes
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from gym_fed.models import load_model
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
 from gym_fed.training.processes.sharding import loading_arguments
-from gym_fed.training.vision.conversations import is_vision_model, load_vision_model
+from gym_fed.training.vision.conversations import is_vision_model, load_vision_model, require_model_of_text
 
 
 def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
@@ -36,6 +36,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
             config.model, dtype=config.loaded_dtype, arguments=loading_arguments(config)
         )
         return on_its_adapters(model, config), processor
+    require_model_of_text(config)
     arguments = {**loading_arguments(config), **quantization_arguments(config)}
     loaded = load_model(config.model, dtype=config.loaded_dtype, arguments=arguments)
     if not hasattr(loaded.model, "merge_and_unload"):

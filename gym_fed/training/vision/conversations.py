@@ -18,7 +18,7 @@ from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import quiet_loading, resolve
+from gym_fed.models import images_type, quiet_loading, resolve
 from gym_fed.training.run.requirements import require_package
 from gym_fed.training.vision.image_size import ImageLimits
 from gym_fed.training.vision.pictures_alone import films_left_out
@@ -86,14 +86,32 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
 
 
 def check_vision_keys(config: TrainingConfig) -> None:
-    """``require_image_model`` before the model is loaded, by its files.
+    """``require_model_of_text`` and ``require_image_model`` before the model is loaded, by its files.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
     """
+    require_model_of_text(config)
     algorithm = ALGORITHMS.type_of(config.algorithm)
     reads = algorithm.reads_images and config.model is not None and is_vision_model(config.model)
     require_image_model(config, reads_images=reads)
+
+
+def require_model_of_text(config: TrainingConfig) -> None:
+    """Refuse a model that only a class for images loads, where the algorithm reads text alone.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
+    """
+    if config.model is None or ALGORITHMS.type_of(config.algorithm).reads_images:
+        return
+    if (kind := images_type(Path(resolve(config.model)))) is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"model: {config.model} is a {kind} model, which reads images, and {config.algorithm} learns from "
+            "text alone here",
+            "train it by sft, the one algorithm that encodes pictures, or give a model of text",
+        )
 
 
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
