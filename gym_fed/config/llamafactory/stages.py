@@ -13,6 +13,7 @@ _ALGORITHMS = {
     **{name: name for name in _GROUPS},
 }
 """Those of the last line are stages here only."""
+_REWARD_MODELS = ("lora", "oft", "full")
 _DPO_LOSSES = ("sigmoid", "hinge", "ipo")
 _ALL = (
     *("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha"),
@@ -127,6 +128,8 @@ def _reward(translator: Translator) -> None:
     kind, model = str(translator.take("reward_model_type", "lora")), translator.take("reward_model")
     if kind == "api":
         translator.lose("reward_model_type", "use our grader remote, which has a wire format of its own")
+    elif kind not in _REWARD_MODELS:
+        translator.lose("reward_model_type", f"{kind!r} is none of {', '.join(_REWARD_MODELS)}, api")
     elif model is not None:
         translator.put("graders", [{"grader": "reward_model", "model": str(model)}], "reward_model")
 

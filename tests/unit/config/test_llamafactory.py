@@ -401,6 +401,16 @@ def test_what_is_imported_reads_the_same_as_the_file(tmp_path: Path, name: str) 
     assert load_config(tmp_path / "resolved.yaml", TrainingConfig) == ours
 
 
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_reward_models_and_checkpoints_are_named_by_their_folders(tmp_path: Path, kind: str) -> None:
+    ppo = {"stage": "ppo", "reward_model": "saves/score", "reward_model_type": kind, "dataset": "identity"}
+    config, _ = load_training_config(written(tmp_path, ppo))
+    assert [(grader.grader, grader.model) for grader in config.graders] == [("reward_model", "saves/score")]
+    going_on = {"resume_from_checkpoint": "saves/x/checkpoint-40"}
+    config, _ = load_training_config(written(tmp_path, going_on))
+    assert config.resume_from_checkpoint == "saves/x/checkpoint-40"
+
+
 def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_path: Path) -> None:
     file = tmp_path / "short.yaml"
     file.write_text("model_name_or_path: gym-nano\nstage: sft\ndo_train: true\ndataset: a\n")
@@ -418,7 +428,11 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
         ({"crop_to_patches": True}, "crop_to_patches: no counterpart"),
         ({"quantization_bit": 4, "quantization_method": "hqq"}, "quantization_method: no counterpart: hqq"),
         ({"stage": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: no counterpart"),
-        ({"stage": "ppo", "reward_model": "http://x", "reward_model_type": "api"}, "reward_model_type"),
+        ({"stage": "ppo", "reward_model": "http://x", "reward_model_type": "api"}, "use our grader remote"),
+        (
+            {"stage": "ppo", "reward_model": "x", "reward_model_type": "fool"},
+            "'fool' is none of lora, oft, full",
+        ),
         ({"fp8": True, "fp8_backend": "torchao"}, "fp8: no counterpart: products in float8 need a GPU"),
         ({"use_kt": True, "kt_weight_path": "x"}, "use_kt: no counterpart: KTransformers computes"),
         ({"pipeline_model_parallel_size": 2}, "pipeline_model_parallel_size: no counterpart: Megatron's"),
