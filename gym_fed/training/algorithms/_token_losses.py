@@ -1,15 +1,16 @@
-"""Losses of ``sft`` beside the plain one: DFT is TRL's own, EAFT is this page."""
+"""Losses of ``sft`` beside the plain one: DFT is TRL's own, EAFT and ASFT are this page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.model.reference import has_named_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +25,20 @@ def check_token_loss(config: TrainingConfig) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
+    if has_named_reference(config) and not is_anchored(config):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"reference_model: {config.algorithm} compares with no other model by this loss",
+            "set sft.loss_type: asft, or remove it (and reference_adapter)",
+        )
     if config.sft is None or not (key := _changed(config)):
         return
+    if is_anchored(config) and config.distributed is not None and config.distributed.strategy != "ddp":
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"sft.loss_type: asft keeps a second model, and {config.distributed.strategy} splits one",
+            "use distributed.strategy: ddp, or dft",
+        )
     others = {"privacy": config.privacy, "mixture_of_depths": config.mixture_of_depths, "liger": config.liger}
     for name, value in others.items():
         if value:
@@ -55,6 +68,8 @@ def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[...
         return {}, None
     if settings.loss_type == "eaft":
         return {}, partial(entropy_adaptive_loss, alpha=settings.eaft_alpha)
+    if settings.loss_type == "asft":
+        return {}, partial(anchored_loss, alpha=settings.asft_alpha)
     return {"loss_type": settings.loss_type, "label_smoothing_factor": settings.label_smoothing}, None
 
 
@@ -84,6 +99,63 @@ def entropy_adaptive_loss(
     number = (targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
     loss: Tensor = (losses * weights).sum() / number
     return loss
+
+
+def anchored_loss(
+    outputs: Any,
+    labels: Tensor,
+    num_items_in_batch: Any = None,
+    *,
+    reference_logits: Tensor,
+    alpha: float = 0.1,
+) -> Tensor:
+    """``sum_t -p_t log p_t + alpha KL(reference || policy)`` over the labelled tokens, divided by their number.
+
+    ``p_t`` is the label's probability, of which the first factor has no gradient (DFT). Zhu et al. 2025, "Anchored
+    Supervised Fine-Tuning"; the divergence is in the direction of its code, and of LLaMA-Factory's.
+
+    Args:
+        outputs: Of the model, with ``logits`` ``[n, t, v]``.
+        labels: ``[n, t]``; -100 is not learned.
+        num_items_in_batch: Labelled tokens of the whole step; by default those at hand.
+        reference_logits: ``[n, t, v]`` of the model that is not trained.
+        alpha: Weight of the divergence.
+    """
+    learned = labels[:, 1:].to(outputs.logits.device) != IGNORED
+    targets = labels[:, 1:].to(outputs.logits.device)[learned]
+    policy = outputs.logits[:, :-1][learned].float().log_softmax(-1)
+    reference = reference_logits[:, :-1][learned].float().log_softmax(-1)
+    found = policy.gather(-1, targets[:, None])[:, 0]
+    divergence = (reference.exp() * (reference - policy)).sum(-1)
+    number = learned.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    loss: Tensor = (-found.detach().exp() * found + alpha * divergence).sum() / number
+    return loss
+
+
+def is_anchored(config: TrainingConfig) -> bool:
+    """Whether the loss compares the model with one that is not trained."""
+    return config.sft is not None and config.sft.loss_type == "asft"
+
+
+@cache
+def anchored(trainer: type) -> type:
+    """A TRL trainer whose ``compute_loss_func`` is handed the logits of ``anchor``, a model that is not trained."""
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
+        import torch
+
+        whole = self.compute_loss_func
+        with torch.no_grad():
+            seen = {key: value for key, value in inputs.items() if key != "labels"}
+            logits = self.anchor(**seen, use_cache=False).logits
+        self.compute_loss_func = partial(whole, reference_logits=logits)
+        try:
+            return super(made, self).compute_loss(model, inputs, *args, **more)
+        finally:
+            self.compute_loss_func = whole
+
+    made = type(trainer.__name__, (trainer,), {"__doc__": trainer.__doc__, "compute_loss": compute_loss})
+    return made
 
 
 def _changed(config: TrainingConfig) -> str | None:

@@ -11,5 +11,6 @@ class Pretrain(_Sft):
     assistant_only_default = False
     packing_default = True
     reads_images = False
+    takes_reference = False
     tried = "every method, optimiser and feature; two processes; federated rounds"
     untried = ""

@@ -14,8 +14,15 @@ from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.algorithms._token_losses import check_token_loss, loss_arguments, require_plain_loss
+from gym_fed.training.algorithms._token_losses import (
+    anchored,
+    check_token_loss,
+    is_anchored,
+    loss_arguments,
+    require_plain_loss,
+)
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.model.reference import copy_at_start, named_reference
 from gym_fed.training.rows.packing import pack_best_fit
 from gym_fed.training.run.job import Job
 from gym_fed.training.vision.conversations import (
@@ -34,11 +41,16 @@ class Sft(Algorithm):
     uses_model_loss = True
     reads_images = True
     federates = True
+    takes_reference = True
     tried = (
         "every method, optimiser and feature; pictures: LLaVA, full and LoRA, and Qwen2-VL without its part for films; "
         "two processes; federated rounds"
     )
     untried = "Qwen2-VL as it is (needs torchvision)"
+
+    @classmethod
+    def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
+        return (int(is_anchored(config)), 0)
 
     def check(self, config: TrainingConfig) -> None:
         check_token_loss(config)
@@ -97,7 +109,12 @@ class Sft(Algorithm):
             from gym_fed.training.private.loop import prepared, private
 
             return prepared(self._made(local(private(SFTTrainer)), job, arguments), job)
-        return self._made(local(SFTTrainer), job, arguments, compute_loss_func=loss)
+        if not is_anchored(job.config):
+            return self._made(local(SFTTrainer), job, arguments, compute_loss_func=loss)
+        anchor = named_reference(job.config, job.model) or copy_at_start(job.model)
+        trainer = self._made(local(anchored(SFTTrainer)), job, arguments, compute_loss_func=loss)
+        trainer.anchor = anchor
+        return trainer
 
     def _made(self, trainer: Any, job: Job, arguments: Any, **more: Any) -> Any:
         return trainer(

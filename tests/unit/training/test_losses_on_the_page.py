@@ -267,7 +267,13 @@ def learned(model: Any, row: Row) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "section", [{"loss_type": "dft"}, {"loss_type": "eaft", "eaft_alpha": 1.5}, {"label_smoothing": 0.2}]
+    "section",
+    [
+        {"loss_type": "dft"},
+        {"loss_type": "eaft", "eaft_alpha": 1.5},
+        {"loss_type": "asft", "asft_alpha": 0.7},
+        {"label_smoothing": 0.2},
+    ],
 )
 def test_sfts_other_losses_weigh_each_word_as_their_papers_do(
     tiny_base: Path, tmp_path: Path, section: Row
@@ -277,12 +283,17 @@ def test_sfts_other_losses_weigh_each_word_as_their_papers_do(
     losses = []
     for row in built.encoded:
         found = distributions(built.model, row["input_ids"])
+        start = distributions(built.before, row["input_ids"])
         for at, label in enumerate(row["labels"][1:]):
             if label == IGNORED:
                 continue
             logs = found[at].tolist()
             if section.get("loss_type") == "dft":
                 losses.append(-math.exp(logs[label]) * logs[label])
+            elif section.get("loss_type") == "asft":
+                divergence = sum(math.exp(p) * (p - q) for p, q in zip(start[at].tolist(), logs, strict=True))
+                assert divergence > 1e-3
+                losses.append(-math.exp(logs[label]) * logs[label] + 0.7 * divergence)
             elif section.get("loss_type") == "eaft":
                 top = sorted(map(math.exp, logs), reverse=True)[:20]
                 entropy = -sum(p / sum(top) * math.log(p / sum(top)) for p in top)
