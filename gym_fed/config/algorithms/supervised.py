@@ -14,8 +14,9 @@ class SftSettings(StrictModel):
 
     loss_type: Literal["nll", "dft", "eaft", "asft"] = "nll"
     """``dft`` weighs a token by its own probability (Wu et al. 2025, "Dynamic Fine-Tuning"). ``eaft`` weighs it by how
-    unsure the model is there (Diao et al. 2026, "Entropy-Adaptive Fine-Tuning"), and costs a second forward pass. ``asft`` is ``dft`` and a KL divergence from
-    the model at the start, or from ``reference_model`` (Zhu et al. 2025, "Anchored Supervised Fine-Tuning")."""
+    unsure the model is there (Diao et al. 2026, "Entropy-Adaptive Fine-Tuning"), and costs a second forward pass.
+    ``asft`` is ``dft`` and a KL divergence from the model at the start, or from ``reference_model`` (Zhu et al. 2025,
+    "Anchored Supervised Fine-Tuning")."""
 
     eaft_alpha: float = Field(default=1.0, gt=0)
     """For ``eaft``: the power of that weight."""

@@ -79,12 +79,13 @@ def translate_stage(translator: Translator, job: Job) -> str:
 
 def _supervised(translator: Translator) -> None:
     """The losses of sft."""
-    for loss in ("dft", "eaft"):
+    for loss in ("asft", "eaft", "dft"):  # the last that is given is used there
         if translator.take(f"use_{loss}_loss", False):
             translator.put("sft.loss_type", loss, f"use_{loss}_loss")
-    alpha = translator.take("eaft_alpha")
-    if alpha is not None and translator.result.values.get("sft", {}).get("loss_type") == "eaft":
-        translator.put("sft.eaft_alpha", alpha, "eaft_alpha")
+    for loss in ("asft", "eaft"):
+        alpha = translator.take(f"{loss}_alpha")
+        if alpha is not None and translator.result.values.get("sft", {}).get("loss_type") == loss:
+            translator.put(f"sft.{loss}_alpha", alpha, f"{loss}_alpha")
     if smoothing := translator.take("label_smoothing_factor", 0):
         translator.put("sft.label_smoothing", smoothing, "label_smoothing_factor")
 

@@ -24,6 +24,7 @@ _OF_METHODS = (
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_dora", "use_rslora", "pissa_init"),
     *("pissa_iter", "loraplus_lr_ratio", "oft_rank", "oft_block_size", "oft_target", "module_dropout"),
     *("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "additional_target"),
+    "use_llama_pro",
 )
 
 
@@ -70,6 +71,8 @@ def _tuning(translator: Translator) -> str:
         _targets(translator, "oft_target", "oft")
     elif method == "freeze":
         translator.move("freeze_trainable_layers", "freeze.num_trainable_layers", 2)
+        if translator.take("use_llama_pro", False):
+            translator.put("freeze.llama_pro", True, "use_llama_pro")
         if (modules := translator.take("freeze_trainable_modules", "all")) != "all":
             translator.put("freeze.trainable_modules", names(modules), "freeze_trainable_modules")
         if extra := translator.take("freeze_extra_modules"):

@@ -96,6 +96,10 @@ class FreezeSettings(StrictModel):
     trainable_modules: list[str] = Field(default_factory=list)
     """Only these modules of those layers (``mlp``, ``self_attn.q_proj``); by default every one."""
 
+    llama_pro: bool = False
+    """Instead of the last ones, the last layer of every group of equal size: the new blocks of a model that was
+    expanded by ``num_trainable_layers`` copies of its own (LLaMA Pro, Wu et al. 2024)."""
+
     extra_modules: list[str] = Field(default_factory=list)
     """Modules outside the layers that are trained too: ``embed_tokens``, ``norm``, ``lm_head``."""
 
@@ -103,6 +107,8 @@ class FreezeSettings(StrictModel):
     def _trains_something(self) -> FreezeSettings:
         if self.num_trainable_layers == 0 and not self.extra_modules:
             raise ValueError("num_trainable_layers is 0 and extra_modules is empty: nothing would be trained")
+        if self.llama_pro and self.num_trainable_layers < 1:
+            raise ValueError("llama_pro: num_trainable_layers is how many blocks were added; give 1 or more")
         if self.num_trainable_layers == 0 and self.trainable_modules:
             raise ValueError("trainable_modules are sought in the trainable layers, of which there are 0")
         return self

@@ -33,6 +33,8 @@ class Freeze(_Full):
         for head in _heads(model):
             head.requires_grad_(True)
         chosen = layers[-count:] if count > 0 else layers[: -count or 0]
+        if settings.llama_pro:
+            chosen = _added_blocks(layers, count)
         for layer in chosen:
             if not settings.trainable_modules:
                 layer.requires_grad_(True)
@@ -41,6 +43,18 @@ class Freeze(_Full):
         for name in settings.extra_modules:
             _unfreeze([model], name, "freeze.extra_modules")
         return model
+
+
+def _added_blocks(layers: list[Any], count: int) -> list[Any]:
+    """The last of every ``len(layers) / count`` layers, where LLaMA Pro puts the blocks that it adds."""
+    if len(layers) % count:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"freeze.llama_pro: {len(layers)} layers are no multiple of num_trainable_layers {count}",
+            "give as many as there were blocks added, to a model that was expanded",
+        )
+    stride = len(layers) // count
+    return layers[stride - 1 :: stride]
 
 
 def _layers(model: Any) -> list[Any]:

@@ -244,6 +244,14 @@ SHAPES: dict[str, Shape] = {
         },
     ),
     "extras/dft": ({**NO_LORA, "use_dft_loss": True}, {"sft.loss_type": "dft"}),
+    "extras/asft": (
+        {**NO_LORA, "use_asft_loss": True, "asft_alpha": 0.3},
+        {"sft.loss_type": "asft", "sft.asft_alpha": 0.3},
+    ),
+    "extras/llama_pro": (
+        {"finetuning_type": "freeze", "freeze_trainable_layers": 8, "use_llama_pro": True},
+        {"freeze.llama_pro": True, "freeze.num_trainable_layers": 8},
+    ),
     "extras/eaft": (
         {**NO_LORA, "use_eaft_loss": True, "eaft_alpha": 2.0},
         {"sft.loss_type": "eaft", "sft.eaft_alpha": 2.0},
@@ -424,7 +432,6 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro: no counterpart"),
         ({"crop_to_patches": True}, "crop_to_patches: no counterpart"),
         ({"quantization_bit": 4, "quantization_method": "hqq"}, "quantization_method: no counterpart: hqq"),
         ({"stage": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: no counterpart"),
@@ -462,14 +469,14 @@ def test_what_decides_the_result_and_has_no_counterpart_stops_the_run_with_its_l
 
 
 def test_all_of_them_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> None:
-    file = written(tmp_path, {"use_asft_loss": True, "crop_to_patches": True, "add_tokens": "a,b"})
+    file = written(tmp_path, {"fp8": True, "crop_to_patches": True, "tool_format": "glm4"})
     with pytest.raises(GymError) as caught:
         load_training_config(file)
     assert len(caught.value.message.splitlines()) == 3
     config, notes = load_training_config(file, ["max_steps=3"], ignore_unsupported=True)
     assert config.max_steps == 3
     assert sum("no counterpart" in note for note in notes) == 3
-    assert "# use_asft_loss: there is no such" in as_yaml(file, ignore_unsupported=True)[0]
+    assert "# fp8: products in float8" in as_yaml(file, ignore_unsupported=True)[0]
 
 
 def test_a_wrong_value_is_reported_with_the_line_of_the_file(tmp_path: Path) -> None:

@@ -148,9 +148,20 @@ def test_a_reward_model_and_then_ppo_with_it(folder: Path) -> None:
     assert summary["steps"] == 2
 
 
+def test_anchored_fine_tuning_beside_the_model_at_the_start(folder: Path) -> None:
+    summary = train(folder, use_asft_loss=True, asft_alpha=0.3)
+    assert summary["steps"] == 2
+    losses = [json.loads(line)["loss"] for line in (folder / "out/metrics.jsonl").read_text().splitlines()]
+    plain = train(folder, use_dft_loss=True, output_dir="dft")
+    assert plain["steps"] == 2
+    others = [json.loads(line)["loss"] for line in (folder / "dft/metrics.jsonl").read_text().splitlines()]
+    # The adapter starts at 0, so that there is nothing to diverge from in the first step.
+    assert losses[0] == pytest.approx(others[0], rel=1e-4)
+
+
 def test_what_it_cannot_do_is_said_before_anything_is_written(folder: Path) -> None:
-    with pytest.raises(GymError, match="use_asft_loss: no counterpart"):
-        train(folder, use_asft_loss=True)
+    with pytest.raises(GymError, match="crop_to_patches: no counterpart"):
+        train(folder, crop_to_patches=True)
     assert not (folder / "out").exists()
 
 

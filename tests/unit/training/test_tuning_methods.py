@@ -155,6 +155,24 @@ def test_freeze_takes_the_last_layers_the_first_or_parts_of_them() -> None:
         assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
+def test_freeze_trains_the_blocks_that_llama_pro_added() -> None:
+    model = load_model("gym-nano").model
+    model.model.layers = torch.nn.ModuleList(list(model.model.layers[:2]) * 3)
+    model.config.num_hidden_layers = 6
+    blocks = {
+        id(weight): f"layer {i % 2}"
+        for i, layer in enumerate(model.model.layers)
+        for weight in layer.parameters()
+    }
+    assert set(blocks.values()) == {"layer 0", "layer 1"}
+    settings = TrainingConfig(finetuning="freeze", freeze={"num_trainable_layers": 3, "llama_pro": True})
+    TUNING.new("freeze").prepare(model, settings)  # of every two layers the second
+    assert {blocks.get(id(value)) for value in model.parameters() if value.requires_grad} == {"layer 1"}
+    settings = TrainingConfig(finetuning="freeze", freeze={"num_trainable_layers": 4, "llama_pro": True})
+    with pytest.raises(GymError, match="6 layers are no multiple of num_trainable_layers 4"):
+        TUNING.new("freeze").prepare(model, settings)
+
+
 def test_adalora_takes_ranks_away(runs: dict[str, Any]) -> None:
     result, _ = runs["adalora"]
     kept = [value for key, value in result.model.named_parameters() if "lora_E" in key]
@@ -270,6 +288,10 @@ def test_what_cannot_be_honoured_is_refused_before_a_model_is_loaded(
         ({"finetuning": "adalora", "adalora": {"target_r": 12}}, "not below init_r"),
         ({"finetuning": "ia3", "ia3": {"feedforward_modules": ["up_proj"]}}, "not among target_modules"),
         ({"finetuning": "freeze", "freeze": {"num_trainable_layers": 0}}, "nothing would be trained"),
+        (
+            {"finetuning": "freeze", "freeze": {"num_trainable_layers": -1, "llama_pro": True}},
+            "how many blocks were added",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], problem: str) -> None:
