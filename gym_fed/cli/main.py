@@ -26,6 +26,7 @@ from gym_fed.cli.train.train import train
 from gym_fed.cli.train.tune import tune
 from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.console import VersionOption, run_app
+from gym_fed.errors import GymError
 from gym_fed.old_names import old_options
 
 
@@ -39,8 +40,19 @@ class _TakesOtherWords(TyperGroup):
         if command is None or _has_unknown(args[1:], options := _options_of(command, args[1:])):
             from gym_fed.compat.commands import reworded
 
+            ctx.meta["gym.typed"] = args
             args = reworded(args, {} if command is None else options, command is not None)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GymError as error:
+            if (typed := ctx.meta.get("gym.typed")) is None:
+                raise
+            from gym_fed.compat.flags import as_typed
+
+            raise GymError(error.code, as_typed(error.message, typed), error.hint) from error
 
 
 def _options_of(command: Any, words: list[str]) -> dict[str, bool]:

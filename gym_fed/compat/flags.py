@@ -95,13 +95,79 @@ def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     left, flags = split_flags(words, options, [*switches, *_SWITCHES], _SOURCES)
     left = _without_pairs(left, options, flags)
     theirs = is_llamafactory(dict.fromkeys(flags, True))
+    columns = [] if theirs else flags.pop("columns", [])
     if theirs and not {"do_train", "do_eval", "do_predict"} & set(flags):
         flags["do_train"] = []
-    settings: list[str] = []
+    given: dict[str, Any] = {}
     for key, values in flags.items():
-        value = plain_value(values) if theirs else _value(key, values, TrainingConfig)
-        settings += ["--set", f"{key}={json.dumps(value)}"]
-    return [*left, *settings]
+        if not values:
+            _require_switch(key, TrainingConfig)
+        given[key] = plain_value(values) if theirs else _value(key, values, TrainingConfig)
+    if columns:
+        _name_columns(given, " ".join(columns))
+    return [
+        *left,
+        *(word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")),
+    ]
+
+
+def as_typed(message: str, words: Sequence[str]) -> str:
+    """A refusal of settings that names each key as the flag that it was typed as.
+
+    Args:
+        message: Lines, of which some begin with ``--set: KEY: ``.
+        words: The command line as it was typed.
+    """
+    typed = {word[2:].partition("=")[0].replace("-", "_"): word.partition("=")[0] for word in words}
+    return "\n".join(
+        f"{typed[key[1]]}: {line[key.end() :]}"
+        if (key := _OF_SETTINGS.match(line)) and typed.get(key[1], "").startswith("--")
+        else line
+        for line in message.split("\n")
+    )
+
+
+_OF_SETTINGS = re.compile(r"--set: ([\w.]+): ")
+
+
+def _require_switch(key: str, schema: Any) -> None:
+    """Refuse a flag without a value whose key is no switch.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    members = _annotation(key, schema)
+    if any(hasattr(member, "model_fields") for member in members):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--{key}: is a section",
+            _SECTIONS.get(key, f"name a key of it: --{key}.KEY VALUE"),
+        )
+    if members and bool not in members and Any not in members:
+        raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"write it behind the flag: --{key} VALUE")
+
+
+_SECTIONS = {
+    "lora": "to train an adapter: --finetuning lora; a key of the section: --lora.r 8",
+    "quantization": "for a base in 4 bits: --quantization.bits 4",
+}
+"""What a section's name alone may have been meant for."""
+
+
+def _name_columns(given: dict[str, Any], text: str) -> None:
+    """``--columns prompt=question,completion=answer`` for each file of ``--data`` and ``--eval_data``.
+
+    Without these flags they are the columns of the config's first source.
+    """
+    from gym_fed.data.columns import parse_columns
+
+    columns = parse_columns(text)
+    lists = [given[key] for key in _SOURCES if isinstance(given.get(key), list)]
+    if not lists:
+        given["data.0.columns"] = columns
+    for source in (source for sources in lists for source in sources):
+        if isinstance(source, dict) and "path" in source:
+            source.setdefault("columns", columns)
 
 
 _SWITCHES = (

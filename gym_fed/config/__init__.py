@@ -2,5 +2,5 @@
 
 Neighbours: imports data, errors, identity, kinds, models, other_words, renamed, text; imported by cli,
 compat, data, delta, evaluation, export, identity, personalization, planning, privacy, quantization,
-quickstart, serving, soup, tracking, training.
+quickstart, registry, serving, soup, tracking, training.
 """

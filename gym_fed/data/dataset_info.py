@@ -91,7 +91,12 @@ def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
     """
     file = path / "dataset_info.json" if path.is_dir() else path
     if not file.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no dataset_info.json at {file}", "give its path or folder")
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND,
+            f"no dataset_info.json at {file}",
+            "dataset_dir names its folder; without one, name files or sets of `gym data catalogue`: "
+            "gym train --model MODEL --data my.jsonl",
+        )
     try:
         values = json.loads(file.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain, readable_bytes
 
 Kind = Literal["model", "dataset"]
+
+# What fails in the end is reported once, in our words.
+logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 MAX_INFO_BYTES = 32 << 20
 """Of a description of a repository; one with some thousand files has about a megabyte."""
@@ -116,7 +120,8 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
     except (httpx2.RequestError, httpx2.InvalidURL) as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{name}: is not wholly on this machine, and {endpoint()} cannot be reached: {_line(error)}",
+            f"{name}: no folder of this name, not wholly in this machine's cache, and {endpoint()} cannot be reached: "
+            f"{_line(error)}",
             f"run the same again when there is a network, and it goes on where it stopped; {elsewhere(kind, name)}",
         ) from error
 

@@ -42,12 +42,29 @@ def _missing(names: Iterable[str | None]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name is not None and missing_model(name)]
 
 
-def _open_rows(sources: Iterable[DataConfig]) -> None:
+def require_rows(config: TrainingConfig) -> None:
+    """Refuse a run without rows, files that are not there, and a first row that is wrong, before a model is loaded.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``; see ``source_rows`` for the others.
+    """
+    if config.model is None and config.model_init is None:
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+    if config.tokenized_path is not None:
+        return
+    if not config.data:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"
+        )
+    open_rows((*config.data, *config.eval_data))
+
+
+def open_rows(sources: Iterable[DataConfig]) -> None:
     """Refuse files that are not there, or whose first row is wrong, before gigabytes are fetched."""
     from gym_fed.data.sources import source_rows
 
     for source in sources:
-        if source.path is not None:
+        if source.path is not None or source.dataset is not None:
             next(source_rows(source), None)
 
 
@@ -99,7 +116,7 @@ def with_models(
         loaded = load()
     config = names(loaded)
     if any(source.path is not None for source in config.data) and _missing(models_of(config)):
-        _open_rows(config.data)
+        open_rows(config.data)
     if ensure_models(models_of(config), yes):
         loaded = load()
     ensure_datasets((*config.data, *config.eval_data), yes)

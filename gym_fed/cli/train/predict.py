@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models
+from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, open_rows
 from gym_fed.cli.train.train import stop_on_ctrl_c
 from gym_fed.console import AsJson, err, print_result
 
@@ -32,6 +32,7 @@ def predict(
     for note in notes:
         err.print(f"note: {note}")
     adapters = [settings.adapter] if isinstance(settings.adapter, str) else settings.adapter or []
+    open_rows(settings.eval_data)
     ensure_models([settings.model, *adapters], yes)
     ensure_datasets(settings.eval_data, yes)
     run_predict(settings, as_json)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gym_fed.cli.models.needed import YesOption, with_models
+from gym_fed.cli.models.needed import YesOption, require_rows, with_models
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.config.llamafactory.files import load_training_config, predicts
 from gym_fed.config.schema.plugins import require_run_plugins
@@ -56,11 +56,15 @@ def train(
     yes: YesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
-    """Train a model by a config file, ours or LLaMA-Factory's, or by flags. The same command resumes a stopped run."""
+    """Train a model by a config file, ours or LLaMA-Factory's, or by flags. The same command resumes a stopped run.
+
+    Every key of a config is a flag: gym train --model MODEL --data rows.jsonl --finetuning lora --max-steps 100.
+    Columns of other names: --columns prompt=question,completion=answer. The keys: docs/train.md, gym configs schema.
+    """
     if config is None and not set_:
-        raise GymError(
-            ErrorCode.USAGE, "which CONFIG?", "a YAML file, or flags: gym train --model M --data rows.jsonl"
-        )
+        raise GymError(ErrorCode.USAGE, "which CONFIG?", f"a YAML file, or flags: {_FLAGS}")
+    if config is not None:
+        _require_config(config)
     if config is not None and predicts(config):
         from gym_fed.cli.train.predict import predict
 
@@ -96,6 +100,7 @@ def train(
     if settings.preprocess_only or settings.evaluate_only:
         (_preprocess if settings.preprocess_only else _evaluate)(settings, as_json)
         return
+    require_rows(settings)
     if nproc is not None and nproc > 1:
         _in_processes(settings, nproc)
     err.print(f"loading {settings.model or 'a new model'} ...")
@@ -114,6 +119,29 @@ def train(
     out.print(learned(result))
     if settings.save_final:
         out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}")
+
+
+_FLAGS = "gym train --model MODEL --data rows.jsonl"
+
+
+def _require_config(config: Path) -> None:
+    """Refuse a model or rows where a config belongs, by the flag that takes them.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    if config.name.endswith((".jsonl", ".jsonl.gz", ".csv", ".tsv", ".parquet", ".txt")):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{config}: rows are no config",
+            f"name them by a flag: gym train --model MODEL --data {config}",
+        )
+    if str(config) == "gym-nano" or (config / "config.json").is_file():
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{config}: a model is no config",
+            f"name it by a flag: gym train --model {config} --data rows.jsonl",
+        )
 
 
 def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
@@ -147,6 +175,7 @@ def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None
     """What the run would need; nothing is loaded or written."""
     from gym_fed.planning.plan import plan_run
 
+    err.print("planning, with a step of some blocks timed on this machine ...")
     found = plan_run(settings, processes=processes)
     print_result(as_json, found.facts(), lambda: print_columns(found.lines(), indent=""))
 

@@ -548,10 +548,53 @@ def test_an_unknown_command_or_option_is_refused_as_ever() -> None:
     assert (done.exit_code, "trian" in done.output) == (2, True)
     done = CliRunner().invoke(app, ["chat", "gym-nano", "--tempertaure", "1"])
     assert (done.exit_code, "--tempertaure" in done.output) == (2, True)
-    with pytest.raises(
-        GymError, match=r"--set: lerning_rate: unknown key \(did you mean 'learning_rate'\?\)"
-    ):
+    with pytest.raises(GymError, match=r"^--lerning_rate: unknown key \(did you mean 'learning_rate'\?\)"):
         gym("train", "--model", "gym-nano", "--lerning_rate", "1")
+
+
+def test_a_refused_flag_is_named_as_it_was_typed_and_a_setting_as_a_setting() -> None:
+    with pytest.raises(GymError) as error:
+        gym("train", "--model", "gym-nano", "--learning-rate=x", "--lora.rnk", "8", "--set", "epochs=3")
+    lines = error.value.message.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["--learning-rate", "--lora.rnk", "--set"]
+    assert lines[2].startswith("--set: epochs: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("--max_steps", "--model", "gym-nano"), "--max_steps: no value", "--max_steps VALUE"),
+        (("--model", "gym-nano", "--lora"), "--lora: is a section", "--finetuning lora"),
+        (
+            ("--model_name_or_path", "gym-nano", "--stage", "sft", "--max_steps"),
+            "--max_steps: no value",
+            "VALUE",
+        ),
+        (("my.jsonl",), "my.jsonl: rows are no config", "--data my.jsonl"),
+        (("gym-nano", "--max_steps", "1"), "gym-nano: a model is no config", "--model gym-nano"),
+    ],
+)
+def test_a_word_in_the_wrong_place_is_refused_with_the_flag_to_write(
+    words: tuple[str, ...], message: str, hint: str
+) -> None:
+    with pytest.raises(GymError) as error:
+        gym("train", *words)
+    assert error.value.message == message
+    assert hint in error.value.hint
+
+
+def test_columns_are_named_by_a_flag_for_every_file() -> None:
+    from gym_fed.compat.flags import as_settings
+
+    columns = ["--columns", "prompt=question,completion=answer"]
+    words = as_settings(["--data", "a.jsonl", "--eval_data", "b.jsonl", *columns], {})
+    named = {"prompt": "question", "completion": "answer"}
+    given = {word.partition("=")[0]: json.loads(word.partition("=")[2]) for word in words if word != "--set"}
+    assert given == {
+        "data": [{"path": "a.jsonl", "columns": named}],
+        "eval_data": [{"path": "b.jsonl", "columns": named}],
+    }
+    assert as_settings(["run.yaml", *columns], {})[-1] == f"data.0.columns={json.dumps(named)}"
 
 
 def test_words_of_one_class_are_no_words_of_another() -> None:

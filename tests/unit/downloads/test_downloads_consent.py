@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from gym_fed.cli.models.needed import ensure_datasets, ensure_models, models_of
+from gym_fed.cli.models.needed import ensure_datasets, ensure_models, models_of, require_rows
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.console import err
@@ -43,6 +44,29 @@ def test_without_a_terminal_and_yes_the_error_has_bytes_licence_and_command(hub:
     assert "--yes" in raised.value.hint
     assert f"gym models pull {NAME} --yes" in raised.value.hint
     assert missing_model(NAME)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model": None}, "model: not given"),
+        ({"data": []}, "data: no rows to train on"),
+        ({"data": [{"path": "absent.jsonl"}]}, "no data file at absent.jsonl"),
+        ({"eval_data": [{"path": "empty.jsonl"}]}, "empty.jsonl: holds no rows"),
+        ({"data": [{"path": "odd.csv"}]}, "odd.csv:2: no format is known"),
+    ],
+)
+def test_a_run_without_usable_rows_is_refused_before_a_model_is_loaded(
+    changes: dict[str, Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text("")
+    Path("odd.csv").write_text("Frage,Antwort\n1+1,2\n")
+    Path("good.jsonl").write_text('{"text": "a"}\n')
+    good: dict[str, Any] = {"model": "gym-nano", "data": [{"path": "good.jsonl"}]}
+    require_rows(TrainingConfig(**good))
+    with pytest.raises(GymError, match=problem):
+        require_rows(TrainingConfig(**{**good, **changes}))
 
 
 def test_yes_fetches_once_and_shows_what(hub: ModelHub, capsys: pytest.CaptureFixture[str]) -> None:
