@@ -40,7 +40,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     """
     from transformers import PrinterCallback
 
-    from gym_fed.data.rows import as_kind
+    from gym_fed.training.rows.run_kind import rows_to_learn
     from gym_fed.training.rows.sources import rows_of
 
     check_config(config)
@@ -49,7 +49,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     file = config.output_dir / RESULTS
     if file.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another output_dir")
-    rows = as_kind(rows_of(config, "eval_data"), algorithm.row_kind)
+    rows = rows_to_learn(config, rows_of(config, "eval_data"))
     model, tokenizer = load_for_training(config)
     tokenizer = use_chat_template(tokenizer, config.chat_template)
     model = apply_features(model, config)

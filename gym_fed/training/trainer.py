@@ -193,7 +193,7 @@ class Trainer(ExpectedElsewhere):
         tuning = TUNING.new(config.finetuning)
         device, folder, begun = self._start_processes(config)
         with templates_say(begun):
-            given = rows_of_run(config, dataset, eval_dataset, algorithm)
+            given = rows_of_run(config, dataset, eval_dataset)
             check_early_stopping(config, has_eval_data=has_held_out(config, given[1]))
             splitting = deepspeed_loading(config)
             model, tokenizer = self._load_model(config)

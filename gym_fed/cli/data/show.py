@@ -158,16 +158,17 @@ def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> 
     from gym_fed.data.chat_templates.choice import use_chat_template
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.row_counts import counts_of
-    from gym_fed.data.rows import as_kind, place_of, unread_keys
+    from gym_fed.data.rows import place_of, unread_keys
     from gym_fed.kinds import ALGORITHMS
     from gym_fed.models import load_tokenizer
+    from gym_fed.training.rows.run_kind import rows_to_learn
     from gym_fed.training.rows.sources import rows_of
 
     algorithm = ALGORITHMS.new(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer
     name = model or given or "gym-nano"
     tokenizer = use_chat_template(load_tokenizer(name), config.chat_template)
-    rows = as_kind(rows_of(config), algorithm.row_kind)[:limit]
+    rows = rows_to_learn(config, rows_of(config))[:limit]
     default = algorithm.assistant_only_default
     assistant_only = default and not config.packing
     if config.assistant_only_loss is not None:

@@ -113,9 +113,7 @@ _TEMPLATE = "the tokenizer's chat template writes conversations"
 
 NO_COUNTERPART: dict[str, str] = {
     "interleave_probs": "sources are joined; give each a weight in our data list",
-    "default_system": _TEMPLATE,
     "tool_format": _TEMPLATE,
-    "enable_thinking": _TEMPLATE,
     "preserve_thinking": _TEMPLATE,
     "split_special_tokens": "special tokens in the text stay whole",
     "add_tokens": _TOKENS,
@@ -159,7 +157,6 @@ LOOKS_AWAY = {
     "expert_model_parallel_size": (1,),
     "context_parallel_size": (1,),
     "split_special_tokens": (False,),
-    "enable_thinking": (True,),
     "average_tokens_across_devices": (True,),
     "pref_bco_weight": (0, 0.0),
 }

@@ -62,6 +62,12 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
     for key in ("train_on_prompt", "mask_history"):
         if translator.take(key, False) and algorithm == "sft":
             translator.put(key, True, key)
+    translator.move("default_system", "default_system")
+    if translator.take("enable_thinking", True) is False:
+        if algorithm == "sft":
+            translator.put("reasoning", "off", "enable_thinking")
+        else:
+            translator.lose("enable_thinking", "only sft leaves the empty thought of a template unlearned")
     translate_template(translator)
 
 

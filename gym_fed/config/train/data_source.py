@@ -143,9 +143,14 @@ class DataSections(StrictModel):
     mask_history: bool = False
     """Of a conversation's answers, learn the last one alone."""
 
-    reasoning: Literal["learn", "drop"] = "learn"
+    default_system: str | None = Field(default=None, min_length=1)
+    """The system message of conversations that have none."""
+
+    reasoning: Literal["learn", "drop", "off"] = "learn"
     """What becomes of ``reasoning_content`` (or ``thinking``) of the assistant's messages: it is learned with the
-    answer, or left out. A row whose reasoning the chat template cannot show is refused unless it is dropped."""
+    answer, or left out. ``off`` leaves it out, and does not learn the empty thought that some templates write in its
+    place (Qwen3's): so the model is prompted where thinking is switched off. It is for ``sft`` and ``pretrain``. A row
+    whose reasoning the chat template cannot show is refused unless it is dropped."""
 
     chat_template: str | None = Field(default=None, min_length=1)
     """Instead of the tokenizer's chat template: the path of a Jinja file, Jinja itself, or a name such as ``chatml``

@@ -91,6 +91,9 @@ class TrainingConfig(
             raise ValueError(
                 f"mask_history: {self.algorithm} learns everything; set assistant_only_loss: true as well"
             )
+        if self.reasoning == "off" and not ALGORITHMS.type_of(self.algorithm).packs:
+            those = " and ".join(ALGORITHMS.own_with("packs"))
+            raise ValueError(f"reasoning: off is for {those}; {self.algorithm} takes learn or drop")
         if self.packing == "bfd" and not ALGORITHMS.type_of(self.algorithm).packs:
             those = " and ".join(ALGORITHMS.own_with("packs"))
             raise ValueError(f"packing: bfd is for {those}, not for {self.algorithm}")

@@ -17,9 +17,10 @@ from gym_fed.data.chat_templates.rendering import Message, Span, Template, templ
 from gym_fed.data.chat_templates.turns import UnclearTurnsError, by_prefix, own_marks, trimmed_marks
 from gym_fed.errors import ErrorCode, GymError
 
-Reasoning = Literal["learn", "drop"]
+Reasoning = Literal["learn", "drop", "off"]
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _READS_REASONING = re.compile(r"""(?:\.|\[['"]|get\(['"])(?:reasoning_content|thinking|reasoning)\b""")
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _TOOLS = ("has tools", "calls tools")
 _REMEDY = {
     "has reasoning": "set reasoning: drop to learn the answers alone, or use a template that shows it",
@@ -81,7 +82,8 @@ class ChatRenderer:
         tokenizer: Has a chat template.
         assistant_only: Learn the assistant's turns; else everything. Messages of ``weight: 0`` are not learned.
         mask_history: Of the assistant's turns, learn the last one alone.
-        reasoning: ``drop`` leaves ``reasoning_content`` out of the text.
+        reasoning: ``drop`` and ``off`` leave ``reasoning_content`` out of the text; with ``off``, an empty thought that
+            the template writes in its place is not learned.
     """
 
     tokenizer: Any
@@ -132,6 +134,8 @@ class ChatRenderer:
             text, found = trimmed_marks(template, messages, tools, self._ends)
         else:
             text, found = by_prefix(template, messages, tools, wanted, self._ends)
+        if self.reasoning == "off" and self.assistant_only:
+            found = {turn: _after_empty_thoughts(text, spans) for turn, spans in found.items()}
         spans = [span for turn in sorted(wanted) for span in found.get(turn, ())]
         return RenderedConversation(text, spans if self.assistant_only else _between(spans, len(text)))
 
@@ -154,6 +158,12 @@ def _clean(message: Message, reasoning: Reasoning) -> Message:
     if thought is not None and reasoning == "learn":
         kept["reasoning_content"] = thought
     return kept
+
+
+def _after_empty_thoughts(text: str, spans: Sequence[Span]) -> list[Span]:
+    """``spans``, each from behind the empty thought that it begins with."""
+    found = [(_EMPTY_THOUGHT.match(text, start, end), start, end) for start, end in spans]
+    return [(thought.end() if thought else start, end) for thought, start, end in found]
 
 
 def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> set[int]:

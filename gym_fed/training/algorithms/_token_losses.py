@@ -15,6 +15,7 @@ from gym_fed.training.model.reference import has_named_reference
 if TYPE_CHECKING:
     from torch import Tensor
 
+_Trainer: Any = object  # what the mix-in is placed before
 _TOP = 20
 """So many of the likeliest tokens stand for the whole distribution, as in the paper."""
 
@@ -137,11 +138,13 @@ def is_anchored(config: TrainingConfig) -> bool:
     return config.sft is not None and config.sft.loss_type == "asft"
 
 
-@cache
-def anchored(trainer: type) -> type:
-    """A TRL trainer whose ``compute_loss_func`` is handed the logits of ``anchor``, a model that is not trained."""
+class _Anchored(_Trainer):  # type: ignore[misc]
+    """Mix-in, placed before a TRL trainer: its ``compute_loss_func`` is handed the logits of ``anchor``."""
 
-    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
+    anchor: Any
+    compute_loss_func: Any
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
         import torch
 
         whole = self.compute_loss_func
@@ -150,12 +153,15 @@ def anchored(trainer: type) -> type:
             logits = self.anchor(**seen, use_cache=False).logits
         self.compute_loss_func = partial(whole, reference_logits=logits)
         try:
-            return super(made, self).compute_loss(model, inputs, *args, **more)
+            return super().compute_loss(model, inputs, *args, **more)
         finally:
             self.compute_loss_func = whole
 
-    made = type(trainer.__name__, (trainer,), {"__doc__": trainer.__doc__, "compute_loss": compute_loss})
-    return made
+
+@cache
+def anchored(trainer: type) -> type:
+    """A TRL trainer whose loss compares the model with ``anchor``, a model that is not trained."""
+    return type(trainer.__name__, (_Anchored, trainer), {"__doc__": trainer.__doc__})
 
 
 def _changed(config: TrainingConfig) -> str | None:

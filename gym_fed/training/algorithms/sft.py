@@ -138,7 +138,9 @@ def _report_dropped_reasoning(config: TrainingConfig, rows: list[Row]) -> None:
         any(message.get(key) for message in row.get("messages", ()) for key in REASONING_KEYS) for row in rows
     )
     if count:
-        console.err.print(f"reasoning: drop: {count} of {len(rows)} rows are learned without it")
+        console.err.print(
+            f"reasoning: {config.reasoning}: {count} of {len(rows)} rows are learned without it"
+        )
 
 
 def _warn_of_learned_prompts(rows: list[Row]) -> None:

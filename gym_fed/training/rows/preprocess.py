@@ -36,7 +36,7 @@ def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dic
         store.require_free()
     tokenizer = use_chat_template(_tokenizer_of(config), config.chat_template)
     with templates_say(datetime.now().isoformat(timespec="seconds")):
-        rows = encode_run(config, algorithm, tokenizer, *rows_of_run(config, None, None, algorithm))
+        rows = encode_run(config, algorithm, tokenizer, *rows_of_run(config, None, None))
     return rows.counts, rows.eval_counts, store.index()
 
 

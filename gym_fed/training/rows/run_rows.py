@@ -14,6 +14,7 @@ from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import on_main
+from gym_fed.training.rows.run_kind import rows_to_learn
 from gym_fed.training.vision.conversations import require_no_images
 
 
@@ -40,10 +41,8 @@ def rows_of_run(
     config: TrainingConfig,
     dataset: Sequence[dict[str, Any]] | str | None,
     eval_dataset: Sequence[dict[str, Any]] | str | None,
-    algorithm: Algorithm,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Training and held-out rows of the kind that the algorithm learns from; a text is a name or path."""
-    from gym_fed.data.rows import as_kind
     from gym_fed.training.rows.sources import rows_of, split_rows
 
     if dataset is None and not config.data and has_encoded(config):
@@ -57,8 +56,8 @@ def rows_of_run(
     for name, part in (("data", rows), ("eval_data", eval_dataset)):
         if part is not None and not part:
             raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
-    held_out = None if eval_dataset is None else as_kind(eval_dataset, algorithm.row_kind)
-    return as_kind(rows, algorithm.row_kind), held_out
+    held_out = None if eval_dataset is None else rows_to_learn(config, eval_dataset)
+    return rows_to_learn(config, rows), held_out
 
 
 def _named(dataset: Sequence[dict[str, Any]] | str | None) -> Sequence[dict[str, Any]] | None:

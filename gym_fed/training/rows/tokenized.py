@@ -32,6 +32,7 @@ _KEYS = (
     "assistant_only_loss",
     "mask_history",
     "reasoning",
+    "default_system",
     "eval_split",
     "seed",
 )

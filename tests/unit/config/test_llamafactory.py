@@ -244,6 +244,10 @@ SHAPES: dict[str, Shape] = {
         },
     ),
     "extras/dft": ({**NO_LORA, "use_dft_loss": True}, {"sft.loss_type": "dft"}),
+    "a system message and no thoughts": (
+        {"default_system": "Be brief.", "enable_thinking": False},
+        {"default_system": "Be brief.", "reasoning": "off"},
+    ),
     "extras/asft": (
         {**NO_LORA, "use_asft_loss": True, "asft_alpha": 0.3},
         {"sft.loss_type": "asft", "sft.asft_alpha": 0.3},
@@ -433,6 +437,7 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
     ("changes", "words"),
     [
         ({"crop_to_patches": True}, "crop_to_patches: no counterpart"),
+        ({"stage": "dpo", "enable_thinking": False}, "enable_thinking: no counterpart: only sft"),
         ({"quantization_bit": 4, "quantization_method": "hqq"}, "quantization_method: no counterpart: hqq"),
         ({"stage": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: no counterpart"),
         ({"stage": "ppo", "reward_model": "http://x", "reward_model_type": "api"}, "use our grader remote"),

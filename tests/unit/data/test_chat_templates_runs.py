@@ -22,6 +22,7 @@ from gym_fed.data.rows import PlacedDict
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.algorithms.preference._answers import encode_answers
+from gym_fed.training.rows.run_kind import rows_to_learn
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import CONVERSATIONS, answer, byte_tokenizer, system, user
 
@@ -200,6 +201,30 @@ def test_reasoning_is_learned_under_either_name_and_left_out_when_dropped(name: 
     assert "twice three" in learned(tokenizer, row)
     dropped = encode_one(tokenizer, row, reasoning="drop")
     assert dropped == encode_one(tokenizer, {"messages": [user("3+3?"), answer("Six.")]})
+
+
+def test_an_empty_thought_is_learned_unless_reasoning_is_off() -> None:
+    tokenizer = byte_tokenizer(source("qwen3"))
+    row = {"messages": [user("3+3?"), answer("Six.")]}
+    assert learned(tokenizer, row, reasoning="drop").startswith("<think>\n\n</think>\n\nSix.")
+    assert learned(tokenizer, row, reasoning="off").startswith("Six.")
+    thoughtful = {"messages": [user("3+3?"), {**answer("Six."), "reasoning_content": "twice three"}]}
+    assert encode_one(tokenizer, thoughtful, reasoning="off") == encode_one(tokenizer, row, reasoning="off")
+    with pytest.raises(ValidationError, match="reasoning: off is for pretrain and sft; dpo takes"):
+        TrainingConfig(algorithm="dpo", reasoning="off")
+
+
+def test_conversations_without_a_system_message_begin_with_the_one_of_the_config() -> None:
+    own = [{"role": "system", "content": "mine"}, *TWO["messages"]]
+    rows = [TWO, {"messages": own}, {"text": "a text"}]
+    found = rows_to_learn(TrainingConfig(default_system="Be brief."), rows)
+    assert found[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert found[0]["messages"][1:] == TWO["messages"]
+    assert found[1:] == rows[1:]
+    pair = {"prompt": TWO["messages"][:1], "chosen": TWO["messages"][1:2], "rejected": TWO["messages"][1:2]}
+    (found_pair,) = rows_to_learn(TrainingConfig(algorithm="dpo", default_system="Be brief."), [pair])
+    assert [message["role"] for message in found_pair["prompt"]] == ["system", "user"]
+    assert "system" not in {message["role"] for message in TWO["messages"]}
 
 
 def test_dropped_reasoning_is_reported_once(
