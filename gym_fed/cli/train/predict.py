@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, open_rows
-from gym_fed.cli.train.train import stop_on_ctrl_c
+from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.console import AsJson, err, print_result
 
 if TYPE_CHECKING:

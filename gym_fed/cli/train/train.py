@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from gym_fed.cli.models.needed import YesOption, require_rows, with_models
+from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.config.llamafactory.files import load_training_config, predicts
 from gym_fed.config.schema.plugins import require_run_plugins
@@ -227,25 +224,3 @@ def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
     at = next(i for i, word in enumerate(sys.argv) if word.partition("=")[0] == "--nproc")
     words = sys.argv[1:at] + sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]
     sys.exit(launch([word for word in words if word != "--overwrite"], nproc))
-
-
-@contextmanager
-def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C ends the run after the current step, ``keeping`` something; the second stops at once."""
-    requested = False
-
-    def handler(number: int, frame: object) -> None:
-        nonlocal requested
-        if requested:
-            raise KeyboardInterrupt
-        requested = True
-        # Not through the console: the signal may have come while it was writing.
-        os.write(
-            sys.stderr.fileno(), f"\nstopping after this step{keeping}; Ctrl-C again stops at once\n".encode()
-        )
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield lambda: requested
-    finally:
-        signal.signal(signal.SIGINT, before)

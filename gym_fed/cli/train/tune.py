@@ -9,7 +9,7 @@ import typer
 
 from gym_fed import console
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, models_of
-from gym_fed.cli.train.train import stop_on_ctrl_c
+from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.config.yaml.file import load_config
 from gym_fed.console import print_columns
 

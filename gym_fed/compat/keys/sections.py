@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_fed.compat.keys.batch import batch_size
 from gym_fed.compat.keys.draft import Draft, KeyWord
 from gym_fed.compat.row import RefusedWord
 
@@ -90,9 +91,7 @@ def _training(draft: Draft) -> None:
         draft.put(key, value, f"training.{key}")
     draft.note("training", "no section: its keys stand at the top level")
     if draft.get("batch_size") is not None:
-        from gym_fed.compat.keys.training import _batch_size
-
-        _batch_size(draft)
+        batch_size(draft)
 
 
 def _cublas(draft: Draft) -> None:

@@ -2,77 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
+from gym_fed.compat.keys.batch import batch_size, near_batch
 from gym_fed.compat.keys.draft import Draft, KeyWord
 from gym_fed.compat.keys.sections import SECTIONS
 from gym_fed.compat.row import RefusedWord
 from gym_fed.kinds import ALGORITHMS
-
-_MOST_AT_ONCE = 8
-"""Rows of a device at once where the config does not say: the default of ``per_device_train_batch_size``."""
-
-
-def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, int] | None:
-    """Rows of a device at once and steps of accumulation whose product with ``processes`` is ``total``.
-
-    Args:
-        total: Rows of one optimiser step, on all devices.
-        processes: Devices.
-        at_once: Rows of a device at once, where they are given; else the most up to 8 that divide.
-
-    Returns:
-        None where no whole numbers do it.
-    """
-    each, left = divmod(total, processes)
-    if left or each < 1:
-        return None
-    if at_once is None:
-        at_once = max(size for size in range(1, _MOST_AT_ONCE + 1) if each % size == 0)
-    return None if each % at_once else (at_once, each // at_once)
-
-
-def _batch_size(draft: Draft) -> None:
-    total = draft.get("batch_size")
-    accumulated = draft.get("gradient_accumulation_steps")
-    try:
-        processes = int(draft.get("distributed.world_size") or os.environ.get("WORLD_SIZE") or 1)
-        total = int(total)
-        at_once = draft.get("per_device_train_batch_size")
-        if at_once is None and accumulated is not None:
-            each, left = divmod(total, processes * int(accumulated))
-            found = None if left else (each, int(accumulated))
-        else:
-            found = split_batch(total, processes, None if at_once is None else int(at_once))
-    except (TypeError, ValueError):
-        raise draft.problem("batch_size", f"{total!r} is no whole number of rows") from None
-    if found is None:
-        raise draft.problem(
-            "batch_size",
-            f"{total} rows of a step cannot be shared out evenly (processes: {processes}, "
-            f"per_device_train_batch_size: {at_once or 'free'}, gradient_accumulation_steps: {accumulated or 'free'})",
-            "give per_device_train_batch_size and gradient_accumulation_steps instead",
-        )
-    draft.take("batch_size")
-    draft.put("per_device_train_batch_size", found[0], "batch_size")
-    draft.put("gradient_accumulation_steps", found[1], "batch_size")
-    times = f" x {processes} processes" if processes > 1 else ""
-    draft.note(
-        "batch_size",
-        f"`per_device_train_batch_size: {found[0]}` x `gradient_accumulation_steps: {found[1]}`{times}",
-    )
-
-
-def _near_batch(value: Any) -> str:
-    found = split_batch(value, 1, None) if isinstance(value, int) and value > 0 else None
-    if found is None:
-        return "did you mean 'per_device_train_batch_size'?"
-    return (
-        f"did you mean 'per_device_train_batch_size'? A step has that many rows a device, times "
-        f"gradient_accumulation_steps: {found[0]} and {found[1]} on one device"
-    )
 
 
 def _bitdelta(draft: Draft) -> None:
@@ -164,10 +101,10 @@ WORDS = [
     KeyWord(
         "batch_size",
         "`per_device_train_batch_size` x `gradient_accumulation_steps` x processes",
-        _batch_size,
+        batch_size,
         where="Python",
         shown="TrainingConfig(batch_size=2048)",
-        near_only=_near_batch,
+        near_only=near_batch,
     ),
     KeyWord("use_unsloth", "unsloth"),
     KeyWord(

@@ -45,13 +45,13 @@ def test_options_reach_the_settings_over_those_of_the_file(source: Path, runs: l
     (folder / "serving.yaml").write_text("base: other\nport: 9\nengine: {max_concurrent: 3}\n")
     words = ["batch", str(source), str(folder / "out.jsonl"), "--config", str(folder / "serving.yaml")]
     CliRunner().invoke(
-        app, [*words, "--base", "mine", "--variants", "v", "--set", "engine.max_queued=1", "--seed", "4"]
+        app, [*words, "--base", "gym-nano", "--variants", "v", "--set", "engine.max_queued=1", "--seed", "4"]
     )
     settings, seed = runs[0]
-    assert (settings.base, settings.variants, settings.port, seed) == ("mine", Path("v"), 9, 4)
+    assert (settings.base, settings.variants, settings.port, seed) == ("gym-nano", Path("v"), 9, 4)
     assert batch._at_once(settings.engine) == 3 + 1
     described = json.loads((folder / "out.jsonl.batch.json").read_text())
-    assert (described["base"], described["seed"]) == ("mine", 4)
+    assert (described["base"], described["seed"]) == ("gym-nano", 4)
 
 
 def test_failures_give_an_exit_code_and_figures(source: Path, runs: list[tuple[Any, ...]]) -> None:

@@ -23,7 +23,7 @@ class Typist:
         self._master, slave = pty.openpty()
         environment = {**os.environ, "GYM_HOME": str(home), "TERM": "xterm", "COLUMNS": "200"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.chat_writer", "a-model"],
+            [sys.executable, "-m", "tests.support.chat_writer", "gym-nano"],
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -69,7 +69,7 @@ def test_a_grader_is_read_with_its_settings_and_written_again(tmp_path: Path) ->
         ("{grader: polite, least: 0}", "run.yaml:3:22: graders.0.least: Input should be greater"),
         (
             "{grader: pollite, least: 2}",
-            "run.yaml:3:6: graders.0.grader: unknown grader 'pollite' (known: code_tests",
+            "run.yaml:3:6: graders.0.grader: unknown grader 'pollite'; did you mean 'polite'? (known: code_tests",
         ),
         ("{word: x}", "run.yaml:3:5: graders.0.grader: required, but not given"),
         ("polite", "run.yaml:3:5: graders.0: Input should be a valid dictionary"),
@@ -145,7 +145,9 @@ def test_rows_that_one_of_ours_knows_stay_its_own(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused_in_the_hubs_file() -> None:
-    with pytest.raises(ValueError, match=r"unknown format 'card' \(known: auto, .*cards"):
+    with pytest.raises(
+        ValueError, match=r"unknown format 'card'; did you mean 'cards'\? \(known: auto, .*cards"
+    ):
         GateConfig(heldout="x", format="card")
 
 
@@ -160,7 +162,10 @@ def test_rows_of_an_installed_task_are_drawn_and_are_no_rehearsal(tmp_path: Path
 
 
 def test_an_unknown_task_is_refused_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(GymError, match=r"run.yaml:2:17: data.0.tasks.0: unknown task 'ecko' \(known: add"):
+    with pytest.raises(
+        GymError,
+        match=r"run.yaml:2:17: data.0.tasks.0: unknown task 'ecko'; did you mean 'echo'\? \(known: add",
+    ):
         read(tmp_path, "data: [{tasks: [ecko], num_examples: 4}]\n")
 
 
