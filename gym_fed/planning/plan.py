@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.config.train.training import DataConfig, TrainingConfig
+from gym_fed.errors import GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import pick_device
 from gym_fed.planning.duration import calibrate, step_operations, step_seconds
@@ -24,7 +25,7 @@ class RunPlan:
         sizes: Its weights.
         memory: Of one process.
         device: Where it would run.
-        available: Bytes that the device has.
+        available: Bytes that the device has; None where this machine lacks it.
         tokens: Of one step, at most.
         operations: Floating-point operations of one step.
         steps: Of the run; None where the number of rows is not known.
@@ -34,7 +35,7 @@ class RunPlan:
     sizes: Sizes
     memory: Memory
     device: str
-    available: int
+    available: int | None
     tokens: int
     operations: float
     steps: int | None
@@ -61,16 +62,16 @@ class RunPlan:
         whole = self.sizes.frozen + trained
         found = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({trained / whole:.2%})")]
         found += [(f"  {name}", gib(value)) for name, value in self.memory.parts().items() if value]
+        has = "not on this machine" if self.available is None else f"which has {gib(self.available)}"
         found += [
-            (
-                "memory at the peak",
-                f"{gib(self.memory.peak)} on {self.device}, which has {gib(self.available)}",
-            ),
+            ("memory at the peak", f"{gib(self.memory.peak)} on {self.device}, {has}"),
             ("tokens per step", f"{self.tokens:,} at most"),
             ("operations per step", f"{self.operations:.2e}"),
             ("steps", "as many as the rows give" if self.steps is None else f"{self.steps:,}"),
         ]
-        if self.seconds is None:
+        if self.available is None:
+            found.append(("time", f"not tried: this machine has no {self.device}"))
+        elif self.seconds is None:
             found.append(("time", "not tried: the model's blocks are too large for a calibration here"))
         else:
             found.append(("time per step", f"{self.seconds:.2f} s, calibrated on this machine"))
@@ -99,16 +100,16 @@ def plan_run(
     Raises:
         GymError: See ``sizes_of``.
     """
-    here = pick_device(config.device)
-    kind = device or here.type
+    here = _device_of(config, device)
+    kind = device or str(config.device).partition(":")[0] if here is None else here.type
     sizes = sizes_of(config)
     memory = memory_of(config, sizes, device=kind, processes=processes)
-    measured = calibrate(config, sizes, here, clock) if timed and kind == here.type else None
+    measured = calibrate(config, sizes, here, clock) if timed and here is not None else None
     return RunPlan(
         sizes,
         memory,
         kind,
-        _available(here),
+        None if here is None else _available(here),
         tokens_of_batch(config) * config.gradient_accumulation_steps,
         step_operations(config, sizes),
         steps_of(config, processes),
@@ -140,6 +141,14 @@ def _rows_of(source: DataConfig) -> int | None:
             return source.num_examples
         return round(min(stated, source.num_examples or stated) * source.weight)
     return round(sum(1 for _ in source_rows(source)) * source.weight)
+
+
+def _device_of(config: TrainingConfig, kind: str | None) -> Any:
+    """The run's device, or that of ``kind``; None where this machine lacks it, because a plan needs no such machine."""
+    try:
+        return pick_device(kind or config.device)
+    except GymError:
+        return None
 
 
 def _available(device: Any) -> int:

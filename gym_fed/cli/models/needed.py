@@ -115,8 +115,11 @@ def with_models(
             raise
         loaded = load()
     config = names(loaded)
-    if any(source.path is not None for source in config.data) and _missing(models_of(config)):
-        open_rows(config.data)
+    if _missing(models_of(config)):
+        from gym_fed.models import pick_device
+
+        pick_device(config.device)
+        open_rows((*config.data, *config.eval_data))
     if ensure_models(models_of(config), yes):
         loaded = load()
     ensure_datasets((*config.data, *config.eval_data), yes)

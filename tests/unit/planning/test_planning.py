@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import OPTIMIZERS
-from gym_fed.planning.duration import Calibration, calibrate, step_operations, step_seconds
+from gym_fed.planning.duration import BlockTiming, calibrate, step_operations, step_seconds
 from gym_fed.planning.memory import activation_bytes, block_bytes, memory_of, tokens_of_batch
 from gym_fed.planning.plan import duration, gib, plan_run, steps_of
 from gym_fed.planning.sizes import sizes_of
@@ -282,7 +282,7 @@ def test_steps_and_time_follow_rows_epochs_and_operations(small: str) -> None:
     matrices = 2 * (2 * 32 * 64 + 2 * 32 * 32 + 3 * 32 * 48) + 64 * 32
     assert step_operations(config, sizes) == tokens * 3 * (2 * matrices + 2 * 2 * 64 * 256)
     assert step_operations(run(small, finetuning="lora"), adapted) < step_operations(run(small), sizes)
-    assert step_seconds(config, sizes, Calibration(block=2e-6, rest=1e-6)) == pytest.approx(tokens * 5e-6)
+    assert step_seconds(config, sizes, BlockTiming(block=2e-6, rest=1e-6)) == pytest.approx(tokens * 5e-6)
 
 
 def test_a_calibration_times_blocks_of_the_model_and_leaves_large_ones(small: str, tmp_path: Path) -> None:
@@ -324,3 +324,12 @@ def test_sizes_and_times_are_shown_in_the_unit_that_people_use() -> None:
         "2.5 hours",
         "4.6 days",
     ]
+
+
+def test_a_device_that_this_machine_lacks_is_planned_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    plan = plan_run(TrainingConfig(model="gym-nano", device="cuda", max_steps=2))
+    assert (plan.device, plan.available, plan.seconds) == ("cuda", None, None)
+    lines = dict(plan.lines())
+    assert lines["memory at the peak"].endswith("on cuda, not on this machine")
+    assert lines["time"] == "not tried: this machine has no cuda"
