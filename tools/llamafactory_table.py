@@ -166,6 +166,8 @@ def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str,
     if is_version_1(given):
         return small
     small["max_samples"] = 16
+    if "freeze_trainable_layers" in given:  # the sibling has a few layers
+        small["freeze_trainable_layers"] = 1
     if "_vl" in kind or kind.startswith("qwen3_5"):  # rows of theirs are not cut
         small["cutoff_len"] = 4 * int(given.get("cutoff_len", 2048))
     small["gradient_accumulation_steps"] = min(int(given.get("gradient_accumulation_steps", 1)), 2)
