@@ -156,25 +156,29 @@ def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str,
             _adapter(kind, work / str(value), work)
         if name == "peft_config" and isinstance(value, dict) and value.get("adapter_name_or_path"):
             _adapter(kind, work / str(value["adapter_name_or_path"]), work)
-    if job == "export":  # another file may have written the same folder
-        shutil.rmtree(
-            work / str(given.get("export_dir") or given["peft_config"]["export_dir"]), ignore_errors=True
-        )
+    section = given.get("peft_config") or {}
+    written = given.get("export_dir") or section.get("export_dir") or given.get("output_dir")
+    if written and str(written) not in (
+        str(given.get("adapter_name_or_path")),
+        str(given.get("reward_model")),
+    ):
+        shutil.rmtree(work / str(written), ignore_errors=True)  # another file may have written it
     if job in ("export", "inference"):
         return small
     small["max_steps"] = 2
+    if "_vl" in kind or kind.startswith("qwen3_5"):  # rows of theirs are not cut
+        small["cutoff_len"] = 8192
     if is_version_1(given):
         return small
     small["max_samples"] = 16
     if "freeze_trainable_layers" in given:  # the sibling has a few layers
         small["freeze_trainable_layers"] = 1
-    if "_vl" in kind or kind.startswith("qwen3_5"):  # rows of theirs are not cut
-        small["cutoff_len"] = 4 * int(given.get("cutoff_len", 2048))
-    small["gradient_accumulation_steps"] = min(int(given.get("gradient_accumulation_steps", 1)), 2)
-    small["per_device_train_batch_size"] = min(int(given.get("per_device_train_batch_size", 1)), 2)
     if job == "predict":
         small["max_samples"], small["max_new_tokens"] = 2, 4
         del small["max_steps"]
+        return small
+    for key in ("gradient_accumulation_steps", "per_device_train_batch_size"):
+        small[key] = min(int(given.get(key, 1)), 2)
     return small
 
 

@@ -23,6 +23,12 @@ _OF_TRAINING = dict.fromkeys(
         *("stage", "do_train", "do_predict", "do_eval", "finetuning_type", "lora_rank", "lora_target"),
         *("lora_alpha", "predict_with_generate", "bf16", "fp16", "flash_attn", "infer_backend"),
         *("report_to", "run_name", "logging_steps", "save_steps", "warmup_ratio", "learning_rate"),
+        *(
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "num_train_epochs",
+            "lr_scheduler_type",
+        ),
         *("length_penalty", "image_max_pixels", "image_min_pixels"),
     ),
     "read while training only",

@@ -28,6 +28,7 @@ PREDICTS = {
         "output_dir": "saves/said",
         "per_device_eval_batch_size": 2,
         "overwrite_cache": True,
+        "gradient_accumulation_steps": 2,
     },
 }
 MERGES = {**MODEL, "export_dir": "saves/whole", "export_size": 2, "export_device": "cpu"}
