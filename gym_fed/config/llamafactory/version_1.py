@@ -49,6 +49,7 @@ def translate_version_1(given: dict[str, Any], processes: int | None = None) -> 
     _data(translator)
     _compute(translator)
     _tuning(translator)
+    _without_dropout(translator, algorithm)
     _optimizer(translator)
     _schedule(translator)
     _distributed(translator, processes)
@@ -178,6 +179,14 @@ def _lora(translator: Translator) -> None:
     for key in ("export_dir", "export_size", "infer_dtype", "export_hub_model_id", "export_legacy_format"):
         if translator.take(f"{section}.{key}") is not None:
             translator.note(f"{section}.{key}", "read by gym export only")
+
+
+def _without_dropout(translator: Translator, algorithm: str) -> None:
+    """Algorithms on pairs switch dropout off, there too."""
+    section = translator.result.values.get("lora", {})
+    if algorithm in ("dpo", "orpo", "simpo") and section.get("lora_dropout"):
+        section["lora_dropout"] = 0.0
+        translator.note("peft_config.lora_dropout", f"{algorithm} switches dropout off")
 
 
 def _quantization(translator: Translator) -> None:
