@@ -126,7 +126,7 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
             break
         settings, first = [*settings, *more], first or reason
         said = _run(copy, job, settings)
-    changed = f"as it is: {first}; with `--set {' '.join(settings)}` " if settings else ""
+    changed = f"as it is: {first}. With `--set {' '.join(settings)}` " if settings else ""
     if said is None:
         return Outcome(name, job, kind, True, f"{changed}it runs" if changed else "runs", code=code_now())
     if isinstance(said, str):

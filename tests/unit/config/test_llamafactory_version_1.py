@@ -97,7 +97,13 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "pairs": (
         {"train_dataset": "data/pairs.yaml", "peft_config": LORA, "pref_beta": 0.3},
-        {"algorithm": "dpo", "dpo.beta": 0.3, "finetuning": "lora", "data.0.path": "data/pairs.jsonl"},
+        {
+            "algorithm": "dpo",
+            "dpo.beta": 0.3,
+            "finetuning": "lora",
+            "lora.lora_dropout": 0.0,
+            "data.0.path": "data/pairs.jsonl",
+        },
     ),
     "a reward model": (
         {"train_dataset": "data/pairs.yaml", "model_class": "cls"},
