@@ -27,6 +27,8 @@ settle()  # before transformers imports what is installed
 
 NANO = "gym-nano"
 DTYPES = ("float32", "bfloat16", "float16")
+MAX_ADAPTERS = 8
+"""In a row, each the base of the one before."""
 _HUB_NAME = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
 _PLACING = ("distributed_config", "quantization_config", "device_map")
 
@@ -90,7 +92,8 @@ def load_model(
     _require_text(name_or_path, Path(source))
     adapter = Path(source) / "adapter_config.json"
     if adapter.is_file():
-        return _load_adapter(name_or_path, Path(source), adapter, dtype, device)
+        require_base_model(name_or_path, Path(source))
+        return _load_adapter(name_or_path, Path(source), dtype, device)
     with quiet_loading(), _as_gym_errors(name_or_path):
         if is_mixture_of_depths(Path(source)):
             model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
@@ -99,6 +102,7 @@ def load_model(
                 source,
                 dtype=getattr(torch, dtype),
                 local_files_only=True,
+                trust_remote_code=False,
                 **{"attn_implementation": "sdpa", **(arguments or {})},
             )
     tokenizer = load_tokenizer(name_or_path)
@@ -154,10 +158,13 @@ def load_tokenizer(name_or_path: str) -> Any:
     from transformers import AutoTokenizer
 
     with quiet_loading(), _as_gym_errors(name_or_path):
-        tokenizer = AutoTokenizer.from_pretrained(resolve(name_or_path), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            resolve(name_or_path), local_files_only=True, trust_remote_code=False
+        )
     for key in (
         "is_local",
         "local_files_only",
+        "trust_remote_code",
     ):  # transformers would write how it was loaded into saved copies
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.pad_token is None:
@@ -242,15 +249,11 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
-def _load_adapter(name: str, folder: Path, adapter: Path, dtype: str, device: str) -> LoadedModel:
-    from gym_fed.modeling.adapters import in_order, read_adapter
+def _load_adapter(name: str, folder: Path, dtype: str, device: str) -> LoadedModel:
+    from gym_fed.modeling.adapters import base_of, in_order, read_adapter
 
-    base_name = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not base_name:
-        raise GymError(
-            ErrorCode.MODEL_INVALID, f"{adapter}: names no base model", "set base_model_name_or_path"
-        )
-    return _put_on(name, str(base_name), in_order([read_adapter(name, folder)]), dtype, device)
+    own = read_adapter(name, folder)
+    return _put_on(name, base_of(own), in_order([own]), dtype, device)
 
 
 def load_adapted(
@@ -273,20 +276,14 @@ def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adap
     Raises:
         GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` for an adapter of another base.
     """
-    from gym_fed.modeling.adapters import CONFIG, in_order, read_adapter, require_base
+    from gym_fed.modeling.adapters import CONFIG, base_of, in_order, read_adapter, require_base
 
     named = [read_adapter(name, Path(resolve(name))) for name in adapters]
     folder, base = Path(resolve(name_or_path)), name_or_path
     if (folder / CONFIG).is_file():
         own = read_adapter(name_or_path, folder)
         named = [own, *named]
-        if own.base is None:
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"{folder / CONFIG}: names no base model",
-                "set base_model_name_or_path",
-            )
-        base = own.base
+        base = base_of(own)
         if (Path(resolve(base)) / CONFIG).is_file():
             raise GymError(
                 ErrorCode.MODEL_INVALID,
@@ -304,6 +301,33 @@ def folder_here(name: str | None) -> Path | None:
         return None if name is None else Path(resolve(name))
     except GymError:
         return None
+
+
+def require_base_model(name: str, folder: Path) -> None:
+    """Whether the bases that an adapter's config names, one after the other, lead to a model.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for adapters in a circle or in a long row; as ``resolve``.
+    """
+    for _ in range(MAX_ADAPTERS):
+        base = None
+        with suppress(OSError, ValueError, AttributeError):  # loading will say so
+            base = json.loads((folder / "adapter_config.json").read_text("utf-8")).get(
+                "base_model_name_or_path"
+            )
+        if not isinstance(base, str) or not base:
+            return
+        folder = Path(resolve(base))
+    raise no_base_model(name)
+
+
+def no_base_model(name: str) -> GymError:
+    """That an adapter's base is an adapter, whose base is one, and so on."""
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"{name}: its base is an adapter of an adapter, and {MAX_ADAPTERS} of them lead to no model",
+        "set base_model_name_or_path in adapter_config.json to a model",
+    )
 
 
 def _put_on(name: str, base_name: str, chain: Sequence[Adapter], dtype: str, device: str) -> LoadedModel:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gym_fed.data.files import Placed
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+_IN_ARCHIVE = re.compile(r"(bz2|gzip|lz4|tar|xz|zip|zstd)://", re.ASCII)
+"""How datasets writes a file of an archive: ``zip://rows.csv::`` and the place of the archive."""
 
 
 def hub_rows(
@@ -28,7 +34,7 @@ def hub_rows(
 
     Raises:
         GymError: ``UNAVAILABLE`` when it is not in the cache and the hub cannot be reached; ``NOT_FOUND`` when there is
-            no such dataset, subset or split.
+            no such dataset, subset or split; ``DATA_INVALID`` for one whose card names files elsewhere.
     """
     import datasets
 
@@ -37,14 +43,14 @@ def hub_rows(
     where = f"{name} ({subset}, {split})" if subset else f"{name} ({split})"
     remedy = f"fetch it once with: hf download --repo-type dataset {name}; or give files with path"
     try:
-        stream: Any = datasets.load_dataset(
+        builder = datasets.load_dataset_builder(
             source or name,
             name=subset,
-            split=split,
             data_dir=folder,
             data_files={split: list(files)} if files else None,
-            streaming=True,
         )
+        _require_own_files(name, source, builder.config.data_files)
+        stream: Any = builder.as_streaming_dataset(split=split)
         if (
             stream.features
         ):  # of a JSON list nothing is known before it is read, and there is nothing to decode
@@ -59,6 +65,26 @@ def hub_rows(
         ) from error
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
         raise GymError(ErrorCode.NOT_FOUND, f"hub dataset {where}: {_line(error)}", remedy) from error
+
+
+def _require_own_files(name: str, source: str | None, data_files: Any) -> None:
+    """Refuse a data set whose card names files of this machine, of another data set or of another host.
+
+    Raises:
+        GymError: ``DATA_INVALID``.
+    """
+    inside = f"{os.path.realpath(source)}{os.sep}" if source else f"hf://datasets/{name}".lower()
+    for paths in (data_files or {}).values():
+        for path in map(str, paths):
+            *archives, last = path.split("::")
+            place = os.path.normpath(last) if source else last.lower()
+            is_own = place.startswith(inside) and (bool(source) or place[len(inside) :][:1] in ("@", "/"))
+            if not (is_own and ".." not in last.split("/") and all(map(_IN_ARCHIVE.match, archives))):
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"hub dataset {name!r}: its card names {plain(path, 200)!r}, which is no file of it",
+                    "choose another data set, or give files with path",
+                )
 
 
 def cached_dataset(name: str) -> str | None:

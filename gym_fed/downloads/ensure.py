@@ -14,7 +14,7 @@ from gym_fed.downloads.fetch import Report, fetch, silent
 from gym_fed.downloads.offer import DownloadOffer, offer_dataset, offer_model
 from gym_fed.downloads.selection import is_whole
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import is_hub_name, resolve
+from gym_fed.models import MAX_ADAPTERS, is_hub_name, no_base_model, resolve
 
 Consent = Callable[[DownloadOffer], bool]
 """Is shown an offer and returns whether to go on; may raise a ``GymError`` of its own."""
@@ -33,15 +33,19 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
     Raises:
         GymError: As ``resolve`` for a path; as ``offer_model`` and ``fetch``; ``MODEL_NOT_FOUND`` without consent.
     """
-    folder = _present(name)
-    if folder is None:
-        offer = offer_model(name)
-        if not consent(offer):
-            raise declined(offer)
-        folder = fetch(offer, report)
-    if (base := _base_of(folder)) is not None:
-        ensure_model(base, consent=consent, report=report)
-    return folder
+    found: Path | None = None
+    wanted: str | None = name
+    for _ in range(MAX_ADAPTERS + 1):
+        folder = _present(wanted)
+        if folder is None:
+            offer = offer_model(wanted)
+            if not consent(offer):
+                raise declined(offer)
+            folder = fetch(offer, report)
+        found = found or folder
+        if (wanted := _base_of(folder)) is None:
+            return found
+    raise no_base_model(name)
 
 
 def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple[DownloadOffer, Path]:
@@ -63,11 +67,13 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
 
 def missing_model(name: str) -> bool:
     """Whether ``ensure_model`` would ask the Hub for ``name``, or for the base of it."""
-    folder = _present(name)
-    if folder is None:
-        return True
-    base = _base_of(folder)
-    return base is not None and missing_model(base)
+    wanted: str | None = name
+    for _ in range(MAX_ADAPTERS + 1):
+        if (folder := _present(wanted)) is None:
+            return True
+        if (wanted := _base_of(folder)) is None:
+            return False
+    raise no_base_model(name)
 
 
 def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) -> None:

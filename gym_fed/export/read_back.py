@@ -36,11 +36,15 @@ def load(parts: dict[str, Any]) -> tuple[Any, Any]:
     )
 
     folder = parts["model"]
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     sees = hasattr(config, "vision_config")
     kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     model = kind.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, attn_implementation="sdpa"
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        trust_remote_code=False,
+        attn_implementation="sdpa",
     )
     adapters = parts.get("adapters", [])
     if adapters:
@@ -57,7 +61,7 @@ def load(parts: dict[str, Any]) -> tuple[Any, Any]:
             apply_delta(model, opened)
     beside = adapters[-1] if adapters else folder
     reader: Any = AutoProcessor if sees else AutoTokenizer
-    return model.eval(), reader.from_pretrained(beside, local_files_only=True)
+    return model.eval(), reader.from_pretrained(beside, local_files_only=True, trust_remote_code=False)
 
 
 def answers(model: Any, tokenizer: Any, prompts: list[str], tokens: int) -> dict[str, Any]:

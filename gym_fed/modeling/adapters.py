@@ -21,6 +21,10 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE_ADAPTERS = "base_adapters"
 _QUANTISED_NAME = re.compile(r"(-unsloth)?(-bnb-[48]bit|-gptq(-int[48])?|-awq)$", re.IGNORECASE)
+_RANKS = ("r", "init_r", "target_r")
+_OWN_RANKS = ("ADALORA", "LOHA", "VERA")
+"""Kinds whose ranks are no dimension of every file."""
+MOST_RANK = 1 << 14
 _TAKES_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -45,7 +49,8 @@ class Adapter:
     @property
     def base(self) -> str | None:
         """What its config calls the model that it was trained on."""
-        return self.config.get("base_model_name_or_path") or None
+        found = self.config.get("base_model_name_or_path")
+        return found if isinstance(found, str) and found else None
 
     @property
     def kind(self) -> str:
@@ -81,6 +86,7 @@ def read_adapter(name: str, folder: Path) -> Adapter:
             "save it again with PEFT's save_pretrained, which writes safetensors",
         )
     _require_whole_difference(name, config)
+    _require_own_ranks(name, config, weights)
     below = folder / BASE_ADAPTERS
     numbered = sorted((int(entry.name), entry) for entry in below.glob("*") if entry.name.isdecimal())
     return Adapter(name, folder, config, file_sha256(weights), tuple(entry for _, entry in numbered))
@@ -99,6 +105,48 @@ def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
             f"{name}: init_lora_weights is {start}, so it belongs to a base that this start has changed",
             "save it with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it",
         )
+
+
+def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None:
+    """Refuse ranks beyond those of the weights: PEFT makes what the config describes before it looks for values.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if str(config.get("peft_type", "LORA")) in _OWN_RANKS:
+        most = MOST_RANK
+    else:
+        try:
+            with safe_open(weights, framework="pt") as file:
+                shapes = [file.get_slice(key).get_shape() for key in file.keys() if ".lora_" in key]  # noqa: SIM118 (it is no dict)
+        except SafetensorError:
+            return  # loading will report it
+        most = max((shape[0] for shape in shapes if shape), default=0)
+    pattern = config.get("rank_pattern")
+    named = [config.get(key) for key in _RANKS] + (
+        list(pattern.values()) if isinstance(pattern, dict) else []
+    )
+    ranks = [rank for rank in named if isinstance(rank, int)]
+    if max(ranks, default=0) > most:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: {CONFIG} says rank {max(ranks):.6g}, and its weights have {most} at most",
+            "restore its files, or give another adapter",
+        )
+
+
+def base_of(adapter: Adapter) -> str:
+    """What its config calls the model that it was trained on.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when it names none.
+    """
+    if adapter.base is None:
+        file = adapter.folder / CONFIG
+        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: names no base model", "set base_model_name_or_path")
+    return adapter.base
 
 
 def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
 
 
 def require_architecture(name: str, folder: Path) -> None:
@@ -17,13 +18,14 @@ def require_architecture(name: str, folder: Path) -> None:
     """
     from transformers import CONFIG_MAPPING
 
-    kind = None
+    kind, has_code = None, False
     with suppress(OSError, ValueError, AttributeError):  # reading the model will report it
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    if not isinstance(kind, str) or kind in CONFIG_MAPPING:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind, has_code = config.get("model_type"), "auto_map" in config
+    if (kind is None and not has_code) or (isinstance(kind, str) and kind in CONFIG_MAPPING):
         return
     raise GymError(
         ErrorCode.MODEL_INVALID,
-        f"{name}: transformers has no architecture {kind!r}, and code that comes with a model is never run",
+        f"{name}: transformers has no architecture {plain(kind, 60)!r}, and code that comes with a model is never run",
         "give a model of an architecture of transformers, or install a transformers that has this one",
     )

@@ -11,7 +11,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TUNING
-from gym_fed.models import is_hub_name, quiet_loading, resolve
+from gym_fed.models import is_hub_name, quiet_loading, require_base_model, resolve
 from gym_fed.training.optimizers.base import TrainedWeight
 
 
@@ -145,9 +145,10 @@ def _read_config(name: str) -> Any:
         return _read_hub_config(name)
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not (folder / "config.json").is_file():
+        require_base_model(name, folder)
         return _read_config(str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]))
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise GymError(
             ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "give another model"
@@ -161,7 +162,7 @@ def _read_hub_config(name: str) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model_config(name)), encoding="utf-8")
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _from_config(config: Any) -> Any:

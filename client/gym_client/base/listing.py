@@ -17,11 +17,13 @@ from gym_fed.base_files import (
 )
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
-from gym_fed.text import plain
+from gym_fed.text import plain, readable_bytes
 from gym_fed.wire.limits import CALL_SECONDS
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _DIGEST_BYTES = 16
+_MAX_BYTES = 64 << 20
+"""Of a whole listing; one of 20,000 tensors takes about 2 MB."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,19 @@ def read_listing(client: HubClient) -> Listing:
     """
     files: list[BaseFile] = []
     tensors: dict[str, bytes] = {}
+    num_bytes = 0
     call = client.stream("Base", pb.BaseRequest(), CALL_SECONDS)
     try:
         with client.errors():
             for part in call:
+                num_bytes += part.ByteSize()
                 files += [BaseFile(file.name, file.size_bytes, file.sha256) for file in part.files]
                 tensors |= {tensor.name: tensor.digest[:_DIGEST_BYTES] for tensor in part.tensors}
-                if len(files) > MAX_FILES or len(tensors) > MAX_TENSORS:
+                if len(files) > MAX_FILES or len(tensors) > MAX_TENSORS or num_bytes > _MAX_BYTES:
                     raise GymError(
                         ErrorCode.TOO_LARGE,
-                        f"{client.address} lists more than {MAX_FILES} files or {MAX_TENSORS} tensors of its base",
+                        f"{client.address} lists more of its base than {MAX_FILES} files, {MAX_TENSORS} tensors or "
+                        f"{readable_bytes(_MAX_BYTES)}",
                     )
     finally:
         call.cancel()

@@ -152,6 +152,8 @@ class BaseFinder:
         self._ask_for_copy(name)
         try:
             folder = ensure_model(name, consent=lambda found: self._agrees(offer, found), report=self._report)
+            if (folder / "adapter_config.json").is_file():
+                raise _adapter(name)
             names = [path.name for path in folder.iterdir() if most_bytes(path.name)]
             check_settings(folder, names)
             require_own_weights(folder, names)
@@ -165,6 +167,8 @@ class BaseFinder:
         return model
 
     def _agrees(self, offer: BaseOffer, found: DownloadOffer) -> bool:
+        if found.name != offer.public_name or any(file.path == "adapter_config.json" for file in found.files):
+            raise _adapter(offer.public_name)
         self._check_policy(found.missing_bytes)
         self._display.busy("")
         licence, count = found.licence or "", len(found.files)
@@ -269,3 +273,8 @@ class BaseFinder:
         keep_model(model, str(place))
         self._display.report("base", f"the base is in {place}", folder=os.fspath(place))
         return model
+
+
+def _adapter(name: str) -> GymError:
+    what = f"{name}, which the hub names as its base, is an adapter of another model"
+    return GymError(ErrorCode.MODEL_INVALID, what, _OWN)

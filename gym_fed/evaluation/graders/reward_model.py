@@ -13,7 +13,8 @@ from gym_fed.config.train.graders import Device, GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._value_head import has_value_head
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.models import load_tokenizer, pick_device, quiet_loading, resolve
+from gym_fed.modeling.adapters import base_of, read_adapter
+from gym_fed.models import load_tokenizer, pick_device, quiet_loading, require_base_model, resolve
 
 
 class RewardModelConfig(GraderConfig):
@@ -69,11 +70,10 @@ class RewardModelGrader(Grader):
             adapter = self._folder / "adapter_config.json"
             base = self._folder
             if adapter.is_file():
-                base = Path(
-                    resolve(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
-                )
+                require_base_model(self.config.model, self._folder)
+                base = Path(resolve(base_of(read_adapter(self.config.model, self._folder))))
             model = AutoModelForSequenceClassification.from_pretrained(
-                base, num_labels=1, dtype=dtype, local_files_only=True
+                base, num_labels=1, dtype=dtype, local_files_only=True, trust_remote_code=False
             )
             self._tokenizer = load_tokenizer(str(self._folder))
             if adapter.is_file():

@@ -58,10 +58,11 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     require_architecture(name_or_path, Path(source))
     try:
         with quiet_loading(), films_left_out():
-            processor = AutoProcessor.from_pretrained(source, local_files_only=True)
+            processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
             model = AutoModelForImageTextToText.from_pretrained(
                 source,
                 local_files_only=True,
+                trust_remote_code=False,
                 dtype=getattr(torch, dtype),
                 attn_implementation="sdpa",
                 **arguments,

@@ -418,3 +418,29 @@ def test_no_to_a_public_base_is_no_to_every_source(hub: BaseHub, home: Home, pub
     assert len(consent.offered) == 1
     assert not public.gets("model.safetensors")
     assert not hub.enrolled
+
+
+def test_an_adapter_under_a_public_name_is_refused_before_anything_is_fetched(
+    hub: BaseHub, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "adapter_config.json": json.dumps({"base_model_name_or_path": "acme/elsewhere"}).encode(),
+        "adapter_model.safetensors": b"x" * 5000,
+    }
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with ModelHub({"acme/adapter": Repo(files)}) as public:
+        monkeypatch.setattr(constants, "ENDPOINT", public.url)
+        hub.changes = {"public_name": "acme/adapter", "bytes": 0, "files": 0, "listing_sha256": ""}
+        hub.announce()
+        error = refused(hub, home)
+        assert public.gets("adapter_model.safetensors") == []
+    assert error.code is ErrorCode.MODEL_INVALID
+    assert "is an adapter" in error.message
+
+
+def test_a_listing_of_endless_names_is_not_taken_into_memory(hub: BaseHub, home: Home, digest: str) -> None:
+    long = "x" * (1 << 20)
+    hub.base = [pb.BasePart(tensors=[pb.BaseTensor(name=f"{at}{long}", digest=b"")]) for at in range(200)]
+    error = refused(hub, home)
+    assert error.code is ErrorCode.TOO_LARGE
+    assert "lists more of its base" in error.message

@@ -193,6 +193,57 @@ def test_a_hub_dataset_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytes
     assert caught.value.code is ErrorCode.NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    "place", ["{private}/*.jsonl", "../../../private/*.jsonl", "file://{private}/*.jsonl"]
+)
+def test_the_card_of_a_hub_dataset_names_no_file_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "diary.jsonl").write_text(JSONL)
+    repository = tmp_path / "cache" / "datasets--someone--words"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    (snapshot / "train.jsonl").write_text(JSONL)
+    path = place.format(private=private)
+    if path.startswith(".."):
+        path = f"../{path}"
+    (snapshot / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {path}\n---\n"
+    )
+    with pytest.raises(GymError, match="which is no file of it") as caught:
+        list(source_rows(DataConfig(hub="someone/words")))
+    assert caught.value.code is ErrorCode.DATA_INVALID
+
+
+@pytest.mark.parametrize(
+    ("path", "is_own"),
+    [
+        ("hf://datasets/someone/words@0123/train.jsonl", True),
+        ("hf://datasets/Someone/Words@0123/train.jsonl", True),
+        ("zip://train.jsonl::hf://datasets/someone/words@0123/all.zip", True),
+        ("hf://datasets/someone/words-private@0123/train.jsonl", False),
+        ("hf://datasets/someone/words@0123/../../other/words/train.jsonl", False),
+        ("file:///etc/passwd::hf://datasets/someone/words@0123/train.jsonl", False),
+        ("https://elsewhere.example/train.jsonl", False),
+        ("/etc/passwd", False),
+    ],
+)
+def test_a_streamed_hub_dataset_is_read_from_its_own_files_alone(path: str, is_own: bool) -> None:
+    from gym_fed.data.hub import _require_own_files
+
+    if is_own:
+        return _require_own_files("someone/words", None, {"train": [path]})
+    with pytest.raises(GymError, match="which is no file of it"):
+        _require_own_files("someone/words", None, {"train": [path]})
+
+
 def test_a_hub_dataset_that_is_nowhere_says_how_to_fetch_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

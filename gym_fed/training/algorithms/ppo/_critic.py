@@ -82,6 +82,7 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
                     str(folder),
                     dtype=getattr(torch, dtype),
                     local_files_only=True,
+                    trust_remote_code=False,
                     attn_implementation="sdpa",
                 )
             except (OSError, ValueError) as error:

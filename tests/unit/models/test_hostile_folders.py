@@ -1,0 +1,87 @@
+"""Folders of models and adapters from anybody: circles of bases, ranks that fill the memory, code that wants to run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gym_fed.downloads import ensure_model, missing_model
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
+from gym_fed.modeling.adapters import read_adapter
+from gym_fed.models import load_model, nano_path
+
+
+def adapter(folder: Path, base: Any, **changes: Any) -> Path:
+    """A LoRA of rank 4 on one layer."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": base, "r": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({name: torch.zeros(4, 8)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("act", [missing_model, load_model, lambda name: ensure_model(name, consent=bool)])
+def test_adapters_whose_bases_go_in_a_circle_are_refused(tmp_path: Path, act: Any) -> None:
+    one = adapter(tmp_path / "one", str(tmp_path / "two"))
+    adapter(tmp_path / "two", str(one))
+    with pytest.raises(GymError, match="lead to no model") as raised:
+        act(str(one))
+    assert raised.value.code is ErrorCode.MODEL_INVALID
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"r": 10**9}, {"rank_pattern": {"q_proj": 10**9}}, {"peft_type": "ADALORA", "init_r": 10**9}],
+)
+def test_a_rank_that_the_weights_do_not_have_is_refused_before_it_takes_memory(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    folder = adapter(tmp_path / "huge", "gym-nano", **changes)
+    with pytest.raises(GymError, match=r"says rank 1e\+09, and its weights have"):
+        read_adapter("huge", folder)
+
+
+def test_a_rank_that_the_weights_have_is_read(tmp_path: Path) -> None:
+    assert read_adapter("right", adapter(tmp_path / "right", "gym-nano")).base == "gym-nano"
+
+
+@pytest.mark.parametrize("base", [None, "", ["gym-nano"], {"a": 1}, 7])
+def test_a_reward_models_adapter_without_a_base_is_refused(tmp_path: Path, base: Any) -> None:
+    folder = adapter(tmp_path / "scorer", base, task_type="SEQ_CLS")
+    with pytest.raises(GymError, match="names no base model"):
+        RewardModelGrader(RewardModelConfig(grader="reward_model", model=str(folder)))._classifier()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model_type": None}, {"model_type": "clip"}, {"model_type": {"a": 1}}, {"model_type": "evil"}],
+)
+def test_code_of_a_folder_is_not_run_and_nobody_is_asked_whether_to(
+    tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "evil"
+    shutil.copytree(nano_path(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}, **changes}
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+
+    def asked(question: str = "") -> str:
+        raise AssertionError(f"asked: {question}")
+
+    monkeypatch.setattr("builtins.input", asked)
+    with pytest.raises(GymError) as raised:
+        load_model(str(folder))
+    assert raised.value.code is ErrorCode.MODEL_INVALID
+    assert not (tmp_path / "ran").exists()
+    assert "evil" not in sys.modules
