@@ -153,7 +153,7 @@ def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> Non
                     _append(offer, file, stream, have, state)
                     return
                 except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError):
-                    have = stream.tell()
+                    have = stream.seek(0, os.SEEK_END)
                     losses = 0 if have > most else losses + 1
                     most = max(have, most)
                     if losses > MOST_LOSSES:

@@ -22,9 +22,8 @@ WEIGHTS = "adapter_model.safetensors"
 BASE_ADAPTERS = "base_adapters"
 _QUANTISED_NAME = re.compile(r"(-unsloth)?(-bnb-[48]bit|-gptq(-int[48])?|-awq)$", re.IGNORECASE)
 _RANKS = ("r", "init_r", "target_r")
-_OWN_RANKS = ("ADALORA", "LOHA", "VERA")
-"""Kinds whose ranks are no dimension of every file."""
 MOST_RANK = 1 << 14
+"""Of an adapter that is no LoRA, whose rank need not be a dimension of its file."""
 _TAKES_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -115,7 +114,10 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
     """
     from safetensors import SafetensorError, safe_open
 
-    if str(config.get("peft_type", "LORA")) in _OWN_RANKS:
+    kind = str(config.get("peft_type", "LORA"))
+    if kind == "LOKR":
+        return  # a rank beyond a layer's size means all of it
+    if kind != "LORA":
         most = MOST_RANK
     else:
         try:

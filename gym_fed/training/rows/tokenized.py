@@ -20,6 +20,7 @@ from gym_fed.data.row_counts import IGNORED
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, write_atomically
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.text import plain
 from gym_fed.training.vision.conversations import is_processor, is_vision_model
 
 FORMAT_VERSION = 1
@@ -70,8 +71,12 @@ class TokenizedRows:
             found = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
             if found["format"] != FORMAT_VERSION:
                 raise ValueError(
-                    f"it is of format {found['format']}, and this release reads {FORMAT_VERSION}"
+                    f"it is of format {plain(found['format'], 40)}, and this release reads {FORMAT_VERSION}"
                 )
+            if not (isinstance(found["made_by"], dict) and isinstance(found["files"], dict)):
+                raise ValueError("made_by and files are no mappings")
+            for key in ("digests", "counts", "eval_counts"):
+                found[key]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
@@ -212,6 +217,10 @@ def _made_by(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
 
 def _require_tokens(row: dict[str, Any], size: int, number: int) -> None:
     """Refuse a row with an id that the tokenizer has not."""
+    if not isinstance(row, dict):
+        raise ValueError(f"line {number}: is no mapping")
+    if {"labels", "input_ids"} <= row.keys() and len(row["labels"]) != len(row["input_ids"]):
+        raise ValueError(f"line {number}: has another number of labels than of input_ids")
     for key, ids in row.items():
         holds_tokens = key == "labels" or (key.endswith("ids") and key != "position_ids")
         if holds_tokens and not all(type(i) is int and (0 <= i < size or i == IGNORED) for i in ids):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -154,3 +155,32 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_written(tmp_path: Pat
         config(tmp_path, rows, tokenized_path=None, preprocess_only=True)
     with pytest.raises(GymError, match="preprocess_only: is set"):
         Trainer(config(tmp_path, rows, preprocess_only=True)).train()
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("index.json", lambda index: {"format": index["format"]}),
+        ("index.json", lambda index: {**index, "made_by": []}),
+        ("index.json", lambda index: {**index, "files": None}),
+        ("train.jsonl", lambda row: [1, 2]),
+        ("train.jsonl", lambda row: {**row, "labels": row["labels"][1:]}),
+        ("train.jsonl", lambda row: {**row, "input_ids": 7}),
+    ],
+)
+def test_encoded_rows_of_a_strange_form_are_refused(
+    tmp_path: Path, rows: Path, file: str, change: Any
+) -> None:
+    preprocess(config(tmp_path, rows))
+    index = json.loads((tmp_path / "tokens/index.json").read_text())
+    if file == "index.json":
+        index = change(index)
+    else:
+        lines = (tmp_path / "tokens" / file).read_text().splitlines()
+        data = "\n".join([json.dumps(change(json.loads(lines[0]))), *lines[1:]]).encode()
+        (tmp_path / "tokens" / file).write_bytes(data)
+        index["files"][file] = hashlib.sha256(data).hexdigest()
+    (tmp_path / "tokens/index.json").write_text(json.dumps(index))
+    with pytest.raises(GymError) as raised:
+        Trainer(config(tmp_path, None)).train()
+    assert raised.value.code is ErrorCode.STATE_CORRUPT
