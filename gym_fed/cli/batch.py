@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.train.progress import bar, duration
 from gym_fed.console import err, print_result
@@ -41,6 +42,7 @@ def batch(
         list[str] | None,
         typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
     ] = None,
+    chat_template: ChatTemplateOption = None,
     variants: Annotated[
         Path | None,
         typer.Option("--variants", metavar="DIR", help="Folder of variants, as `gym variant` fills it."),
@@ -68,6 +70,7 @@ def batch(
     named = {
         "base": base,
         "adapter": adapter,
+        "chat_template": chat_template,
         "variants": str(variants) if variants is not None else None,
     }
     named_overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
@@ -78,6 +81,7 @@ def batch(
     from gym_fed.serving.batch.run import BatchOutput
 
     given = check_input(source, check_body)
+    require_template(settings.chat_template)
     ensure_models([settings.base, *settings.adapter], yes)
     identity = _identity(settings, given, seed)
     with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:
@@ -153,6 +157,7 @@ def _identity(settings: ServingConfig, given: BatchInput, seed: int) -> dict[str
         "input_sha256": given.sha256,
         "base": settings.base,
         **({"adapter": settings.adapter} if settings.adapter else {}),
+        **({"chat_template": settings.chat_template} if settings.chat_template else {}),
         "served_name": settings.served_name,
         "dtype": settings.dtype,
         "device": settings.device,

@@ -29,21 +29,18 @@ GGUF = RefusedWord(
 )
 
 _OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
+_OF_A_BASE = {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"}
 _NOT_NEEDED = {
-    "template": "not needed (the chat template in the model's folder is used)",
+    "template": "not needed (the tokenizer's own template goes with the model)",
     "finetuning_type": "not needed (an adapter says it)",
     "trust_remote_code": "not needed (code that comes with a model is never run)",
 }
-"""Flags that models and adapters say themselves, of chat, api, batch and export."""
+"""Flags that models and adapters say themselves, of the commands below that do not take them."""
 
 FLAGS: dict[str, dict[str, str]] = {
-    "chat": _OF_A_MODEL,
-    "api": {
-        "model_name_or_path": "--base",
-        "model": "--base",
-        "adapter_name_or_path": "--adapter",
-    },
-    "batch": {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"},
+    "chat": {**_OF_A_MODEL, "template": "--chat-template"},
+    "api": {**_OF_A_BASE, "template": "--chat-template"},
+    "batch": {**_OF_A_BASE, "template": "--chat-template"},
     "export": {**_OF_A_MODEL, "export_dir": "--output", "export_size": "--shard-size"},
 }
 """Our options by their flags, by command; ``MODEL`` is an argument."""
@@ -72,7 +69,7 @@ COMMANDS = [
         for command, flags in FLAGS.items()
         for theirs, ours in flags.items()
     ),
-    *(BroughtWord("command", f"gym chat --{flag}", what) for flag, what in _NOT_NEEDED.items()),
+    *(BroughtWord("command", f"gym export --{flag}", what) for flag, what in _NOT_NEEDED.items()),
 ]
 
 

@@ -94,6 +94,9 @@ class ServingConfig(ReadsOtherWords):
     adapter: Folders = Field(default_factory=list)
     """PEFT folders that are merged into the base, in this order; variants are then of the merged model."""
 
+    chat_template: str | None = Field(default=None, min_length=1)
+    """Instead of the model's own template: a name such as ``chatml``, the path of a Jinja file, or Jinja itself."""
+
     served_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""
 

@@ -36,7 +36,7 @@ class Serving:
         config: As given.
         served_name: Of the base in the API.
         base: Describes the base as its variants know it: the float32 weights' digest.
-        tokenizer: Of the base.
+        tokenizer: Of the base, with the template of the config.
         served: The model.
         engine: Generates the answers.
         store: The variants; None: only the base.
@@ -72,20 +72,25 @@ def open_serving(config: ServingConfig) -> Serving:
     The base is first loaded in float32, whatever ``dtype`` is, because a base's digest is of its float32 weights.
 
     Raises:
-        GymError: As ``load_model``, ``VariantStore.open`` and ``MultiVariantModel``; ``CONFIG_INVALID`` for a base
-            whose name the API cannot use, without ``served_name``, and for a ``kv_cache_size`` of less than two tokens.
+        GymError: As ``load_model``, ``use_chat_template``, ``VariantStore.open`` and ``MultiVariantModel``;
+            ``CONFIG_INVALID`` for a base whose name the API cannot use, without ``served_name``, and for a
+            ``kv_cache_size`` of less than two tokens.
     """
     import torch
 
+    from gym_fed.data.chat_templates.choice import read_chat_template, use_chat_template
     from gym_fed.delta.base import BaseSpec
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
     name = _served_name(config)
+    if config.chat_template is not None:
+        read_chat_template(config.chat_template)  # refused before the base is loaded
     device = pick_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     loaded = load_adapted(config.base, config.adapter)
+    tokenizer = use_chat_template(loaded.tokenizer, config.chat_template)
     model: Any = loaded.model
     if hasattr(model, "peft_config"):
         model = model.merge_and_unload()
@@ -95,12 +100,12 @@ def open_serving(config: ServingConfig) -> Serving:
         served = stack.enter_context(MultiVariantModel(model, kernel=config.engine.kernel))
         _require_kv_cache(config.engine, served.bytes_per_token)
         store = _open_store(config, base, served, stack)
-        engine = stack.enter_context(Engine(served, loaded.tokenizer, store, config.engine))
+        engine = stack.enter_context(Engine(served, tokenizer, store, config.engine))
         usage_log = _usage_log(config, base, stack)
         service = OpenAIService(
             engine,
             Catalogue(name, store, base.digest),
-            loaded.tokenizer,
+            tokenizer,
             vocab_size=model.get_input_embeddings().weight.shape[0],
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",
             max_at_once=_max_at_once(config.engine),
@@ -108,7 +113,7 @@ def open_serving(config: ServingConfig) -> Serving:
             on_use=None if usage_log is None else usage_log.write,
         )
         return Serving(
-            config, name, base, loaded.tokenizer, served, engine, store, service, usage_log, stack.pop_all()
+            config, name, base, tokenizer, served, engine, store, service, usage_log, stack.pop_all()
         )
     raise AssertionError("unreachable: an ExitStack without callbacks swallows nothing")
 

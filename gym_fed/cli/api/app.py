@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from gym_fed.cli.chat import their_file
+from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.config.serving import LOOPBACK, ServingConfig
 from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
@@ -63,6 +64,7 @@ def serve(
         list[str] | None,
         typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
     ] = None,
+    chat_template: ChatTemplateOption = None,
     variants: Annotated[
         Path | None, typer.Option("--variants", help="Folder that gym variant fills.")
     ] = None,
@@ -84,6 +86,7 @@ def serve(
     named = {
         "base": base,
         "adapter": adapter,
+        "chat_template": chat_template,
         "variants": variants,
         "host": host,
         "port": port,
@@ -91,6 +94,7 @@ def serve(
     }
     overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
     settings = serving_config(config, [*(set_ or []), *overrides])
+    require_template(settings.chat_template)
     ensure_models([settings.base, *settings.adapter], yes)
 
     from gym_fed.serving.http.server import run_server
@@ -138,7 +142,8 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
         if not _is_theirs(path):
             return load_config(path, ServingConfig, overrides)
         theirs = their_file.read(path)
-        values = {"base": theirs["model"], **({"dtype": theirs["dtype"]} if "dtype" in theirs else {})}
+        values = {"base": theirs["model"]}
+        values |= {key: theirs[key] for key in ("dtype", "chat_template") if key in theirs}
     placed = place_overrides(values, overrides)
     return validate(values, ServingConfig, "--set" if path is None else str(path), None, placed | {()})
 

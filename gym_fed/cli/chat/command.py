@@ -11,6 +11,7 @@ import click
 import typer
 
 from gym_fed.cli.chat import their_file
+from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.console import err, print_json
 from gym_fed.errors import ErrorCode, GymError
@@ -31,6 +32,7 @@ def chat(
         list[str] | None,
         typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
     ] = None,
+    chat_template: ChatTemplateOption = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this, print the answer, leave.")] = None,
     system: Annotated[
         str | None, typer.Option("--system", help="A system message before everything.")
@@ -95,6 +97,7 @@ def chat(
     if api is None and their_file.is_file(model):
         theirs = their_file.read(str(model))
         model, system = theirs["model"], system or theirs.get("system")
+        chat_template = chat_template or theirs.get("chat_template")
     settings = ChatSettings.of(
         {
             "max_tokens": max_new_tokens,
@@ -111,7 +114,8 @@ def chat(
         | {key: value for key, value in theirs.get("sampling", {}).items() if not _is_given(key)}
     )
     if api is not None:
-        _refuse_beside("--api", {"--variants": variants, "--device": device, "--adapter": adapter})
+        here = {"--variants": variants, "--device": device, "--adapter": adapter}
+        _refuse_beside("--api", {**here, "--chat-template": chat_template})
         writer = _remote(api, model, api_key_env)
     else:
         _refuse_beside("a model of this machine (no --api)", {"--api-key-env": api_key_env})
@@ -122,8 +126,9 @@ def chat(
 
             named = os.environ.get("GYM_VARIANTS")
             variants = store_folder(Path(named) if named else None)
+        require_template(chat_template)
         ensure_models([model, *(adapter or ())], yes)
-        writer = _local(model, adapter or [], variants, device or "auto")
+        writer = _local(model, adapter or [], variants, device or "auto", chat_template)
 
     from gym_fed.cli.chat.terminal import Terminal, line_editing
     from gym_fed.serving.chat.session import ChatSession
@@ -165,14 +170,18 @@ def _remote(url: str, model: str | None, api_key_env: str | None) -> Writer:
     return RemoteWriter(url, model, api_key=key)
 
 
-def _local(model: str, adapters: list[str], variants: Path | None, device: str) -> Writer:
+def _local(
+    model: str, adapters: list[str], variants: Path | None, device: str, chat_template: str | None
+) -> Writer:
     from gym_fed.serving.chat.local_writer import open_engine, open_plain
 
     try:
-        return open_engine(model, adapters=adapters, variants=variants, device=device)
+        return open_engine(
+            model, adapters=adapters, variants=variants, device=device, chat_template=chat_template
+        )
     except GymError as error:
         if error.code is not ErrorCode.MODEL_INVALID or variants is not None:
             raise
-        writer = open_plain(model, adapters=adapters, device=device)
+        writer = open_plain(model, adapters=adapters, device=device, chat_template=chat_template)
         err.print(f"{error.message}: it answers by transformers' own generation", style="dim")
         return writer

@@ -16,7 +16,7 @@ def is_file(name: str | Path | None) -> bool:
 
 
 def read(file: str | Path) -> dict[str, Any]:
-    """``model``, ``sampling`` and, where the file gives them, ``system`` and ``dtype``; notes are printed.
+    """``model``, ``sampling``; where the file gives them ``system``, ``chat_template``, ``dtype``. Notes are printed.
 
     Raises:
         GymError: As ``load_inference``; ``CONFIG_INVALID`` for adapters that one model cannot stand for.

@@ -82,8 +82,9 @@ WORDS = [
     ),
     KeyWord("model", "base", shown="serving.model"),
     KeyWord("model_name_or_path", "base", shown="serving.model_name_or_path"),
+    KeyWord("template", "chat_template", shown="serving.template"),
     KeyWord("max_model_len", "engine.max_context", shown="serving.max_model_len"),
 ]
 
-NEAR = {"max_num_seqs": "engine", "model_path": "base", "api_key": "api_keys", "template": "base"}
+NEAR = {"max_num_seqs": "engine", "model_path": "base", "api_key": "api_keys"}
 """Our keys by those of other servers."""

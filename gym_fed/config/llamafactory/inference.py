@@ -62,7 +62,7 @@ def translate_predict(given: dict[str, Any]) -> Translation:
 
 
 def translate_inference(given: dict[str, Any]) -> Translation:
-    """What `gym chat` and `gym api` take: ``model``, ``adapter`` (a list), ``dtype``, and ``sampling``."""
+    """For `gym chat` and `gym api`: ``model``, ``adapter`` (a list), ``chat_template``, ``dtype``, ``sampling``."""
     if is_version_1(given):
         return _version_1(given)
     translator = Translator(given)
@@ -78,9 +78,6 @@ def translate_inference(given: dict[str, Any]) -> Translation:
     if backend in _BACKENDS:
         translator.note("infer_backend", f"{backend} is not used; our own engine answers")
     translate_template(translator)
-    if "chat_template" in translator.result.values:
-        translator.result.values.pop("chat_template")
-        translator.note("template", "conversations are written by the model's own template")
     translator.move("default_system", "system")
     _dtype(translator)
     translator.leave({**NOT_NEEDED, **_OF_TRAINING}, _PREFIXES)

@@ -82,7 +82,12 @@ class LocalWriter:
 
 
 def open_engine(
-    model: str, *, adapters: Sequence[str] = (), variants: Path | None = None, device: str = "auto"
+    model: str,
+    *,
+    adapters: Sequence[str] = (),
+    variants: Path | None = None,
+    device: str = "auto",
+    chat_template: str | None = None,
 ) -> LocalWriter:
     """One model and its variants, for one conversation.
 
@@ -91,6 +96,7 @@ def open_engine(
         adapters: Further PEFT folders to merge, in this order.
         variants: Folder of a variant store.
         device: As for ``pick_device``.
+        chat_template: As in ``ServingConfig``.
 
     Raises:
         GymError: As ``open_serving``; ``MODEL_INVALID`` for a model that the engine cannot serve.
@@ -106,6 +112,7 @@ def open_engine(
         ServingConfig(
             base=model,
             adapter=list(adapters),
+            chat_template=chat_template,
             served_name=_UNSERVABLE.sub("-", model_name(model)).lstrip("._/-")[:128] or "model",
             variants=variants,
             device=device,
@@ -129,16 +136,20 @@ def _names(serving: Serving) -> list[str]:
     return [record.name for record in serving.store.list() if record.base_digest == serving.base.digest]
 
 
-def open_plain(model: str, *, adapters: Sequence[str] = (), device: str = "auto") -> LocalWriter:
+def open_plain(
+    model: str, *, adapters: Sequence[str] = (), device: str = "auto", chat_template: str | None = None
+) -> LocalWriter:
     """A model that the engine cannot serve, by transformers' own ``generate``."""
+    from gym_fed.data.chat_templates.choice import use_chat_template
     from gym_fed.models import load_adapted, model_name
     from gym_fed.serving.chat.plain_writer import PlainGeneration
 
     loaded = load_adapted(model, adapters, device=device)
+    tokenizer = use_chat_template(loaded.tokenizer, chat_template)
     return LocalWriter(
-        PlainGeneration(loaded.model, loaded.tokenizer),
+        PlainGeneration(loaded.model, tokenizer),
         base=model_name(model),
-        tokenizer=loaded.tokenizer,
+        tokenizer=tokenizer,
         context=int(getattr(loaded.model.config, "max_position_embeddings", 2048)),
     )
 

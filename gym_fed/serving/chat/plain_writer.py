@@ -14,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
+from gym_fed.serving.engine.engine import end_ids
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _KNOWN = frozenset({"model", "messages", "prompt", "max_tokens", "seed", *_SAMPLING})
@@ -79,6 +80,7 @@ class PlainGeneration:
         """Number of new tokens, the end token not counted."""
         if body.get("seed") is not None:
             torch.manual_seed(body["seed"])
+        ends = end_ids(self._model, self._tokenizer)
         prompt = torch.tensor([ids], device=next(self._model.parameters()).device)
         sampling: dict[str, Any] = {name: body[name] for name in _SAMPLING if name in body}
         sampling["do_sample"] = sampling.get("temperature", 1.0) > 0
@@ -89,13 +91,12 @@ class PlainGeneration:
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=body["max_tokens"],
             pad_token_id=self._tokenizer.pad_token_id,
+            eos_token_id=sorted(ends) or None,
             streamer=streamer,
             stopping_criteria=StoppingCriteriaList([stop]),
             **sampling,
         )
-        ends = self._model.generation_config.eos_token_id
-        known = ends if isinstance(ends, list) else [ends]
-        return int(out.shape[1]) - len(ids) - (int(out[0, -1]) in known)
+        return int(out.shape[1]) - len(ids) - (int(out[0, -1]) in ends)
 
 
 class _Stop(StoppingCriteria):

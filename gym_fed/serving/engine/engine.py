@@ -71,7 +71,7 @@ class Engine:
             kv_bytes_per_token=served.bytes_per_token,
             kv_bytes=self.config.kv_cache_size,
         )
-        self.end_ids = _end_ids(served.model, tokenizer)
+        self.end_ids = end_ids(served.model, tokenizer)
         self._source = source
         self._tokenizer = tokenizer
         self._decoder = TextDecoder(tokenizer)
@@ -299,7 +299,7 @@ def _context(config: Any, wanted: int | None) -> int:
     return wanted or limit
 
 
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """End tokens of generation_config.json, config.json and the tokenizer; each has an id, a list, or nothing."""
     found: set[int] = set()
     for value in (

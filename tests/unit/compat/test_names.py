@@ -348,9 +348,13 @@ def llamafactorys_flags(tmp_path: Path) -> None:
 
 @line("gym chat --model_name_or_path X")
 def chat_with_their_flags(tmp_path: Path) -> None:
-    assert gym(
-        "chat", "--model_name_or_path", "gym-nano", "--prompt", "hi", "--max_new_tokens", "2", "--json"
-    )
+    words = ("--model_name_or_path", "gym-nano", "--prompt", "copy: hello", "--max_new_tokens", "8")
+    with pytest.warns(OtherWordNote, match="`--chat-template`"):
+        assert "hello" in gym("chat", *words, "--template", "chatml")
+    with pytest.raises(GymError, match="nearest: qwen3"):
+        gym("chat", *words, "--template", "qwen33")
+    with pytest.raises(GymError, match="nearest: qwen3"):
+        gym("api", "--model_name_or_path", "gym-nano", "--template", "qwen33", "--port", "0")
 
 
 @line("gym-cli = gym")
