@@ -21,13 +21,10 @@ from gym_fed.serving.setup import open_serving
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 CHATML = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-ALPACA = (
-    "Below is an instruction that describes a task. "
-    "Write a response that appropriately completes the request.\n\n### Instruction:\nhi\n\n### Response:\n"
-)
+OPENCHAT = "GPT4 Correct User: hi<|im_end|>GPT4 Correct Assistant:"
 
 
-@pytest.mark.parametrize(("name", "text"), [(None, CHATML), ("alpaca", ALPACA)])
+@pytest.mark.parametrize(("name", "text"), [(None, CHATML), ("openchat", OPENCHAT)])
 def test_a_named_template_writes_the_prompt(name: str | None, text: str, tiny_base: Path) -> None:
     config = ServingConfig(base=str(tiny_base), served_name="tiny", chat_template=name, device="cpu")
     with open_serving(config) as serving:
@@ -46,17 +43,15 @@ def run(*words: str) -> str:
 def test_gym_chat_and_batch_answer_by_the_template_that_is_named(tmp_path: Path) -> None:
     asked = ("chat", "gym-nano", "--prompt", "copy: hello", "--max-new-tokens", "8", "--device", "cpu")
     assert run(*asked).strip() == "hello"
-    with pytest.raises(GymError, match="has room for"):  # vicuna's own system message fills gym-nano
-        run(*asked, "--chat-template", "vicuna")
+    assert run(*asked, "--chat-template", "vicuna").strip() != "hello"  # gym-nano never saw it
     row = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions"}
     tokens = {}
-    for name in ("chatml", "alpaca"):
+    for name in ("chatml", "openchat"):
         (tmp_path / "in.jsonl").write_text(json.dumps({**row, "body": {**BODY, "model": "gym-nano"}}))
         said = tmp_path / f"{name}.jsonl"
         run("batch", str(tmp_path / "in.jsonl"), str(said), "--chat-template", name)
         tokens[name] = json.loads(said.read_text())["response"]["body"]["usage"]["prompt_tokens"]
-    assert tokens["chatml"] == 18
-    assert tokens["alpaca"] > 100
+    assert tokens == {"chatml": 6, "openchat": 45}
 
 
 @pytest.mark.parametrize("command", [("chat", "absent-model", "--prompt", "hi"), ("api", "--base", "absent")])
