@@ -2,8 +2,9 @@
 
 Each run is a process of its own with one thread, on rows of `max_length` tokens. The memory is the process's `VmHWM`.
 The time is the CPU seconds of the median step after the first, which other processes disturb less than
-a clock on the wall; the calibration is timed by the same. Models: gym-nano, and
-SmolLM2-135M-Instruct's folder where `--smollm2` (or the variable GYM_SMOLLM2) names it.
+a clock on the wall; the calibration takes the same statistic of the same clock. Models: gym-nano, and
+SmolLM2-135M-Instruct's folder where `--smollm2` (or the variable GYM_SMOLLM2) names it. `--process` measures what a
+process takes without a model, the constant `PROCESS_BYTES` of `gym_fed/planning/memory.py`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,40 @@ AIM = 0.15
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("full", {}),
     ("full, checkpointing", {"gradient_checkpointing": True}),
-    ("full, sgd", {"optimizer": "sgd"}),
-    ("full, adafactor", {"optimizer": "adafactor"}),
     ("lora", {"finetuning": "lora"}),
     ("lora, checkpointing", {"finetuning": "lora", "gradient_checkpointing": True}),
+    ("full, sgd", {"optimizer": "sgd"}),
+    ("full, adafactor", {"optimizer": "adafactor"}),
 ]
+
+
+TOY: dict[str, Any] = {
+    "algorithm": "pretrain",
+    "packing": False,
+    "max_length": 8,
+    "per_device_train_batch_size": 1,
+    "max_steps": 2,
+    "num_threads": 1,
+    "device": "cpu",
+    "save_final": False,
+    "model_init": {
+        "tokenizer": "gym-nano",
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 8,
+    },
+}
+"""A model of a few kilobytes: what its run takes is the process."""
+
+
+def measure_process() -> int:
+    """Bytes of a fresh process that imported what a run imports, and trained a model that takes nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        return round(run({**TOY, "output_dir": str(Path(folder) / "run")})["peak"])
 
 
 def measure(values: dict[str, Any]) -> dict[str, float]:
@@ -37,10 +67,10 @@ def measure(values: dict[str, Any]) -> dict[str, float]:
     from gym_fed import Trainer, TrainingConfig
 
     config = TrainingConfig(**values)
-    words = "lorem ipsum dolor sit amet " * config.max_length
+    words = "lorem ipsum dolor sit amet " * (config.max_length // 5 + 1)
     rows = [{"text": f"{number} {words}"} for number in range(config.per_device_train_batch_size * 4)]
     moments: list[float] = []
-    Trainer(config, on_step=lambda *_: moments.append(time.process_time())).train(rows)
+    Trainer(config, on_step=lambda *_: moments.append(time.thread_time())).train(rows)
     steps = [after - before for before, after in pairwise(moments)]
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024
@@ -60,12 +90,19 @@ def main() -> None:
     """Print the table, and with ``--json`` the object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="gym-nano, two cases")
+    parser.add_argument(
+        "--process", action="store_true", help="measure a process without a model, nothing else"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--smollm2", default=os.environ.get("GYM_SMOLLM2"))
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(json.loads(options.measure))))
+        return
+
+    if options.process:
+        print(f"a process without a model: {measure_process() / (1 << 20):.0f} MiB")
         return
 
     import torch
@@ -82,7 +119,7 @@ def main() -> None:
         f"{'model and case':44} {'peak, GiB':>10} {'planned':>8} {'off':>6} {'step, s':>8} {'planned':>8} {'off':>6}"
     )
     for model, length, rows in models:
-        for case, changes in CASES[:2] if options.quick else CASES:
+        for case, changes in CASES[:2] if options.quick else CASES[: 6 if model == "gym-nano" else 4]:
             with tempfile.TemporaryDirectory() as folder:
                 values = {
                     "model": model,
@@ -90,7 +127,7 @@ def main() -> None:
                     "packing": False,
                     "max_length": length,
                     "per_device_train_batch_size": rows,
-                    "max_steps": 4,
+                    "max_steps": 4 if model == "gym-nano" else 3,
                     "num_threads": 1,
                     "device": "cpu",
                     "save_final": False,
@@ -98,7 +135,7 @@ def main() -> None:
                     **changes,
                 }
                 found = run(values)
-                plan = plan_run(TrainingConfig(**values), clock=time.process_time)
+                plan = plan_run(TrainingConfig(**values))
             assert plan.seconds is not None
             name = f"{Path(model).name}: {case}"
             memory, seconds = plan.memory.peak / found["peak"] - 1, plan.seconds / found["seconds"] - 1

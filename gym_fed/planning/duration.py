@@ -7,32 +7,45 @@ Models", section 2.1). Attention adds ``2 q T`` for each block forwards: a token
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.kinds import ALGORITHMS
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.planning.memory import row_length, tokens_of_batch
-from gym_fed.planning.sizes import Sizes, empty_config
+from gym_fed.planning.sizes import Sizes, empty_config, model_of, without_start
 
-_MOST_OPERATIONS = 4e11
+if TYPE_CHECKING:
+    import torch
+
+_MOST_OPERATIONS = 1e11
 _MOST_WEIGHTS = 3e8
 _FEWEST_TOKENS = 32
+_REPETITIONS = 3
+_MOVED = 6
+"""Values of a trained weight that an update reads or writes beside its state: its gradient four times (to measure, to
+clip and to use it) and itself twice."""
 
 
 @dataclass(frozen=True)
 class BlockTiming:
-    """Seconds for one token forwards and backwards, measured on this machine.
+    """Seconds that parts of a step take, measured on this machine.
 
     Attributes:
-        block: In one block.
-        rest: In embeddings, head and loss.
+        block: Of one token in one block, forwards and backwards.
+        rest: Of one token in embeddings, head and loss.
+        update: Of one byte that clipping and the optimiser read or write.
+        length: Tokens of the rows that were timed.
     """
 
     block: float
     rest: float
+    update: float
+    length: int
 
 
 def step_operations(config: TrainingConfig, sizes: Sizes) -> float:
@@ -41,24 +54,21 @@ def step_operations(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) -> float:
-    """Seconds of one optimiser step: those of a full one by the calibration, times this one's share of operations."""
+    """Seconds of one optimiser step: of the trained model as timed, and by operations what goes beyond that."""
     tokens = tokens_of_batch(config) * config.gradient_accumulation_steps
-    full = 3 * _forward(sizes, row_length(config))
     whole = sizes.shape.layers * measured.block + measured.rest
-    return tokens * whole * _operations_a_token(config, sizes) / full
+    timed = _trained_operations(config, sizes, measured.length)
+    seconds = tokens * whole * _operations_a_token(config, sizes) / timed
+    return seconds + measured.update * _moved_bytes(config, sizes)
 
 
-def calibrate(
-    config: TrainingConfig, sizes: Sizes, device: Any, clock: Callable[[], float] = time.perf_counter
-) -> BlockTiming | None:
-    """Time models of one and of three blocks on ``device``; None where that would take long, or more memory than two.
+def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming | None:
+    """Time steps of one and of three of the model's blocks on ``device``; None where that would take long.
 
-    The blocks are the model's own, with random weights; ``clock`` gives seconds.
+    They have random weights, and are tuned, checkpointed and updated as ``config`` says; the update is AdamW's. On a
+    CPU the clock is this thread's CPU time, so that other processes disturb less.
     """
     import torch
-    from transformers import AutoModelForCausalLM
-
-    from gym_fed.models import quiet_loading
 
     shape = sizes.shape
     block = (sizes.active - shape.vocabulary * shape.hidden) / shape.layers
@@ -70,25 +80,93 @@ def calibrate(
     rows = max(tokens // length, 1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, shape.vocabulary, (rows, length), generator=generator).to(device)
-    seconds = {}
-    for layers in (1, 3):
-        with quiet_loading():
-            model: Any = AutoModelForCausalLM.from_config(_shortened(empty_config(config), layers))
-        model = model.to(device=device, dtype=getattr(torch, config.loaded_dtype)).train()
-        seconds[layers] = min(_timed(model, ids, device, clock) for _ in range(3))
-    measured = max(seconds[3] - seconds[1], 0.0) / 2
-    return BlockTiming(measured / (rows * length), max(seconds[1] - measured, 0.0) / (rows * length))
+    seconds = {layers: _timed(config, layers, ids) for layers in (1, 3)}
+    (one, _, _), (three, update, moved) = seconds[1], seconds[3]
+    measured = max(three - one, 0.0) / 2
+    each = rows * length
+    return BlockTiming(measured / each, max(one - measured, 0.0) / each, update / moved, length)
 
 
-def _timed(model: Any, ids: Any, device: Any, clock: Callable[[], float]) -> float:
+def _timed(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float, float]:
+    """Median seconds of both passes and of the update of ``layers`` blocks, and the bytes that the update moves."""
     import torch
 
-    model.zero_grad(set_to_none=True)
-    begun = clock()
-    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - begun
+    model, loss = _short_model(config, layers, ids)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    half = torch.float16 if config.mixed_precision == "fp16" else torch.bfloat16
+    found = []
+    for _ in range(1 + _REPETITIONS):  # the first one warms up
+        begun = _now(ids.device)
+        with torch.autocast(ids.device.type, half, enabled=config.mixed_precision != "no"):
+            value = loss()
+        value.backward()
+        passed = _now(ids.device)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        found.append((passed - begun, _now(ids.device) - passed))
+    passes, updates = (statistics.median(values) for values in zip(*found[1:], strict=True))
+    state = 2  # of AdamW
+    moved = sum(weight.numel() * weight.element_size() for weight in trained) * (_MOVED + 2 * state)
+    return passes, updates, float(moved)
+
+
+def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Callable[[], Any]]:
+    """A model of ``layers`` blocks as ``config`` trains it, and its loss of ``ids``."""
+    import torch
+
+    from gym_fed.models import quiet_loading
+
+    kind = ALGORITHMS.type_of(config.algorithm).logits(config)
+    with quiet_loading():
+        body = model_of(_shortened(empty_config(config), layers))
+    body = body.to(device=ids.device, dtype=getattr(torch, config.loaded_dtype)).train()
+    if config.gradient_checkpointing:
+        body.gradient_checkpointing_enable({"use_reentrant": False})
+    if kind == "tiled":
+        from trl.trainer.utils import add_fused_lm_head
+
+        add_fused_lm_head(body, outputs=("log_probs", "entropy", "is_top1"))
+    model = _tuned(config, body)
+    if kind == "none":
+        return model, lambda: model(input_ids=ids, logits_to_keep=1, use_cache=False).logits.float().sum()
+    given = {"fused_lm_head": True} if kind == "tiled" else {"use_cache": False}
+    return model, lambda: model(input_ids=ids, labels=ids, **given).loss
+
+
+def _tuned(config: TrainingConfig, model: Any) -> Any:
+    """``model`` with LoRA, or frozen as other adapters leave it; or as it is."""
+    if not TUNING.type_of(config.finetuning).is_adapter:
+        return model
+    if config.lora is not None:
+        named = config.lora.target_modules  # names alone: a path may point to a block that is not here
+        kept = isinstance(named, list) and all(name.isidentifier() for name in named)
+        lora = config.lora.model_copy(update={"target_modules": named if kept else "all-linear"})
+        return TUNING.new(config.finetuning).prepare(
+            model, without_start(config.model_copy(update={"lora": lora}))
+        )
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("norm" in name)  # few weights, so that gradients reach every block
+    return model
+
+
+def _now(device: torch.device) -> float:
+    """Seconds: of this thread on a CPU, else on a clock, when the device has done its work."""
+    import torch
+
+    if device.type == "cpu":
+        return time.thread_time()
+    torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def _moved_bytes(config: TrainingConfig, sizes: Sizes) -> float:
+    optimizer = OPTIMIZERS.new(config.optimizer)
+    return math.fsum(
+        _MOVED * weight.numel * weight.itemsize + 2 * optimizer.state_bytes(weight, config)
+        for weight in sizes.trained
+    )
 
 
 def _shortened(config: Any, layers: int) -> Any:
@@ -103,19 +181,26 @@ def _forward(sizes: Sizes, length: int) -> float:
     return 2.0 * sizes.active + 2.0 * sizes.shape.layers * sizes.shape.queries * length
 
 
+def _trained_operations(config: TrainingConfig, sizes: Sizes, length: int) -> float:
+    """Of a token that the trained model learns from, in a row of ``length``."""
+    passes = 2 if sizes.adapted else 3  # frozen matrices need no gradients of their own
+    adapter = 6.0 * sizes.num_trained if sizes.adapted else 0.0
+    head = 2.0 * sizes.shape.vocabulary * sizes.shape.hidden
+    again = head if ALGORITHMS.type_of(config.algorithm).logits(config) == "tiled" else 0.0
+    return (passes + config.gradient_checkpointing) * _forward(sizes, length) + adapter + again
+
+
 def _operations_a_token(config: TrainingConfig, sizes: Sizes) -> float:
     algorithm = ALGORITHMS.type_of(config.algorithm)
-    forward = _forward(sizes, row_length(config))
+    length = row_length(config)
+    learned = _trained_operations(config, sizes, length)
     frozen, trained = algorithm.beside(config, adapted=sizes.adapted)
-    passes: float = 2.0 if sizes.adapted else 3.0  # frozen matrices need no gradients of their own
-    passes += config.gradient_checkpointing
-    passes += frozen + 3 * trained + len(algorithm.models_beside(config))
+    passes = float(frozen + 3 * trained + len(algorithm.models_beside(config)))
     if algorithm.uses_reference and sizes.adapted:
         passes += 1  # with the adapter switched off
     if algorithm.writes_answers(config):
         section = config.chosen_sections()[config.algorithm]
-        share = section.max_completion_length / row_length(config)
-        passes = (
-            passes * getattr(section, "num_iterations", 1) + 1 + share
-        )  # written, and scored as they were written
-    return passes * forward + (6.0 * sizes.num_trained if sizes.adapted else 0.0)
+        again = getattr(section, "num_iterations", 1)
+        share = section.max_completion_length / length
+        learned, passes = learned * again, passes * again + 1 + share  # scored as written, and written
+    return learned + passes * _forward(sizes, length)

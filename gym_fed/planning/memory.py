@@ -18,7 +18,13 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOSS_VALUES = 3
 """Values in float32 for each logit while the loss is differentiated: its log-softmax and two gradients."""
 
-PROCESS_BYTES = {"cpu": 700 << 20, "cuda": 500 << 20, "mps": 500 << 20}
+_TILE = (4096, 32768)
+"""Tokens and words of the largest tile of logits that TRL's ``fused_lm_head`` computes at once."""
+
+_TILE_BYTES = 29
+"""Bytes for each logit of a tile while torch differentiates it: 7 values in float32 and a mask. Triton needs none."""
+
+PROCESS_BYTES = {"cpu": 535 << 20, "cuda": 500 << 20, "mps": 500 << 20}
 """What a process takes without a model: Python and torch's libraries, or a context on the GPU; measured on the CPU."""
 
 
@@ -35,6 +41,7 @@ class Memory:
         copies: Reference, critic and teacher, with what a trained one needs.
         generation: Keys and values while answers are written.
         process: Libraries and context.
+        embedding: The second gradient of a matrix that is both embeddings and head, before the two are added.
         accumulates: Whether gradients are there while the next batch is computed.
     """
 
@@ -46,6 +53,7 @@ class Memory:
     copies: float
     generation: float
     process: float
+    embedding: float
     accumulates: bool
 
     @property
@@ -53,12 +61,14 @@ class Memory:
         """The most at one moment: gradients and activations pass each other, and no answers are written meanwhile."""
         batch = self.activations + self.logits
         held = self.gradients if self.accumulates else 0.0
-        moment = max(batch + held, self.gradients, self.generation)
+        moment = max(batch + held, self.gradients + self.embedding, self.generation)
         return self.process + self.weights + self.optimizer + self.copies + moment
 
     def parts(self) -> dict[str, float]:
         """Bytes by what they are for."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "accumulates"}
+        return {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("embedding", "accumulates")
+        }
 
 
 def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", processes: int = 1) -> Memory:
@@ -84,8 +94,10 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
     tokens = tokens_of_batch(config)
     length = row_length(config)
     kept = activation_bytes(config, sizes.shape, length) * tokens
-    head = sizes.shape.vocabulary * tokens * (_compute_width(config) + 4 * _LOSS_VALUES)
+    head = _head_bytes(config, sizes, tokens, device)
     copies += trained * kept
+    whole = not sizes.adapted and sizes.num_trained == sizes.total
+    doubled = float(sizes.shape.vocabulary * sizes.shape.hidden * width) if whole and sizes.tied else 0.0
     cache = (
         2 * sizes.shape.layers * sizes.shape.keys * width * tokens if algorithm.writes_answers(config) else 0
     )
@@ -98,6 +110,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
         copies=copies,
         generation=cache,
         process=PROCESS_BYTES[device],
+        embedding=doubled,
         accumulates=config.gradient_accumulation_steps > 1,
     )
 
@@ -141,6 +154,20 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int) -> float:
         scores = 4 * shape.heads  # the logarithm of each row's sum
     adapters = _adapter_values(config) * width
     return values * width + norms + scores + adapters
+
+
+def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) -> float:
+    """Bytes of the logits of a batch while their gradients are computed, and of the gradients that come of them."""
+    shape, width = sizes.shape, _compute_width(config)
+    kind = ALGORITHMS.type_of(config.algorithm).logits(config)
+    if kind == "none":
+        return 0.0
+    if kind == "whole":
+        return float(shape.vocabulary * tokens * (width + 4 * _LOSS_VALUES))
+    tile = min(tokens, _TILE[0]) * min(shape.vocabulary, _TILE[1])
+    trained = not sizes.adapted and sizes.num_trained == sizes.total
+    own = shape.vocabulary * shape.hidden * 4 if trained else 0
+    return float(tile * (width + (0 if device == "cuda" else _TILE_BYTES)) + 4 * tokens * shape.hidden + own)
 
 
 def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +84,6 @@ def plan_run(
     processes: int = 1,
     device: str | None = None,
     timed: bool = True,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> RunPlan:
     """Estimate what ``config`` needs. No weights are read.
 
@@ -95,7 +92,6 @@ def plan_run(
         processes: How many processes share it.
         device: ``cpu``, ``cuda`` or ``mps``, of which memory is estimated; by default that of the run.
         timed: Whether a few blocks are run to see how fast this machine is.
-        clock: What they are timed by, in seconds.
 
     Raises:
         GymError: See ``sizes_of``.
@@ -104,7 +100,7 @@ def plan_run(
     kind = device or str(config.device).partition(":")[0] if here is None else here.type
     sizes = sizes_of(config)
     memory = memory_of(config, sizes, device=kind, processes=processes)
-    measured = calibrate(config, sizes, here, clock) if timed and here is not None else None
+    measured = calibrate(config, sizes, here) if timed and here is not None else None
     return RunPlan(
         sizes,
         memory,

@@ -60,6 +60,7 @@ class Sizes:
         trained: Every tensor that is trained.
         active: Weights in the matrices that one token passes, the head too, without an adapter.
         adapted: Whether an adapter is trained.
+        tied: Whether embeddings and head are one matrix.
         shape: See ``TextShape``.
     """
 
@@ -68,6 +69,7 @@ class Sizes:
     trained: tuple[TrainedWeight, ...]
     active: int
     adapted: bool
+    tied: bool
     shape: TextShape
 
     @property
@@ -93,21 +95,23 @@ def sizes_of(config: TrainingConfig) -> Sizes:
     from gym_fed.training.optimizers._made import hidden_matrices
 
     with torch.device("meta"), quiet_loading():
-        model = _from_config(empty_config(config))
+        model = model_of(empty_config(config))
         total = sum(value.numel() for value in model.parameters())
         hidden = hidden_matrices(model)
         linear = sum(value.numel() for value in model.parameters() if id(value) in hidden)
         active, shape = _active(model), _shape(model)
+        head = model.get_output_embeddings()
+        tied = head is not None and head.weight is model.get_input_embeddings().weight
         tuning = TUNING.new(config.finetuning)
         adapted = TUNING.type_of(config.finetuning).is_adapter
-        tuned = tuning.prepare(model, _without_start(config))
+        tuned = tuning.prepare(model, without_start(config))
         width = torch.empty(0, dtype=getattr(torch, "float32" if adapted else config.dtype)).element_size()
         trained = tuple(
             TrainedWeight(tuple(value.shape), width, id(value) in hidden)
             for value in tuned.parameters()
             if value.requires_grad
         )
-    return Sizes(total, linear, trained, active, adapted, shape)
+    return Sizes(total, linear, trained, active, adapted, tied, shape)
 
 
 def count_model(name: str) -> int:
@@ -115,7 +119,7 @@ def count_model(name: str) -> int:
     import torch
 
     with torch.device("meta"), quiet_loading():
-        return sum(value.numel() for value in _from_config(_read_config(name)).parameters())
+        return sum(value.numel() for value in model_of(_read_config(name)).parameters())
 
 
 def empty_config(config: TrainingConfig) -> Any:
@@ -165,7 +169,8 @@ def _read_hub_config(name: str) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _from_config(config: Any) -> Any:
+def model_of(config: Any) -> Any:
+    """A causal LM of this ``transformers`` config, with random weights."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kinds = AutoModelForCausalLM._model_mapping  # those that transformers can make from a config
@@ -173,7 +178,7 @@ def _from_config(config: Any) -> Any:
     return auto.from_config(config)
 
 
-def _without_start(config: TrainingConfig) -> TrainingConfig:
+def without_start(config: TrainingConfig) -> TrainingConfig:
     """``config`` with an adapter that starts at zero: other starts read the weights, and are of the same size."""
     changes: dict[str, Any] = {"quantization": None}
     if config.lora is not None:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
@@ -95,6 +95,12 @@ class Algorithm(ABC):
     def writes_answers(cls, config: TrainingConfig) -> bool:
         """Whether the trained model generates answers that it learns from."""
         return cls.generates
+
+    @classmethod
+    def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
+        """How the loss reads the vocabulary's logits: in tiles that are computed again backwards (TRL's
+        ``fused_lm_head``), all of a batch at once, or not at all."""
+        return "tiled"
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:

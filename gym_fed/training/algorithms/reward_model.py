@@ -9,7 +9,7 @@ the trainer's loss with the formula.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows, RowCounts
@@ -35,6 +35,10 @@ class RewardModel(Algorithm):
     task_type = "SEQ_CLS"
     tried = "full, LoRA, 4 bits"
     untried = "several processes"
+
+    @classmethod
+    def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
+        return "none"
 
     @classmethod
     def advice(cls, folder: str) -> str:

@@ -5,7 +5,7 @@ Models that read images learn conversations with pictures; see ``gym_fed.trainin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from gym_fed import console
 from gym_fed.config.train.training import TrainingConfig
@@ -51,6 +51,11 @@ class Sft(Algorithm):
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
         return (int(is_anchored(config)), 0)
+
+    @classmethod
+    def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
+        own = loss_arguments(config)[1]
+        return "tiled" if own is None and config.privacy is None else "whole"
 
     def check(self, config: TrainingConfig) -> None:
         check_token_loss(config)

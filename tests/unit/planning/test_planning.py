@@ -160,6 +160,38 @@ def test_checkpointing_keeps_one_block_and_the_inputs_of_the_others(small: str) 
     assert activation_bytes(saving, shape, 8) == 2 * 32 * 4 + block_bytes(plain, shape, 8) + norm
 
 
+def test_the_logits_of_a_batch_are_a_tile_where_the_loss_reads_tiles(small: str, tmp_path: Path) -> None:
+    plain, eaft = run(small), run(small, sft={"loss_type": "eaft"})
+    reward = run(small, algorithm="reward_model")
+    tokens, sizes = tokens_of_batch(plain), sizes_of(plain)
+    ends = 4 * 32 * (tokens + 64)  # gradients of what enters the head, and of the head
+    assert memory_of(plain, sizes).logits == tokens * 64 * (4 + 29) + ends
+    assert memory_of(plain, sizes, device="cuda").logits == tokens * 64 * 4 + ends
+    assert memory_of(eaft, sizes).logits == tokens * 64 * 16
+    assert memory_of(reward, sizes).logits == 0
+    large = run(folder(tmp_path / "m", PUBLIC["Qwen3-0.6B"][1]), max_length=8192, finetuning="lora")
+    tile = 4096 * 32768 * 4
+    assert memory_of(large, sizes_of(large), device="cuda").logits == tile + 4 * 1024 * tokens_of_batch(large)
+
+
+def test_differentiating_a_tile_takes_the_bytes_that_are_stated() -> None:
+    import torch
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
+    hidden = torch.randn(256, 8, requires_grad=True)
+    head, targets = torch.randn(4096, 8, requires_grad=True), torch.zeros(256, dtype=torch.long)
+    loss = ChunkedLogProbFunction.apply(hidden, head, None, targets, 1.0, 4096)[0].sum()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        loss.backward()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    tile = 256 * 4096 * (4 + 29)
+    assert most == pytest.approx(tile + 4 * 8 * (256 + 4096), rel=0.02)
+
+
 def held(value: Any) -> int:
     """Bytes of all tensors in an optimiser's state."""
     import torch
@@ -280,9 +312,15 @@ def test_steps_and_time_follow_rows_epochs_and_operations(small: str) -> None:
     sizes, adapted = sizes_of(config), sizes_of(run(small, finetuning="lora"))
     tokens = 4 * 2 * 256
     matrices = 2 * (2 * 32 * 64 + 2 * 32 * 32 + 3 * 32 * 48) + 64 * 32
-    assert step_operations(config, sizes) == tokens * 3 * (2 * matrices + 2 * 2 * 64 * 256)
+    head = 64 * 32  # its tiles are computed again backwards
+    assert step_operations(config, sizes) == tokens * (3 * (2 * matrices + 2 * 2 * 64 * 256) + 2 * head)
     assert step_operations(run(small, finetuning="lora"), adapted) < step_operations(run(small), sizes)
-    assert step_seconds(config, sizes, BlockTiming(block=2e-6, rest=1e-6)) == pytest.approx(tokens * 5e-6)
+    timing = BlockTiming(block=2e-6, rest=1e-6, update=0.0, length=256)
+    assert step_seconds(config, sizes, timing) == pytest.approx(tokens * 5e-6)
+    updated = BlockTiming(
+        block=0.0, rest=0.0, update=1e-9, length=256
+    )  # AdamW moves ten values of each weight
+    assert step_seconds(config, sizes, updated) == pytest.approx(1e-9 * 10 * 4 * sizes.num_trained)
 
 
 def test_a_calibration_times_blocks_of_the_model_and_leaves_large_ones(small: str, tmp_path: Path) -> None:
@@ -292,6 +330,8 @@ def test_a_calibration_times_blocks_of_the_model_and_leaves_large_ones(small: st
     measured = calibrate(config, sizes_of(config), torch.device("cpu"))
     assert measured is not None
     assert measured.block >= 0 < measured.rest + measured.block
+    assert measured.update > 0
+    assert measured.length == 32
     large = run(folder(tmp_path / "m", PUBLIC["Llama-3.1-8B"][1]))
     assert calibrate(large, sizes_of(large), torch.device("cpu")) is None
 

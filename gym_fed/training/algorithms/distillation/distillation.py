@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.config.algorithms.distillation import DistillationSettings
 from gym_fed.config.train.training import TrainingConfig
@@ -33,6 +33,10 @@ class Distillation(Algorithm):
     keeps_encoded = False  # they are compared with the teacher's words
     tried = "full; off-policy and on-policy"
     untried = "adapters"
+
+    @classmethod
+    def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
+        return "whole"
 
     @classmethod
     def writes_answers(cls, config: TrainingConfig) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows
@@ -15,6 +15,10 @@ from gym_fed.training.rows.global_batch import GlobalBatch
 
 class WholePairs(Pairs):
     """Pairs for these trainers' collator."""
+
+    @classmethod
+    def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
+        return "whole"
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         """Whole sequences with masks and labels."""

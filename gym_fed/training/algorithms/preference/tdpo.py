@@ -9,9 +9,10 @@ With ``u`` the DPO margin ``log pi(y_w|x)/ref(y_w|x) - log pi(y_l|x)/ref(y_l|x)`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.config.algorithms.preference import TdpoSettings
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.algorithms.preference._answers import Pairs
 from gym_fed.training.algorithms.preference._reference import build_on_ids
 from gym_fed.training.run.job import Job
@@ -28,6 +29,10 @@ class Tdpo(Pairs):
     federates = True
     tried = "full, LoRA; both variants"
     untried = "several processes"
+
+    @classmethod
+    def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
+        return "whole"
 
     def build(self, job: Job) -> Any:
         from trl import DPOConfig
