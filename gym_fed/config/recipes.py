@@ -96,11 +96,11 @@ def relocated(
 
 
 def _summary(file: Path) -> str:
-    """The comment at the top up to the first command (an indented line) or its end."""
+    """The comment at the top up to an empty line of it, the first command (an indented line) or its end."""
     words: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         text = line.removeprefix("#")
-        if not line.startswith("#") or text.startswith("   "):
+        if not line.startswith("#") or not text.strip() or text.startswith("   "):
             break
         words.append(text.strip())
     return " ".join(words)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -123,7 +126,21 @@ def _answer(question: str) -> bool:
 
         with suppress(termios.error):
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-    return typer.confirm(question, err=True)
+    with _interruptible():
+        return typer.confirm(question, err=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """While a question is open, Ctrl-C ends the command: there is no step yet that it would wait for."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def account_table(found: dict[str, Any]) -> TextTable:

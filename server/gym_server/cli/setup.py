@@ -19,7 +19,7 @@ name: {name}
 listen: 127.0.0.1:9443          # 0.0.0.0:9443 opens the hub to other machines
 # advertise: hub.example.org:9443  # what invites carry, when it differs from `listen`; needed with 0.0.0.0
 
-base_model: {base_model}        # gym-nano, or a model folder; every contributor must have the same weights
+base_model: {base_model}        # gym-nano, a model folder or a name of the Hub; everybody has these weights
 # serve_base: auto              # auto | true | false: hand the base to contributors who lack it. auto does it when the
                                 # model card names apache-2.0, mit or the like; true says that you may pass it on
 
