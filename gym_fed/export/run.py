@@ -72,7 +72,7 @@ def export(
             written computes something else, and then nothing is left.
     """
     chosen = format_named(format)
-    if path.exists():
+    if os.path.lexists(path):
         raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
     chosen.check(source)
     record: dict[str, Any] = {"format": format, "source": source.name, "base": source.base}
@@ -217,7 +217,8 @@ def _in_a_fresh_process(parts: Mapping[str, Any]) -> dict[str, Any]:
             "tokens": GREEDY_TOKENS,
         }
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        command = [sys.executable, "-m", "gym_fed.export.read_back", str(folder / "job.json")]
+        command = [sys.executable, "-P", "-m", "gym_fed.export.read_back", str(folder / "job.json")]
+        # -P: Python files of the working directory, which may be a model's folder, are not imported
         offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run(command, env=offline, capture_output=True, text=True, check=False)
         if done.returncode:

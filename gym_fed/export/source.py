@@ -66,8 +66,17 @@ class Source:
         for pattern in _TRAVELS:
             for place in self.folders:
                 for file in sorted(place.glob(pattern)):
-                    if file.is_file() and not (folder / file.name).exists():
+                    if lies_in(file, place) and not (folder / file.name).exists():
                         shutil.copyfile(file, folder / file.name)
+
+
+def lies_in(file: Path, folder: Path) -> bool:
+    """Whether a file is one of ``folder``, no link to another place; the Hub's cache keeps its files in ``blobs``."""
+    found, own = file.resolve(), folder.resolve()
+    blobs = own.parent.parent / "blobs"
+    return found.is_file() and (
+        found.parent == own or (own.parent.name == "snapshots" and found.parent == blobs)
+    )
 
 
 def open_source(name: str, adapters: Sequence[str] = ()) -> Source:

@@ -147,3 +147,34 @@ def test_the_command_says_what_was_found(tiny_base: Path, tmp_path: Path) -> Non
     assert record["check"] is None
     assert record["output"] == str(out)
     torch.testing.assert_close(logits(out), logits(tiny_base), rtol=0, atol=0)
+
+
+def test_an_export_from_a_folder_with_python_files_runs_none_of_them(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_base, folder)
+    for name in ("torch", "transformers", "safetensors"):
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    monkeypatch.chdir(folder)
+    export(open_source(str(folder)), "huggingface", tmp_path / "out", Options())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_licence_that_is_a_link_out_of_its_folder_does_not_travel(tiny_base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_base, folder)
+    (tmp_path / "id_rsa").write_text("private")
+    (folder / "LICENSE").symlink_to(tmp_path / "id_rsa")
+    (folder / "NOTICE").write_text("Made by us.")
+    export(open_source(str(folder)), "huggingface", tmp_path / "out", Options(), check=False)
+    assert not (tmp_path / "out/LICENSE").exists()
+    assert (tmp_path / "out/NOTICE").read_text() == "Made by us."
+
+
+def test_an_export_onto_a_link_that_leads_nowhere_is_refused(tiny_base: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(GymError) as raised:
+        export(open_source(str(tiny_base)), "huggingface", tmp_path / "out", Options(), check=False)
+    assert raised.value.code is ErrorCode.FILE_EXISTS
+    assert not (tmp_path / "elsewhere").exists()
