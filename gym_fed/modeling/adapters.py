@@ -24,6 +24,14 @@ _QUANTISED_NAME = re.compile(r"(-unsloth)?(-bnb-[48]bit|-gptq(-int[48])?|-awq)$"
 _RANKS = ("r", "init_r", "target_r")
 MOST_RANK = 1 << 14
 """Of an adapter that is no LoRA, whose rank need not be a dimension of its file."""
+_VIRTUAL_TOKENS = (
+    "PROMPT_TUNING",
+    "MULTITASK_PROMPT_TUNING",
+    "P_TUNING",
+    "PREFIX_TUNING",
+    "CPT",
+    "ADAPTION_PROMPT",
+)
 _TAKES_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -178,11 +186,27 @@ def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
     """``model`` with ``adapters`` merged into its weights, one after the other.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for one whose weights do not fit.
+        GymError: ``MODEL_INVALID`` for one whose weights do not fit; ``CONFIG_INVALID`` for one of virtual tokens.
     """
     for adapter in adapters:
+        require_mergeable(adapter)
         model = load_on(model, adapter).merge_and_unload()
     return model
+
+
+def require_mergeable(adapter: Adapter) -> None:
+    """Refuse an adapter that adds tokens to the input, and changes no weights.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if adapter.kind in _VIRTUAL_TOKENS:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"adapter: {adapter.name} is {adapter.kind}, which adds to the input and changes no weights, so it cannot "
+            "be merged or trained on",
+            "give an adapter of weights, such as LoRA",
+        )
 
 
 def load_on(model: Any, adapter: Adapter) -> Any:

@@ -8,7 +8,14 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
-from gym_fed.modeling.adapters import Adapter, in_order, merge_adapters, read_adapter, require_base
+from gym_fed.modeling.adapters import (
+    Adapter,
+    in_order,
+    merge_adapters,
+    read_adapter,
+    require_base,
+    require_mergeable,
+)
 from gym_fed.models import folder_here, resolve
 
 _OF_THE_RUN = (
@@ -79,6 +86,7 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     adapter = trained_on(config)
     if adapter is None:
         return config
+    require_mergeable(adapter)
     _require_kind(adapter, config)
     section = config.chosen_sections()[config.finetuning]
     found = {
@@ -132,6 +140,8 @@ def check_adapters(config: TrainingConfig) -> None:
                 f"adapter: does not go with {key}, which loads the base in another way",
                 f"remove {key}, or merge the adapters first with: gym export",
             )
+    for adapter in adapters:
+        require_mergeable(adapter)
     if config.model is not None:
         for adapter in adapters:
             require_base(adapter, config.model, (folder_here(adapter.base), folder_here(config.model)))

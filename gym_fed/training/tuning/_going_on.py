@@ -40,12 +40,28 @@ def go_on(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
     apply_base_changes(model, adapter.folder)
     _require_layers(model, settings, adapter, config)
     adapted = wrap(model, settings, config.finetuning, seed=config.seed)
+    _require_plain_head(adapted, adapter)
     _load(adapted, adapter)
     if getattr(section, "lora_fa", False) or getattr(section, "freeze_a", False):
         for name, value in adapted.named_parameters():
             if "lora_A" in name:
                 value.requires_grad_(False)
     return adapted
+
+
+def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
+    """Refuse an adapter on single tokens of tied embeddings: PEFT wraps the output head too, and TRL cannot read that.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    head = adapted.get_base_model().get_output_embeddings()
+    if adapter.config.get("trainable_token_indices") and head is not None and not hasattr(head, "bias"):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"adapter: {adapter.name} has trainable_token_indices, and the model's output head is its embedding",
+            "set new_adapter: true to merge that adapter and train another",
+        )
 
 
 def _load(adapted: Any, adapter: Adapter) -> None:

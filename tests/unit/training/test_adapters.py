@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.adapters import merge_adapters, read_adapter
 from gym_fed.models import load_model
 from gym_fed.training.model.adapters import check_adapters
 from gym_fed.training.trainer import Trainer
@@ -268,6 +269,31 @@ def test_adapters_of_peft_itself_are_trained_on(tiny_base: Path, tmp_path: Path)
     assert any(
         "modules_to_save" in name for name, value in result.model.named_parameters() if value.requires_grad
     )
+
+
+def test_adapters_of_peft_that_cannot_be_gone_on_with_are_refused_before_training(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, PromptTuningConfig, get_peft_model
+
+    def saved(name: str, made: Any) -> str:
+        get_peft_model(load_model(str(tiny_base)).model, made).save_pretrained(str(tmp_path / name))
+        return str(tmp_path / name)
+
+    virtual = saved("virtual", PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"))
+    for new in (False, True):
+        with pytest.raises(
+            GymError, match="is PROMPT_TUNING, which adds to the input and changes no weights"
+        ):
+            run(tmp_path / "out", model=str(tiny_base), adapter=virtual, new_adapter=new)
+    with pytest.raises(GymError, match="is PROMPT_TUNING"):
+        merge_adapters(load_model(str(tiny_base)).model, [read_adapter("virtual", Path(virtual))])
+    single = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[3], task_type="CAUSAL_LM")
+    single_tokens = {"model": str(tiny_base), "adapter": saved("single", single), "max_steps": 1}
+    with pytest.raises(GymError, match="has trainable_token_indices") as caught:
+        run(tmp_path / "out", **single_tokens)
+    assert "new_adapter: true" in caught.value.hint
+    run(tmp_path / "merged", new_adapter=True, **single_tokens)
 
 
 def test_beside_a_base_in_few_bits_the_adapter_goes_on(tiny_base: Path, sft: Path, tmp_path: Path) -> None:
