@@ -11,7 +11,6 @@ from pydantic import Field
 
 from gym_fed.config.train.graders import Device, GraderConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders._value_head import has_value_head
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.modeling.adapters import base_of, read_adapter
 from gym_fed.models import load_tokenizer, pick_device, quiet_loading, require_base_model, resolve
@@ -42,6 +41,8 @@ class RewardModelGrader(Grader):
         super().__init__(config)
         self._folder = Path(resolve(config.model))
         self._device = pick_device(config.device)
+        from gym_fed.evaluation.graders._value_head import has_value_head
+
         self._value_head = has_value_head(self._folder)
         if not self._value_head:
             _require_scalar_head(self._folder, config.model)

@@ -171,11 +171,11 @@ def test_a_llamafactory_file_is_written_in_our_words(tmp_path: Path) -> None:
     reply = json.loads(gym("import", file, "-o", tmp_path / "b.yaml", "--json").stdout)
     assert "# plot_loss: gym runs plot draws it" in reply["notes"]
     assert "note:" in gym("validate", file, "--schema-only").stderr
-    file.write_text(yaml.safe_dump({**COMMON, "use_dft_loss": True}))
-    with pytest.raises(GymError, match="use_dft_loss"):
+    file.write_text(yaml.safe_dump({**COMMON, "fp8": True}))
+    with pytest.raises(GymError, match="fp8"):
         gym("import", file)
-    assert "# use_dft_loss:" in gym("import", file, "--ignore-unsupported").stdout
-    with pytest.raises(GymError, match="use_dft_loss"):
+    assert "# fp8:" in gym("import", file, "--ignore-unsupported").stdout
+    with pytest.raises(GymError, match="fp8"):
         gym("validate", file)
 
 
