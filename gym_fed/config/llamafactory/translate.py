@@ -56,11 +56,27 @@ def translate(given: dict[str, Any], processes: int | None = None) -> Translatio
     return translator.result
 
 
+_SHAPE = (
+    *("lora_rank", "lora_alpha", "lora_target", "additional_target", "use_dora", "use_rslora"),
+    *("pissa_init", "pissa_iter", "pissa_convert"),
+)
+"""Keys that shape a new LoRA, and that an adapter answers for itself."""
+
+
 def _tuning(translator: Translator) -> str:
     method = str(translator.take("finetuning_type", "lora"))
     translator.put("finetuning", method, "finetuning_type")
     if method == "lora":
-        _lora(translator)
+        values = translator.result.values
+        if "adapter" in values and "new_adapter" not in values:
+            for key in _SHAPE:
+                if translator.has(key):
+                    translator.take(key)
+                    translator.note(key, "the adapter that is trained on has its own")
+            for key in ("lora_dropout", "loraplus_lr_ratio"):
+                translator.move(key, "lora." + key)
+        else:
+            _lora(translator)
     elif method == "oft":
         rank = translator.take("oft_rank", 0)
         translator.put("oft.r", rank, "oft_rank")

@@ -15,6 +15,7 @@ from gym_fed.cli.chat import their_file
 from gym_fed.cli.main import app
 from gym_fed.config.llamafactory.files import load_export, load_inference, load_predict_config
 from gym_fed.config.llamafactory.jobs import job_of
+from gym_fed.config.llamafactory.translate import translate
 from gym_fed.errors import GymError
 
 MODEL = {"model_name_or_path": "gym-nano", "template": "chatml", "trust_remote_code": True}
@@ -166,3 +167,17 @@ def run(*words: str) -> str:
         raise done.exception
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+def test_the_adapter_that_is_trained_on_keeps_its_own_rank_and_layers() -> None:
+    given = {
+        "model_name_or_path": "gym-nano",
+        "stage": "sft",
+        "do_train": True,
+        "adapter_name_or_path": "saved",
+    }
+    shape = {"lora_rank": 16, "lora_target": "all", "lora_dropout": 0.1}
+    done = translate({**given, **shape})
+    assert done.values["lora"] == {"lora_dropout": 0.1}
+    assert set(done.notes) >= {"lora_rank", "lora_target"}
+    assert translate({**given, **shape, "create_new_adapter": True}).values["lora"]["r"] == 16
