@@ -1,0 +1,71 @@
+"""Writes the table of docs/recipes-for-models.md: memory and operations that are planned for public models.
+
+Sizes come from `tools/plans.yaml`; a model that is not there is named below the table. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from gym_fed.config.recipe_presets import fitted, sizes_for
+from gym_fed.config.recipes import Recipe, recipes
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.planning.duration import step_operations
+from gym_fed.planning.memory import memory_of
+from gym_fed.planning.plan import gib
+from gym_fed.planning.sizes import sizes_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "recipes-for-models.md"
+BEGIN, END = "<!-- planned, by tools/plans.py -->\n", "<!-- until here -->\n"
+HEAD = "| recipe | size | memory | operations a step |\n|---|---|---|---|\n"
+
+
+def public_recipes() -> list[Recipe]:
+    """Those that fit public models."""
+    return [recipe for recipe in recipes() if recipe.sizes]
+
+
+def rows(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """A line of the table for each size that a recipe has, on one GPU; and the models that are left out."""
+    lines, left = [], []
+    known = yaml.safe_load((ROOT / "tools" / "plans.yaml").read_text(encoding="utf-8"))
+    for size, preset in sizes_for(recipe.file).items():
+        model = preset["model"]
+        if model not in known:
+            left.append(model)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(known[model]), encoding="utf-8")
+            values = yaml.safe_load(fitted(recipe.file, size=size, machine="cuda"))
+            config = TrainingConfig(**{**values, "model": folder})
+            sizes = sizes_of(config)
+            peak, operations = (
+                memory_of(config, sizes, device="cuda").peak,
+                step_operations(config, sizes),
+            )
+        lines.append(f"| `{recipe.name}` | {size} | {gib(peak)} | {operations:.1e} |\n")
+    return lines, left
+
+
+def table() -> str:
+    """The table of every recipe, and what is not in it."""
+    found = [rows(recipe) for recipe in public_recipes()]
+    left = sorted({model for _, models in found for model in models})
+    lines = "".join(line for some, _ in found for line in some)
+    return f"{HEAD}{lines}\nNot planned, since their sizes are not stated here: {', '.join(left)}.\n"
+
+
+def main() -> None:
+    """Write the page."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
