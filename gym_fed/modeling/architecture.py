@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 from gym_fed.text import plain
 
 
 def require_architecture(name: str, folder: Path) -> None:
-    """Refuse a model whose ``config.json`` names an architecture that transformers lacks; others pass.
+    """Refuse a model whose ``config.json`` names an architecture that neither transformers nor gym-fed has.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -22,7 +23,8 @@ def require_architecture(name: str, folder: Path) -> None:
     with suppress(OSError, ValueError, AttributeError):  # reading the model will report it
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind, has_code = config.get("model_type"), "auto_map" in config
-    if (kind is None and not has_code) or (isinstance(kind, str) and kind in CONFIG_MAPPING):
+    known = isinstance(kind, str) and (kind in CONFIG_MAPPING or kind == MIXTURE_OF_DEPTHS)
+    if known or (kind is None and not has_code):
         return
     raise GymError(
         ErrorCode.MODEL_INVALID,

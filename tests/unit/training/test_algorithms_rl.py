@@ -345,7 +345,7 @@ def test_rows_that_cannot_work_are_refused_before_anything_is_written(
         (ROWS[:1], "1 prompts are fewer than the 2"),
         ([*ROWS, {"prompt": "text"}], "row 9: texts and conversations are mixed"),
         ([*ROWS, long], r"row 9: its prompt has \d+ tokens, and max_length is 32"),
-        ([*ROWS, {**ROWS[0], "images": ["a.png"]}], "row 9: has images"),
+        ([*ROWS, {**ROWS[0], "images": ["a.png"]}], "row 9 has images"),
         ([*ROWS, {**ROWS[0], "tools": [{"name": "f"}]}], "row 9: has tools"),
     ]:
         with pytest.raises(GymError, match=problem) as caught:
