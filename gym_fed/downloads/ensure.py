@@ -34,7 +34,7 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
         GymError: As ``resolve`` for a path; as ``offer_model`` and ``fetch``; ``MODEL_NOT_FOUND`` without consent.
     """
     found: Path | None = None
-    wanted: str | None = name
+    wanted = name
     for _ in range(MAX_ADAPTERS + 1):
         folder = _present(wanted)
         if folder is None:
@@ -43,8 +43,9 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
                 raise declined(offer)
             folder = fetch(offer, report)
         found = found or folder
-        if (wanted := _base_of(folder)) is None:
+        if (base := _base_of(folder)) is None:
             return found
+        wanted = base
     raise no_base_model(name)
 
 
@@ -67,12 +68,13 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
 
 def missing_model(name: str) -> bool:
     """Whether ``ensure_model`` would ask the Hub for ``name``, or for the base of it."""
-    wanted: str | None = name
+    wanted = name
     for _ in range(MAX_ADAPTERS + 1):
         if (folder := _present(wanted)) is None:
             return True
-        if (wanted := _base_of(folder)) is None:
+        if (base := _base_of(folder)) is None:
             return False
+        wanted = base
     raise no_base_model(name)
 
 

@@ -110,7 +110,7 @@ class OpenModel(ReadsOtherWords):
             if chosen in kind.own() and chosen in cls.model_fields:
                 if cls.model_fields[chosen].default is None and filled.get(chosen) is None:
                     filled[chosen] = {}
-            elif kind.type_of(chosen).Settings is not None:
+            elif chosen not in kind.own() and kind.type_of(chosen).Settings is not None:
                 if chosen in cls.model_fields:
                     raise kind.broken(
                         chosen, f"{kind.kind} {chosen!r}: its section would be a key of ours", "rename it"

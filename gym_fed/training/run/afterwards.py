@@ -84,7 +84,8 @@ def export(
     if path.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
     chosen = EXPORT_FORMATS.new(format)
-    source = _source(model if format == "adapter" else _on_full_base(model, config), tokenizer, config)
+    exported = model if format == "adapter" else _on_full_base(model, config)
+    source = _source(exported, tokenizer, config, with_files=not chosen.is_file)
     chosen.check(source)
     options = Options(dtype=config.save_dtype, codec=codec)
     if chosen.is_file:
@@ -96,10 +97,11 @@ def export(
     return path
 
 
-def _source(model: Any, tokenizer: Any, config: TrainingConfig) -> Source:
+def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: bool) -> Source:
     from gym_fed.export.source import Source
 
-    folders = [] if config.model is None else [Path(resolve(config.model))]
+    # What travels with a folder lies where the model was read; a file holds weights alone.
+    folders = [] if config.model is None or not with_files else [Path(resolve(config.model))]
     return Source(
         name=str(config.output_dir),
         model=model,

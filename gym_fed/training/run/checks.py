@@ -97,7 +97,7 @@ def _check_delta(config: TrainingConfig) -> None:
     strategy = "ddp" if config.distributed is None else config.distributed.strategy
     for wrong, why in (
         (config.model is None, "the base has no name: give model"),
-        (config.algorithm == "reward_model", "a reward model has another head than its base"),
+        (ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM", "a reward model has another head"),
         (config.rope_scaling is not None, "a delta does not hold rope_scaling"),
         (config.mixture_of_depths is not None, "a delta does not hold the routers of mixture_of_depths"),
         (strategy != "ddp", f"under distributed.strategy {strategy} no process has the whole model"),

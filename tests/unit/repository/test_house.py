@@ -265,6 +265,7 @@ def test_no_tracked_file_names_somebodys_machine() -> None:
 PUBLIC = {
     "gym_fed": {"Experiment", "GymError", "Trainer", "TrainingConfig"},
     "gym_fed.data": {"DataPipeline", "DatasetRegistry"},
+    "gym_fed.downloads": {"DownloadOffer", "ensure_dataset", "ensure_model", "missing_model", "pull_model"},
     "gym_fed.evaluation": {"Grader", "exact_match", "grade_answers", "layer_errors"},
     "gym_fed.personalization": {"PersonalizedTrainer"},
     "gym_fed.quantization": {
@@ -276,6 +277,7 @@ PUBLIC = {
         "DeltaSoupConfig",
         "QuantMethod",
     },
+    "gym_fed.training.loops": {"DPO", "GRPO", "PPO", "SFT", "StringThread"},
     "gym_server.strategy": {"DeltaSoup", "DeltaSoupStrategy"},
 }
 """The names that users import from a package; every other package's ``__init__`` offers none."""

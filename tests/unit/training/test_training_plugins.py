@@ -80,7 +80,10 @@ def test_the_sections_of_installed_members_are_read_and_written_like_ours(tmp_pa
         ("watch: {}\n", "1:1: watch.word: required, but not given"),
         ("loud: 7\n", "1:1: loud: Input should be a valid boolean"),
         ("weighted_sft: {}\nalgorithm: weighed_sft\n", "1:1: weighted_sft: unknown key"),
-        ("algorithm: weighed\n", "1:1: algorithm: unknown algorithm 'weighed' (known: "),
+        (
+            "algorithm: weighed\n",
+            "1:1: algorithm: unknown algorithm 'weighed'; did you mean 'weighed_sft'? (known: ",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_section_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:
