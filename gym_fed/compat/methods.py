@@ -5,15 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.compat.row import RefusedWord
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.other_words import note
 
-_GGUF = RefusedWord(
-    "GGUF is not written here; llama.cpp writes it from a model folder",
-    ('trainer.export("model-folder")', "python convert_hf_to_gguf.py model-folder  # of llama.cpp"),
-)
-_WRITTEN = {".gymdelta": "delta", "": "huggingface"}
+_WRITTEN = (".gymdelta", "")
 
 
 def fit(trainer: Any, *given: Any, **named: Any) -> Any:
@@ -34,9 +29,9 @@ def export(trainer: Any, path: str | Path, quantization: str | None = None, **na
     Raises:
         GymError: ``USAGE`` for GGUF, and for what no format of ours is.
     """
-    suffix = Path(path).suffix
-    if suffix == ".gguf":
-        raise _GGUF.error(str(path), code=ErrorCode.USAGE)
+    from gym_fed.training.run.afterwards import format_by_suffix
+
+    suffix, by_suffix = Path(path).suffix, format_by_suffix(Path(path))
     if named or quantization not in (None, "bitdelta") or suffix not in _WRITTEN:
         wrong = next(iter(named), f"quantization={quantization!r}" if suffix in _WRITTEN else suffix)
         raise GymError(
@@ -44,7 +39,7 @@ def export(trainer: Any, path: str | Path, quantization: str | None = None, **na
             f"export: {wrong} is not known",
             "give format, and codec for a delta; see Trainer.export",
         )
-    form = "delta" if quantization is not None else _WRITTEN[suffix]
+    form = "delta" if quantization is not None else by_suffix
     note("trainer.export(..., quantization=)", f"`trainer.export(path, format={form!r})`")
     return trainer.export(path, form)
 

@@ -7,6 +7,7 @@ key stands, so that comments stay; a key that the recipe lacks is added at the e
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,5 +99,10 @@ def _with(text: str, key: str, value: Any, why: str) -> str:
 
 
 def _table(file: Path, name: str) -> dict[str, Any]:
-    table = file.parent / "presets" / f"{name}.yaml"
+    return _parsed(file.parent / "presets" / f"{name}.yaml")
+
+
+@cache
+def _parsed(table: Path) -> dict[str, Any]:
+    """All recipes share it, and each asks for it."""
     return yaml.safe_load(table.read_text(encoding="utf-8")) if table.is_file() else {}

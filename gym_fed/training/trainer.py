@@ -158,18 +158,20 @@ class Trainer(ExpectedElsewhere):
 
     @with_other_arguments
     def export(
-        self, path: str | Path, format: ExportFormat = "huggingface", codec: CodecPolicy | None = None
+        self, path: str | Path, format: ExportFormat | None = None, codec: CodecPolicy | None = None
     ) -> Path:
         """Write the result's model to a new file or folder.
 
         Args:
             path: Where; nothing is overwritten.
             format: ``huggingface`` is a model folder with any adapter merged in; ``adapter`` a PEFT folder; ``delta`` a
-                ``.gymdelta`` of the base, for a federation, a soup or a variant.
+                ``.gymdelta`` of the base, for a federation, a soup or a variant. By default ``delta`` where ``path``
+                ends so, else ``huggingface``.
             codec: Of ``delta``; by default one bit per weight, or LoRA factors where that is what was trained.
 
         Raises:
-            GymError: ``USAGE`` before training or for a format that does not fit; ``FILE_EXISTS``.
+            GymError: ``USAGE`` before training, for a format that does not fit, or for ``.gguf`` without one;
+                ``FILE_EXISTS``.
         """
         from gym_fed.training.run.afterwards import export
 

@@ -61,23 +61,31 @@ class Draft:
         if last in place and place[last] != value:
             raise self.problem(origin, f"is {path} here, and both are given", f"keep {path}")
         place[last] = value
-        self.result.origins[_path(path)] = _path(origin)
+        self.result.origins[_path(path)] = self._written_at(origin)
         self.changed = True
 
     def note(self, theirs: str, ours: str, origin: str | None = None) -> None:
         """Remember what is called otherwise."""
-        self.result.notes.append((_path(origin or theirs), theirs, ours))
+        self.result.notes.append((self._written_at(origin or theirs), theirs, ours))
 
     def problem(self, path: str, text: str, hint: str = "") -> GymError:
         """An error about one key."""
-        place = self._place(_path(path))
+        place = self._place(self._written_at(path))
         return GymError(
             ErrorCode.CONFIG_INVALID, f"{place}: {path}: {text}" if place else f"{path}: {text}", hint
         )
 
     def refuse(self, path: str, refusal: RefusedWord, theirs: str = "") -> GymError:
         """An error about one that has no counterpart."""
-        return refusal.error(theirs or path, self._place(_path(path)))
+        return refusal.error(theirs or path, self._place(self._written_at(path)))
+
+    def _written_at(self, path: str) -> Place:
+        """Where the value of ``path`` stands in the file: it, or a section that holds it, may have moved."""
+        keys = _path(path)
+        for end in range(len(keys), 0, -1):
+            if (before := self.result.origins.get(keys[:end])) is not None:
+                return (*before, *keys[end:])
+        return keys
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 ExportFormat = Literal["huggingface", "adapter", "delta"] | str
 Contributions = Mapping[str, Any] | Sequence[Any]
 OWN = "self"
+_GGUF = "GGUF is not written here; llama.cpp writes it from a model folder"
+_GGUF_INSTEAD = """write instead:
+  trainer.export("model-folder")
+  python convert_hf_to_gguf.py model-folder  # of llama.cpp"""
 
 
 def soup_with(
@@ -70,17 +74,30 @@ def soup_with(
     return base.eval(), result
 
 
+def format_by_suffix(path: Path) -> ExportFormat:
+    """The format of what is called ``path``: a delta for ``.gymdelta``, else a model folder.
+
+    Raises:
+        GymError: ``USAGE`` for ``.gguf``.
+    """
+    if path.suffix.lower() == ".gguf":
+        raise GymError(ErrorCode.USAGE, f"{path}: {_GGUF}", _GGUF_INSTEAD)
+    return "delta" if path.suffix == ".gymdelta" else "huggingface"
+
+
 def export(
     model: Any,
     tokenizer: Any,
     config: TrainingConfig,
     path: Path,
-    format: ExportFormat,
+    format: ExportFormat | None,
     codec: CodecPolicy | None,
 ) -> Path:
     """Write a trained model; see ``Trainer.export``."""
     from gym_fed.export.formats.base import Options
 
+    if format is None:
+        format = format_by_suffix(path)
     if path.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
     chosen = EXPORT_FORMATS.new(format)

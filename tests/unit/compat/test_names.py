@@ -125,18 +125,91 @@ def the_hubs_soup(tmp_path: Path) -> None:
         'trainer.apply_deltasoup({"ada": "ada.gymdelta", "ben": "ben.gymdelta"})',
         "gym-client join HUB --data my.jsonl",
     )
+    lead = soup_of_a_hub(tmp_path / "home")
+    with pytest.warns(OtherWordNote, match=r"`trainer\.apply_deltasoup\(\)` is"):
+        soup = trainer.apply_deltasoup(settings=mean_of_values())
+    assert soup.merged == ("self", "hub")
+    base, moved = weights(load("gym-nano")), weights(trainer.result.model)
+    assert (moved[NORM] - base[NORM]).mean() == pytest.approx(lead / 2, rel=0.02)
+
+
+NORM = "model.norm.weight"
+
+
+def load(name: str) -> Any:
+    from gym_fed.models import load_model
+
+    return load_model(name).model
+
+
+def weights(model: Any) -> dict[str, Any]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def mean_of_values() -> Any:
+    from gym_fed.quantization import DeltaSoupConfig
+
+    exact = {"codec": "dense", "dense_dtype": "float32", "error_feedback": False}
+    return DeltaSoupConfig(method="mean", norm_ratio=None, codec=exact)
+
+
+def soup_of_a_hub(folder: Path) -> float:
+    """A contributor's home after two rounds; returns how far the second's soups lead the last norm from the base.
+
+    The first round's version is the base, the second's is one soup ahead.
+    """
+    import torch
+    from gym_client.agent.tasks import TaskFolder
+    from gym_client.hub.transfers import ObjectCache
+    from gym_client.identity.home import Home
+
+    from gym_fed.config.hub.task import SoupReference, TaskSpec
+    from gym_fed.delta.base import BaseSpec, tensors_digest
+    from gym_fed.delta.writer import DeltaEntry, write_delta
+
+    lead = 0.5
+    model, home = load("gym-nano"), Home.open(folder)
+    base = BaseSpec.of(model, "gym-nano")
+    ahead = torch.full_like(weights(model)[NORM], lead)
+    write_delta(folder / "soup", [DeltaEntry.of(NORM, ahead, "dense", dtype="float32")], base)
+    data = (folder / "soup").read_bytes()
+    kept = ObjectCache(home.objects).put(data)
+    with torch.no_grad():
+        dict(model.named_parameters())[NORM].add_(ahead)
+    version = tensors_digest(model)
+    reference = SoupReference(sha256=kept.name, size_bytes=len(data), version_digest=version, server_round=1)
+    for number, (hub, soups) in enumerate((("0", []), ("1", [reference])), 1):
+        spec = TaskSpec(
+            server="s" + hub * 16,
+            server_round=number,
+            base_model="gym-nano",
+            base_digest=base.digest,
+            version_digest=version if soups else base.digest,
+            soups=soups,
+            max_update_bytes=10**6,
+            deadline_seconds=4e9,
+        )
+        TaskFolder(home.task_folder(f"m{number}")).begin(spec, {"data": "my.jsonl"})
+    return lead
 
 
 @line('trainer.export("model.gguf"')
 def gguf(tmp_path: Path) -> None:
     trainer = tiny(save_final=False)
     trainer.train(ROWS)
-    with pytest.raises(GymError) as error:
-        trainer.export("model.gguf", quantization="bitdelta")
-    refused(
-        error, 'trainer.export("model-folder")', "python convert_hf_to_gguf.py model-folder  # of llama.cpp"
-    )
-    assert trainer.export("mine.gymdelta", quantization="bitdelta").is_file()
+    for words in ({}, {"quantization": "bitdelta"}):
+        with pytest.raises(GymError, match=r"model\.gguf: GGUF is not written here") as error:
+            trainer.export("model.gguf", **words)
+        refused(
+            error,
+            'trainer.export("model-folder")',
+            "python convert_hf_to_gguf.py model-folder  # of llama.cpp",
+        )
+    assert not Path("model.gguf").exists()
+    trained = weights(trainer.result.model)[NORM]
+    assert weights(load(str(trainer.export("model-folder"))))[NORM].equal(trained)
+    for words in ({}, {"quantization": "bitdelta"}):
+        assert trainer.export(f"mine{len(words)}.gymdelta", **words).is_file()
 
 
 @line("from gym_fed.train import run_sft")
@@ -449,13 +522,112 @@ def a_serving_level(tmp_path: Path) -> None:
     refused(error, "dtype: bfloat16", "cache_size: 10GB")
 
 
-ELSEWHERE = {
-    "recipe context": "tests/unit/training/loops",
-    "LLaMA-Factory stage: grpo": "tests/unit/config/test_llamafactory.py",
-    "recipes for public models": "tests/unit/config",
-    "a catalogue of named data sets": "tests/unit/data/test_data_catalogue.py",
-}
-"""Lines that are no aliases: what they name is built, and tested where it stands."""
+@line("recipe context")
+def loops_of_recipes(tmp_path: Path) -> None:
+    from gym_fed.training.loops import DPO, GRPO, PPO, SFT, StringThread
+    from gym_fed.training.recipe import RecipeContext
+
+    class Short:
+        ready = 0
+
+        def setup(self) -> None:
+            self.ready += 1
+
+        def __call__(self, thread: StringThread) -> float:
+            assert self.ready
+            return 1.0 / (1 + len(thread.last_content()))
+
+    grader = Short()
+    threads = [StringThread.of_row(row).assistant(row["completion"]) for row in ROWS[:2]]
+    worse = [thread.prompt().assistant("no") for thread in threads]
+    batch: dict[str, Any] = {"samples_per_batch": 2, "samples_per_mini_batch": 1, "max_grad_norm": 1.0}
+    with RecipeContext(tmp_path / "recipe", devices="cpu") as ctx:
+        assert ctx.world_size == 1
+        model = ctx.spawn_train("gym-nano", tp=1)
+        batch |= {"context": ctx, "settings": {"max_length": 32}}
+        short: dict[str, Any] = {**batch, "grader": grader, "kl_beta": 0.01, "max_completion_length": 4}
+        value = ctx.spawn("value", model=model)
+        sft = SFT(dataset=threads, model=model, lr=1e-4, max_steps=1, **batch)
+        dpo = DPO(
+            dataset=list(zip(threads, worse, strict=True)),
+            model=model,
+            lr=1e-5,
+            beta=0.1,
+            max_steps=1,
+            **batch,
+        )
+        ppo = PPO(
+            dataset=threads,
+            policy_model=model,
+            value_model=value,
+            lr_policy=1e-5,
+            lr_value=1e-4,
+            max_num_ppo_steps=1,
+            num_iterations=1,
+            **short,
+        )
+        grpo = GRPO(
+            dataset=threads, policy_model=model, lr=1e-5, completions_per_sample=2, max_steps=1, **short
+        )
+        assert [loop.run().steps for loop in (sft, dpo, ppo, grpo)] == [1, 1, 2, 1]
+        assert grader.ready == 2
+        assert (ctx.save_model_safely("model", model) / "config.json").is_file()
+
+
+@line("LLaMA-Factory stage: grpo")
+def groups_graded_by_a_reward_model(tmp_path: Path) -> None:
+    from gym_fed.config.llamafactory.files import load_training_config
+
+    pairs = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "no"} for row in ROWS]
+    reward = tiny(algorithm="reward_model", max_length=32)
+    reward.train(pairs)
+    Path("run").rename("reward")
+    Path("data").mkdir()
+    Path("my.jsonl").rename("data/rows.jsonl")
+    columns = {"prompt": "prompt", "response": "completion"}
+    described = {"mine": {"file_name": "rows.jsonl", "columns": columns}}
+    Path("data/dataset_info.json").write_text(json.dumps(described))
+    Path("theirs.yaml").write_text(
+        "model_name_or_path: gym-nano\nstage: grpo\ndo_train: true\nreward_model: reward\n"
+        "reward_model_type: full\nfinetuning_type: full\ndataset: mine\ntemplate: chatml\ncutoff_len: 64\n"
+        "output_dir: answers\nmax_steps: 1\nlearning_rate: 1.0e-5\nper_device_train_batch_size: 2\n"
+        "num_generations: 2\nmax_new_tokens: 4\n"
+    )
+    config, _ = load_training_config(Path("theirs.yaml"))
+    assert (config.algorithm, [grader.model for grader in config.graders]) == ("grpo", ["reward"])  # type: ignore[attr-defined]
+    gym("train", "theirs.yaml")
+    steps = [json.loads(text) for text in Path("answers/metrics.jsonl").read_text().splitlines()]
+    assert any("reward" in row for row in steps), steps
+
+
+@line("recipes for public models")
+def recipes_by_name(tmp_path: Path) -> None:
+    names = [f"qwen3-{way}" for way in ("lora", "qlora", "gspo", "moe-lora")]
+    names += ["llama3-lora", "gemma3-lora", "mistral-lora", "mixtral-lora", "qwen-vl-lora", "llava-lora"]
+    owners = {}
+    for name in (*names, "eco-grpo", "agent-dpo"):
+        gym("configs", "copy", name)
+        owners[name] = str(load_config(f"{name}.yaml", TrainingConfig).model).partition("/")[0]
+    assert set(owners.values()) == {"Qwen", "meta-llama", "google", "mistralai", "llava-hf"}
+    for size, machine in (("32B", "cuda"), ("4B", "mps"), ("0.6B", "cpu")):
+        gym("configs", "copy", "qwen3-lora", "--size", size, "--on", machine, "--overwrite")
+        assert load_config("qwen3-lora.yaml", TrainingConfig).model == f"Qwen/Qwen3-{size}"
+    gym("configs", "copy", "nano-lora")
+    assert load_config("nano-lora.yaml", TrainingConfig).finetuning == "lora"
+
+
+@line("a catalogue of named data sets")
+def the_catalogue(tmp_path: Path) -> None:
+    named = "Alpaca ShareGPT UltraChat CodeAlpaca Magicoder GSM8K MATH ToolBench APIBank LLaVA ShareGPT4V"
+    found = {name: json.loads(gym("data", "catalogue", name.lower(), "--json")) for name in named.split()}
+    assert [
+        name for name, facts in found.items() if not re.fullmatch(r"[\w.-]+/[\w.-]+", facts["place"])
+    ] == []
+    assert [name for name, facts in found.items() if not facts["columns"]] == []
+    assert [name for name, facts in found.items() if facts["licence"] is None] == ["ShareGPT"]
+    assert "licence  not stated" in gym("data", "catalogue", "sharegpt")
+    config = TrainingConfig(model="gym-nano", data="gsm8k")
+    assert config.data[0].name == "gsm8k"
 
 
 @pytest.mark.parametrize("text", CASES)
@@ -477,7 +649,7 @@ def test_every_line_of_the_teams_page_is_in_the_table() -> None:
     page = SHARED / "NAMES.md"
     if not page.is_file():
         pytest.skip(f"{page} is absent")
-    known = (*CASES, *ELSEWHERE)
+    known = tuple(CASES)
     assert [text for text in lines_of(page.read_text(encoding="utf-8")) if not text.startswith(known)] == []
 
 
@@ -521,6 +693,25 @@ def test_a_near_miss_in_a_section_of_elsewhere_is_reported_at_its_place() -> Non
     Path("run.yaml").write_text("model: {architecture: llama, hidden_size: 64, num_layer: 2, num_heads: 4}\n")
     with pytest.raises(GymError, match=r"run\.yaml:1:47: model_init\.num_layer: .*'num_hidden_layers'"):
         load_config("run.yaml", TrainingConfig)
+
+
+def test_a_note_or_refusal_of_a_key_that_moved_names_the_line_that_it_stands_on() -> None:
+    file = Path("run.yaml")
+    head = "model: gym-nano\nseed: 1\ntraining:\n  max_steps: 1\n"
+    file.write_text(head + "  batch_size: 16\n")
+    with pytest.warns(OtherWordNote) as notes:
+        load_config(file, TrainingConfig)
+    said = [str(note.message) for note in notes]
+    assert [text.partition(": ")[0] for text in said] == ["run.yaml:3:1", "run.yaml:5:3"], said
+    file.write_text(head + "  batch_size: 0\n")
+    with pytest.raises(GymError, match=r"^run\.yaml:5:3: batch_size: 0 rows"):
+        load_config(file, TrainingConfig)
+    file.write_text(head + "  quantization: {method: bitdelta, colour: red}\n")
+    with pytest.raises(GymError, match=r"^run\.yaml:5:36: quantization\.colour: "):
+        load_config(file, TrainingConfig)
+    file.write_text(head + "  sequence_parallel: true\n")
+    with pytest.raises(GymError, match=r"^run\.yaml:5:3: sequence_parallel: true"):
+        load_config(file, TrainingConfig)
 
 
 def test_a_word_and_ours_with_another_value_are_refused() -> None:
