@@ -93,7 +93,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
     copies = frozen * body + trained * (2 * body + sizes.total * 8) + others
     tokens = tokens_of_batch(config)
     length = row_length(config)
-    kept = activation_bytes(config, sizes.shape, length) * tokens
+    kept = activation_bytes(config, sizes.shape, length, device=device) * tokens
     head = _head_bytes(config, sizes, tokens, device)
     copies += trained * kept
     whole = not sizes.adapted and sizes.num_trained == sizes.total
@@ -129,15 +129,15 @@ def tokens_of_batch(config: TrainingConfig) -> int:
     return rows * row_length(config)
 
 
-def activation_bytes(config: TrainingConfig, shape: TextShape, length: int) -> float:
+def activation_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device: str = "cpu") -> float:
     """Bytes that autograd keeps for one token of a row of ``length``, in all blocks."""
-    block = block_bytes(config, shape, length)
+    block = block_bytes(config, shape, length, device=device)
     if not config.gradient_checkpointing:
         return shape.layers * block + _norm_bytes(config, shape.hidden)
     return shape.layers * shape.hidden * _compute_width(config) + block + _norm_bytes(config, shape.hidden)
 
 
-def block_bytes(config: TrainingConfig, shape: TextShape, length: int) -> float:
+def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device: str = "cpu") -> float:
     """Bytes that autograd keeps for one token in one block."""
     width = _compute_width(config)
     values = 2 * shape.queries + 2 * shape.keys + 4 * shape.inner
@@ -152,8 +152,10 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int) -> float:
         scores = shape.heads * length * (width if width == 4 else 4 + width)
     else:
         scores = 4 * shape.heads  # the logarithm of each row's sum
-    adapters = _adapter_values(config) * width
-    return values * width + norms + scores + adapters
+    if config.lora is None and config.mixed_precision != "no":
+        # What a norm gives is in float32 as its weights are, and each of five matrices makes a copy of its input.
+        norms += shape.hidden * (2 * (4 - width) + 3 * width)
+    return values * width + norms + scores + _adapter_bytes(config, shape, device)
 
 
 def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) -> float:
@@ -171,14 +173,28 @@ def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) 
 
 
 def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:
-    """An RMS norm keeps its input and the normed input, with one number a group, and what it gives."""
+    """An RMS norm keeps its input, what it gives, and where it is trained the normed input; one number a group."""
     width = _compute_width(config)
-    return size * (4 + 2 * width) + 4 * groups
+    return size * (4 + (1 if config.lora is not None else 2) * width) + 4 * groups
 
 
-def _adapter_values(config: TrainingConfig) -> int:
-    """What the first factor of LoRA gives, in each of the seven matrices of a block."""
-    return 7 * config.lora.r if config.lora is not None else 0
+def _adapter_bytes(config: TrainingConfig, shape: TextShape, device: str) -> float:
+    """What LoRA keeps in the seven matrices of a block, more than frozen ones alone.
+
+    That is what each first factor gives; and its input, where that is a copy: under dropout, or of another type than
+    the base. Then the inputs that matrices share, and that of the last one, are not kept themselves.
+    """
+    if config.lora is None:
+        return 0.0
+    width = _compute_width(config)
+    wide = width if config.mixed_precision != "no" else 4
+    kept = 7.0 * config.lora.r * wide
+    mixed = config.mixed_precision != "no" or config.loaded_dtype != "float32"
+    if config.lora.lora_dropout or mixed:
+        mask = (1 if device == "cuda" else 4) if config.lora.lora_dropout else 0
+        inputs = 5 * shape.hidden + shape.queries + shape.inner
+        kept += inputs * (wide + mask) - (2 * shape.hidden + shape.inner) * width
+    return kept
 
 
 def _compute_width(config: TrainingConfig) -> int:
@@ -188,7 +204,8 @@ def _compute_width(config: TrainingConfig) -> int:
 def _weight_bytes(config: TrainingConfig, sizes: Sizes) -> float:
     width = _BYTES[config.loaded_dtype]
     if not sizes.adapted:
-        return float(sizes.total * _BYTES[config.dtype])
+        copied = 2 * sizes.linear if config.mixed_precision != "no" else 0
+        return float(sizes.total * _BYTES[config.dtype] + copied)
     adapter = sum(w.numel * w.itemsize for w in sizes.trained)
     if config.quantization is None:
         return float(sizes.total * width + adapter)

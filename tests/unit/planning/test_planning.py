@@ -114,8 +114,11 @@ def test_the_active_weights_of_experts_are_the_share_that_a_token_passes(tmp_pat
     assert sizes.shape.inner == 48
 
 
-def kept(model: str, layers: int, dtype: str, attention: str) -> int:
-    """Bytes that autograd keeps of a real forward pass of 2 rows of 8 tokens."""
+def kept(model: str, layers: int, dtype: str, attention: str, dropout: float | None = None) -> int:
+    """Bytes that autograd keeps of a real forward pass of 2 rows of 8 tokens; with ``dropout``, under LoRA.
+
+    Copies of weights, which autocast makes, are left out.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -124,18 +127,25 @@ def kept(model: str, layers: int, dtype: str, attention: str) -> int:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1] * layers
     made: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    made = made.to(getattr(torch, dtype)).train()
+    made = made.to(torch.float32 if dtype == "mixed" else getattr(torch, dtype)).train()
+    if dropout is not None:
+        from peft import LoraConfig, get_peft_model
+
+        made = get_peft_model(made, LoraConfig(r=4, lora_dropout=dropout, target_modules="all-linear"))
+    shapes = {tuple(value.shape) for value in made.parameters()}
     weights = {value.untyped_storage().data_ptr() for value in made.parameters()}
     seen: dict[int, int] = {}
 
     def pack(value: Any) -> Any:
         storage = value.untyped_storage()
-        if storage.data_ptr() not in weights:
+        if storage.data_ptr() not in weights and not shapes & {tuple(value.shape), tuple(value.shape[::-1])}:
             seen[storage.data_ptr()] = storage.nbytes()
         return value
 
     ids = torch.zeros(2, 8, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+    autocast = dtype == "mixed" or (dropout is not None and dtype == "bfloat16")
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+    with mixed, torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         made(input_ids=ids, labels=ids, use_cache=False)
     return sum(seen.values())
 
@@ -150,6 +160,27 @@ def test_activations_of_a_block_are_what_autograd_keeps(
     config = run(model, dtype=dtype, attention=attention)
     found = (kept(model, 3, dtype, attention) - kept(model, 1, dtype, attention)) / 2 / 16
     assert block_bytes(config, sizes_of(config).shape, 8) == pytest.approx(found, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_activations_under_lora_are_what_autograd_keeps(
+    tmp_path: Path, kind: str, dtype: str, dropout: float
+) -> None:
+    model = folder(tmp_path / "m", {"model_type": kind, **SMALL})
+    mixed = {"base_dtype": "bfloat16", "mixed_precision": "bf16"} if dtype == "bfloat16" else {}
+    config = run(model, finetuning="lora", lora={"r": 4, "lora_dropout": dropout}, **mixed)
+    found = (kept(model, 3, dtype, "sdpa", dropout) - kept(model, 1, dtype, "sdpa", dropout)) / 2 / 16
+    assert block_bytes(config, sizes_of(config).shape, 8) == pytest.approx(found, rel=0.03)
+
+
+def test_activations_of_mixed_precision_are_what_autograd_keeps(small: str) -> None:
+    config = run(small, mixed_precision="bf16")
+    sizes = sizes_of(config)
+    found = (kept(small, 3, "mixed", "sdpa") - kept(small, 1, "mixed", "sdpa")) / 2 / 16
+    assert block_bytes(config, sizes.shape, 8) == pytest.approx(found, rel=0.03)
+    assert memory_of(config, sizes).weights == 4 * sizes.total + 2 * sizes.linear  # and a copy of each matrix
 
 
 def test_checkpointing_keeps_one_block_and_the_inputs_of_the_others(small: str) -> None:
@@ -293,7 +324,8 @@ def test_shards_bits_and_adapters_take_what_they_promise(tmp_path: Path) -> None
     zero2 = run(model, dtype="bfloat16", distributed={"strategy": "deepspeed"})
     two = memory_of(zero2, sizes_of(zero2), device="cuda", processes=8)
     assert (two.weights, two.optimizer) == (2 * total, 4 * total / 8)
-    bits = run(model, dtype="bfloat16", finetuning="lora", quantization={"bits": 4})
+    mixed = {"base_dtype": "bfloat16", "mixed_precision": "bf16"}
+    bits = run(model, finetuning="lora", quantization={"bits": 4}, **mixed)
     few = memory_of(bits, sizes_of(bits), device="cuda")
     assert (
         5.2e9 < few.weights < 6.2e9
