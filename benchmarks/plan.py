@@ -4,7 +4,8 @@ Each run is a process of its own with one thread, on rows of `max_length` tokens
 The time is the CPU seconds of the median step after the first, which other processes disturb less than
 a clock on the wall; the calibration takes the same statistic of the same clock. Models: gym-nano, and
 SmolLM2-135M-Instruct's folder where `--smollm2` (or the variable GYM_SMOLLM2) names it. `--process` measures what a
-process takes without a model, the constant `PROCESS_BYTES` of `gym_fed/planning/memory.py`.
+process takes without a model, the constants `PROCESS_BYTES` and `ADAPTER_PROCESS_BYTES` of
+`gym_fed/planning/memory.py`.
 """
 
 from __future__ import annotations
@@ -55,11 +56,27 @@ TOY: dict[str, Any] = {
 }
 """A model of a few kilobytes: what its run takes is the process."""
 
+PROCESSES: dict[str, dict[str, Any]] = {
+    "full, read from a folder": {},
+    "lora": {"finetuning": "lora"},
+    "lora, 4 bits": {"finetuning": "lora", "quantization": {}},
+    "lora, 8 bits": {"finetuning": "lora", "quantization": {"bits": 8}},
+}
+"""Runs on the written model."""
 
-def measure_process() -> int:
-    """Bytes of a fresh process that imported what a run imports, and trained a model that takes nothing."""
+
+def measure_process() -> dict[str, int]:
+    """Bytes of fresh processes that imported what a run imports, and trained a model that takes nothing.
+
+    An adapter needs a trained model, so that the first run writes one and the others read it.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        return round(run({**TOY, "output_dir": str(Path(folder) / "run")})["peak"])
+        model = str(Path(folder) / "model")
+        found = {"full": run({**TOY, "output_dir": model, "save_final": True})["peak"]}
+        read = {key: value for key, value in TOY.items() if key != "model_init"} | {"model": model}
+        for name, changes in PROCESSES.items():
+            found[name] = run({**read, **changes, "output_dir": str(Path(folder) / name)})["peak"]
+    return {name: round(value) for name, value in found.items()}
 
 
 def measure(values: dict[str, Any]) -> dict[str, float]:
@@ -102,7 +119,8 @@ def main() -> None:
         return
 
     if options.process:
-        print(f"a process without a model: {measure_process() / (1 << 20):.0f} MiB")
+        for name, size in measure_process().items():
+            print(f"a process without a model, {name}: {size / (1 << 20):.0f} MiB")
         return
 
     import torch

@@ -27,6 +27,9 @@ _TILE_BYTES = 29
 PROCESS_BYTES = {"cpu": 535 << 20, "cuda": 500 << 20, "mps": 500 << 20}
 """What a process takes without a model: Python and torch's libraries, or a context on the GPU; measured on the CPU."""
 
+ADAPTER_PROCESS_BYTES = {**PROCESS_BYTES, "cpu": 581 << 20}
+"""The same under an adapter: PEFT imports more, bitsandbytes too, whether or not weights are quantised."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -109,7 +112,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
         logits=head,
         copies=copies,
         generation=cache,
-        process=PROCESS_BYTES[device],
+        process=(ADAPTER_PROCESS_BYTES if sizes.adapted else PROCESS_BYTES)[device],
         embedding=doubled,
         accumulates=config.gradient_accumulation_steps > 1,
     )

@@ -333,6 +333,16 @@ def test_shards_bits_and_adapters_take_what_they_promise(tmp_path: Path) -> None
     assert few.peak < whole.peak / 2.5
 
 
+def test_a_process_takes_more_under_an_adapter_on_a_cpu_alone(small: str) -> None:
+    full, lora = run(small), run(small, finetuning="lora")
+    more = {
+        device: memory_of(lora, sizes_of(lora), device=device).process
+        - memory_of(full, sizes_of(full), device=device).process
+        for device in ("cpu", "cuda")
+    }
+    assert more == {"cpu": 46 << 20, "cuda": 0}
+
+
 def test_steps_and_time_follow_rows_epochs_and_operations(small: str) -> None:
     config = run(small, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=3)
     assert (steps_of(config), steps_of(config, processes=5)) == (15, 3)
