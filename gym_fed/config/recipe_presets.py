@@ -104,5 +104,5 @@ def _table(file: Path, name: str) -> dict[str, Any]:
 
 @cache
 def _parsed(table: Path) -> dict[str, Any]:
-    """All recipes share it, and each asks for it."""
+    """All recipes share it, and each reads it."""
     return yaml.safe_load(table.read_text(encoding="utf-8")) if table.is_file() else {}
