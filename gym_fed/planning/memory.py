@@ -30,6 +30,9 @@ PROCESS_BYTES = {"cpu": 535 << 20, "cuda": 500 << 20, "mps": 500 << 20}
 ADAPTER_PROCESS_BYTES = {**PROCESS_BYTES, "cpu": 581 << 20}
 """The same under an adapter: PEFT imports more, bitsandbytes too, whether or not weights are quantised."""
 
+ALLOCATOR_BYTES = {"cpu": 160 << 20, "cuda": 0, "mps": 0}
+"""Freed blocks that glibc keeps: the mean of gym-nano's runs in benchmarks/plan.py. No GPU's has been measured."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -44,6 +47,7 @@ class Memory:
         copies: Reference, critic and teacher, with what a trained one needs.
         generation: Keys and values while answers are written.
         process: Libraries and context.
+        allocator: Freed blocks that are not given back.
         embedding: The second gradient of a matrix that is both embeddings and head, before the two are added.
         accumulates: Whether gradients are there while the next batch is computed.
     """
@@ -56,6 +60,7 @@ class Memory:
     copies: float
     generation: float
     process: float
+    allocator: float
     embedding: float
     accumulates: bool
 
@@ -65,7 +70,8 @@ class Memory:
         batch = self.activations + self.logits
         held = self.gradients if self.accumulates else 0.0
         moment = max(batch + held, self.gradients + self.embedding, self.generation)
-        return self.process + self.weights + self.optimizer + self.copies + moment
+        fixed = self.process + self.allocator + self.weights + self.optimizer + self.copies
+        return fixed + moment
 
     def parts(self) -> dict[str, float]:
         """Bytes by what they are for."""
@@ -113,6 +119,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
         copies=copies,
         generation=cache,
         process=(ADAPTER_PROCESS_BYTES if sizes.adapted else PROCESS_BYTES)[device],
+        allocator=ALLOCATOR_BYTES[device],
         embedding=doubled,
         accumulates=config.gradient_accumulation_steps > 1,
     )

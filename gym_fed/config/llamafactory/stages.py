@@ -126,11 +126,14 @@ def translate_preference(translator: Translator) -> str:
 
 
 def _reward(translator: Translator) -> None:
-    kind, model = str(translator.take("reward_model_type", "lora")), translator.take("reward_model")
-    if kind == "api":
+    reward_model_type = str(translator.take("reward_model_type", "lora"))
+    model = translator.take("reward_model")
+    if reward_model_type == "api":
         translator.lose("reward_model_type", "use our grader remote, which has a wire format of its own")
-    elif kind not in _REWARD_MODELS:
-        translator.lose("reward_model_type", f"{kind!r} is none of {', '.join(_REWARD_MODELS)}, api")
+    elif reward_model_type not in _REWARD_MODELS:
+        translator.lose(
+            "reward_model_type", f"{reward_model_type!r} is none of {', '.join(_REWARD_MODELS)}, api"
+        )
     elif model is not None:
         translator.put("graders", [{"grader": "reward_model", "model": str(model)}], "reward_model")
 

@@ -140,12 +140,12 @@ def _compute(translator: Translator) -> None:
 
 
 def _tuning(translator: Translator) -> None:
-    name = translator.take("peft_config.name")
-    if name is None:
+    method = translator.take("peft_config.name")
+    if method is None:
         translator.put("finetuning", "full")
-    elif name == "lora":
+    elif method == "lora":
         _lora(translator)
-    elif name == "freeze":
+    elif method == "freeze":
         translator.put("finetuning", "freeze", "peft_config.name")
         translator.move("peft_config.freeze_trainable_layers", "freeze.num_trainable_layers", 2)
         for key, ours in (("trainable", "trainable_modules"), ("extra", "extra_modules")):
@@ -154,7 +154,7 @@ def _tuning(translator: Translator) -> None:
                 translator.put(f"freeze.{ours}", names(chosen), f"peft_config.freeze_{key}_modules")
         translator.take("peft_config.cast_trainable_params_to_fp32")
     else:
-        translator.lose("peft_config.name", f"{name!r} is none of lora, freeze")
+        translator.lose("peft_config.name", f"{method!r} is none of lora, freeze")
     _quantization(translator)
 
 

@@ -14,7 +14,12 @@ NAMES = frozenset(CODECS.own())
 CLASSES = frozenset({CODECS.type_of(name).__name__ for name in NAMES} | {"LevelCodec", "UniformCodec"})
 TUNING = ("finetuning", "finetuning_type", "method", "reward_model_type")
 """`lora` is also a tuning method's name: what is compared there is a tuning method, in configs of ours and others."""
-ALLOWED: dict[str, str] = {}
+ALLOWED = {
+    'gym_fed/compat/keys/training.py: return value == "bitdelta" or (isinstance(value, dict) '
+    'and value.get("method") == "bitdelta")': "the word that others write for a one-bit delta",
+    'gym_fed/compat/methods.py: if named or quantization not in (None, "bitdelta") '
+    "or suffix not in _WRITTEN:": "the word that others write for a one-bit delta",
+}
 """File and line's text to the reason why a codec's name is tested there."""
 
 
