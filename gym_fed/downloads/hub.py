@@ -127,11 +127,17 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
 
 
 def elsewhere(kind: Kind, name: str) -> str:
-    """What to do without this Hub."""
-    flag = "--repo-type dataset " if kind == "dataset" else ""
+    """What to do without this Hub: a model is named by its folder, a data set is found in the cache."""
+    if kind == "dataset":
+        folder = storage(kind, name)
+        return (
+            f"or fetch it on another machine with: hf download --repo-type dataset {name} --cache-dir FOLDER, and copy "
+            f"FOLDER/{folder.name} with its links (cp -a) to {folder}; or give files of your own with path; or set "
+            "HF_ENDPOINT to a mirror"
+        )
     return (
-        f"or fetch it on another machine with: hf download {flag}{name} --local-dir FOLDER, copy FOLDER here and name "
-        "it instead; or set HF_ENDPOINT to a mirror"
+        f"or fetch it on another machine with: hf download {name} --local-dir FOLDER, copy FOLDER here and name it "
+        "instead; or set HF_ENDPOINT to a mirror"
     )
 
 

@@ -93,6 +93,8 @@ def serve(
         "api_keys": api_keys,
     }
     overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
+    if config is not None:
+        _require_config(config)
     settings = serving_config(config, [*(set_ or []), *overrides])
     require_template(settings.chat_template)
     ensure_models([settings.base, *settings.adapter], yes)
@@ -127,6 +129,20 @@ def serve(
     )
     if not finished:
         raise GymError(ErrorCode.INTERRUPTED, "active answers were cancelled")
+
+
+def _require_config(config: Path) -> None:
+    """Refuse a model where a config belongs, by the flag that takes it.
+
+    Raises:
+        GymError: ``USAGE`` for a model; ``FILE_NOT_FOUND`` for what may be the name of one.
+    """
+    by_flag = f"a model is named by a flag: gym api --base {config}"
+    if str(config) == "gym-nano" or (config / "config.json").is_file():
+        raise GymError(ErrorCode.USAGE, f"{config}: a model is no config", by_flag)
+    if not config.exists() and config.suffix not in (".yaml", ".yml"):
+        hint = f"give the path of a YAML file; {by_flag}"
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {config}", hint)
 
 
 def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:

@@ -1,4 +1,4 @@
 """`gym data`.
 
-Neighbours: imports configs; imported by main, variant.
+Neighbours: imports configs; imported by main, train, variant.
 """

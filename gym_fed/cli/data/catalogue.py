@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import AsJson, out, print_columns, print_json
+from gym_fed.console import AsJson, err, out, print_columns, print_json, print_table
 
 if TYPE_CHECKING:
     from gym_fed.data.catalogue import CatalogueEntry
 
 _UNSTATED = "not stated"
 _ALWAYS = ("split", "licence", "rows", "bytes")
+_WIDE = 150
+"""Columns of a terminal in which the format and the place fit, too."""
 
 
 def list_catalogue(
     name: Annotated[str | None, typer.Argument(help="One data set, with all that is known of it.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the data sets of the hub that have a name here: licence, rows, bytes and place."""
+    """List the data sets of the hub that have a name here, or show one with its columns, bytes and place.
+
+    Bytes are those of the split unpacked; what is fetched is smaller.
+    """
     from gym_fed.data.catalogue import catalogue, catalogue_entry
 
     if name is not None:
@@ -40,7 +46,28 @@ def list_catalogue(
         (name, e.format, _number(e.rows), _number(e.bytes), e.licence or _UNSTATED, e.place, e.about)
         for name, e in entries.items()
     ]
-    print_columns([heading, *lines], right=(2, 3), indent="")
+    if out.is_terminal:
+        _print_fitted(heading, lines)
+    else:
+        print_columns([heading, *lines], right=(2, 3), indent="")
+
+
+def _print_fitted(heading: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> None:
+    """The columns for which the terminal has room; what a set is wraps within the last."""
+    from rich.table import Column
+
+    from gym_fed.tables import TextTable
+
+    shown = (0, 1, 2, 4, 5, 6) if out.width >= _WIDE else (0, 2, 4, 6)
+    columns = [
+        Column(heading[i], no_wrap=heading[i] != "what it is", justify="right" if i == 2 else "left")
+        for i in shown
+    ]
+    table = TextTable(*columns, box=None, pad_edge=False)
+    for line in lines:
+        table.add_row(*(line[i] for i in shown))
+    print_table(table)
+    err.print("all that is known of one: gym data catalogue NAME; of all: gym data catalogue --json")
 
 
 def _facts(name: str, entry: CatalogueEntry) -> dict[str, Any]:

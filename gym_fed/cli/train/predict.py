@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.data.files import ColumnsOption
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, open_rows
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.console import AsJson, err, print_result
@@ -22,13 +24,20 @@ def predict(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
     ] = None,
+    columns: ColumnsOption = None,
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer the rows of eval_data and compare the answers with theirs. The same command resumes a stopped run."""
-    from gym_fed.config.llamafactory.files import load_predict_config
+    """Answer the rows of eval_data and compare the answers with theirs. The same command resumes a stopped run.
 
-    settings, notes = load_predict_config(config, set_ or [])
+    --columns are those of the config's first source.
+    """
+    from gym_fed.config.llamafactory.files import load_predict_config
+    from gym_fed.data.columns import parse_columns
+
+    named = parse_columns(columns)
+    renamed = [f"eval_data.0.columns={json.dumps(named)}"] if named else []
+    settings, notes = load_predict_config(config, [*(set_ or []), *renamed])
     for note in notes:
         err.print(f"note: {note}")
     adapters = [settings.adapter] if isinstance(settings.adapter, str) else settings.adapter or []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,11 @@ def test_the_command_lists_sets_and_shows_one_with_what_is_not_stated() -> None:
 
     listed = CliRunner().invoke(app, ["data", "catalogue"]).output
     assert all(name in listed for name in catalogue())
+    assert "EleutherAI/hendrycks_math" in listed  # a pipe gets all
+    fitted = CliRunner().invoke(app, ["data", "catalogue"], env={"FORCE_COLOR": "1", "NO_COLOR": "1"})
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", fitted.stdout).splitlines()
+    assert max(map(len, lines)) <= 80  # of a terminal that does not say how wide it is
+    assert {line.split(" ", 1)[0] for line in lines[1:]} - {""} == set(catalogue())
     shown = CliRunner().invoke(app, ["data", "catalogue", "alpaca_en"]).output
     assert "licence  not stated" in shown
     facts = json.loads(CliRunner().invoke(app, ["data", "catalogue", "gsm8k", "--json"]).output)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 
-from gym_fed.downloads import DownloadOffer, ensure_model, missing_model, pull_model
+from gym_fed.downloads import DownloadOffer, ensure_dataset, ensure_model, missing_model, pull_model
 from gym_fed.downloads.offer import offer_model
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, resolve
@@ -233,6 +233,23 @@ def test_offline_is_refused_with_what_to_do_instead(hub: ModelHub, monkeypatch: 
     assert f"hf download {NAME}" in raised.value.hint
     assert "HF_ENDPOINT" in raised.value.hint
     assert hub.requests == []
+
+
+def test_a_data_set_offline_is_refused_with_where_to_put_it(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(GymError) as raised:
+        ensure_dataset("someone/words", consent=yes)
+    assert raised.value.code is ErrorCode.UNAVAILABLE
+    assert "hf download --repo-type dataset someone/words --cache-dir FOLDER" in raised.value.hint
+    assert f"to {tmp_path}/datasets--someone--words;" in raised.value.hint
+    snapshot = tmp_path / "datasets--someone--words" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (tmp_path / "datasets--someone--words" / "refs").mkdir()
+    (tmp_path / "datasets--someone--words" / "refs" / "main").write_text("0" * 40)
+    ensure_dataset("someone/words", consent=yes)
 
 
 def test_a_hub_that_cannot_be_reached_is_named(hub: ModelHub) -> None:

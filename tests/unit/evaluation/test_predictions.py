@@ -54,6 +54,18 @@ def lines(folder: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (folder / "generated_predictions.jsonl").read_text().splitlines()]
 
 
+def test_columns_of_other_names_are_named_on_the_command_line(tmp_path: Path) -> None:
+    write(tmp_path / "rows.jsonl", [{"q": "double 2", "a": "4"}])
+    file = tmp_path / "predict.yaml"
+    file.write_text(
+        f"model: gym-nano\neval_data: [{{path: {tmp_path}/rows.jsonl}}]\nmax_new_tokens: 1\n"
+        f"output_dir: {tmp_path}/out\n"
+    )
+    done = CliRunner().invoke(app, ["predict", str(file), "--columns", "prompt=q,completion=a", "--json"])
+    assert done.exit_code == 0, done.output
+    assert [line["label"] for line in lines(tmp_path / "out")] == ["4"]
+
+
 def test_answers_are_the_models_own_and_every_row_is_accounted_for(tmp_path: Path, rows: Path) -> None:
     file = tmp_path / "predict.yaml"
     file.write_text(

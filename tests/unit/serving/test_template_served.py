@@ -65,6 +65,16 @@ def test_an_unknown_template_is_refused_with_near_names_before_a_model_is_looked
     assert error.value.code is ErrorCode.CONFIG_INVALID
 
 
+def test_a_model_where_a_config_belongs_is_refused_by_the_flag_that_takes_it(tiny_base: Path) -> None:
+    for model in ("gym-nano", str(tiny_base), "Qwen/Qwen3-0.6B"):
+        with pytest.raises(GymError) as error:
+            run("api", model)
+        assert f"gym api --base {model}" in error.value.hint
+    with pytest.raises(GymError, match=r"no config file at serving\.yaml") as error:
+        run("api", "serving.yaml")
+    assert "--base" not in error.value.hint
+
+
 def test_a_template_does_not_go_with_a_server_which_has_its_own() -> None:
     with pytest.raises(GymError, match="--chat-template does not go with --api"):
         run("chat", "--api", "http://127.0.0.1:9", "--prompt", "hi", "--chat-template", "chatml")
