@@ -8,7 +8,6 @@ contributor before a byte is fetched and again before anything is loaded.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
+from gym_fed.json_files import read_object
 from gym_fed.text import plain
 
 REDISTRIBUTABLE = frozenset(
@@ -182,7 +182,7 @@ def licence_of(folder: Path) -> str:
 
     try:
         said = yaml.safe_load(head)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return ""
     licence = (said.get("license_name") or said.get("license")) if isinstance(said, dict) else None
     return licence.strip().lower()[:80] if isinstance(licence, str) else ""
@@ -201,12 +201,9 @@ def _weights_of_index(path: Path) -> list[str]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise _invalid(path.name, "is no JSON") from error
-    if not isinstance(found, dict):
-        raise _invalid(path.name, "is no JSON object")
-    return found
+        return read_object(path)
+    except OSError as error:
+        raise _invalid(path.name, f"cannot be read: {error.strerror}") from error
 
 
 def _keys(value: object) -> Iterable[str]:

@@ -5,7 +5,6 @@ Nothing is downloaded here: a hub name is looked up in this machine's cache only
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.library_env import settle
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _require_words(name: str, folder: Path) -> None:
     kinds: list[str] = []
     for file, key in (("adapter_config.json", "task_type"), ("config.json", "architectures")):
         with suppress(OSError, ValueError, AttributeError):  # loading will say so
-            found = json.loads((folder / file).read_text(encoding="utf-8")).get(key) or ()
-            kinds += [found] if isinstance(found, str) else found
+            found = read_object(folder / file).get(key) or []
+            kinds += found if isinstance(found, list) else [str(found)]
     if any(kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification") for kind in kinds):
         raise GymError(
             ErrorCode.MODEL_INVALID,
@@ -130,7 +130,7 @@ def images_type(folder: Path) -> str | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
 
     with suppress(OSError, ValueError, AttributeError):  # loading will say so
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_object(folder / "config.json")
         if "vision_config" in config and config.get("model_type") not in TEXT_CLASSES:
             return str(config.get("model_type"))
     return None
@@ -312,9 +312,7 @@ def require_base_model(name: str, folder: Path) -> None:
     for _ in range(MAX_ADAPTERS):
         base = None
         with suppress(OSError, ValueError, AttributeError):  # loading will say so
-            base = json.loads((folder / "adapter_config.json").read_text("utf-8")).get(
-                "base_model_name_or_path"
-            )
+            base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
             return
         folder = Path(resolve(base))
@@ -364,6 +362,12 @@ def _as_gym_errors(name: str) -> Iterator[None]:
 
     try:
         yield
+    except RecursionError as error:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: cannot be read as a model: a file of it is nested too deeply",
+            "restore its JSON files, or give another folder",
+        ) from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise GymError(

@@ -1,6 +1,6 @@
 """The `gym` command.
 
 Neighbours: imports compat, config, console, data, delta, doctor, downloads, errors, evaluation, export,
-files, identity, kinds, modeling, models, old_names, personalization, planning, quantization, renamed,
-serving, soup, tables, text, tracking, training; imported by none.
+files, identity, json_files, kinds, modeling, models, old_names, personalization, planning, quantization,
+renamed, serving, soup, tables, text, tracking, training; imported by none.
 """

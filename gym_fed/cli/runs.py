@@ -233,7 +233,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
     if not isinstance(config, dict):
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
@@ -246,7 +246,7 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
     try:
         lines = read_lines(file)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line that is not JSON") from error
     if not all(isinstance(line, dict) for line in lines):
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line without names")
@@ -301,7 +301,7 @@ def _read_json(file: Path) -> Any:
         return None
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not JSON") from error
 
 

@@ -243,7 +243,7 @@ def _members(annotation: Any) -> list[Any]:
 def _bracketed(text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise GymError(
             ErrorCode.USAGE, f"{text[:80]!r} is neither JSON nor YAML", "close the brackets"
         ) from error

@@ -6,7 +6,6 @@ not read, as there; when ``tags`` is given, a tag that it does not list keeps it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from gym_fed.data.hub import hub_rows
 from gym_fed.data.reading import PlacedRow, converted, iter_rows
 from gym_fed.data.sampling import reservoir
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 
 
 class Columns(StrictModel):
@@ -97,11 +97,8 @@ def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
             "dataset_dir names its folder; without one, name files or sets of `gym data catalogue`: "
             "gym train --model MODEL --data my.jsonl",
         )
-    try:
-        values = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: not valid JSON: {error}") from error
-    if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
+    values = read_object(file, ErrorCode.CONFIG_INVALID, "an object with an object a dataset is expected")
+    if not all(isinstance(value, dict) for value in values.values()):
         raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: expected an object with an object a dataset")
     return {name: validate(value, DatasetEntry, f"{file}: {name}") for name, value in values.items()}
 

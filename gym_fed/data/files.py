@@ -192,7 +192,7 @@ def cell_value(key: str, value: str) -> Any:
     if key in JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
         try:
             found = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return value  # a text that begins with a bracket; the format decides whether it may be one
         return found if key not in _TEXT_OR_MESSAGES or _is_messages(found) else value
     return value

@@ -1,6 +1,7 @@
 """Models and data sets of the Hugging Face Hub: offered with bytes and licence, fetched with consent, verified.
 
-Neighbours: imports console, data, errors, files, models, text, version; imported by cli, planning.
+Neighbours: imports console, data, errors, files, json_files, models, text, version; imported by cli,
+planning.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ folder = ensure_model("Qwen/Qwen3-0.6B", consent=lambda offer: ask(offer.describ
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from gym_fed.downloads.fetch import Report, fetch, silent
 from gym_fed.downloads.offer import DownloadOffer, offer_dataset, offer_model
 from gym_fed.downloads.selection import is_whole
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.models import MAX_ADAPTERS, is_hub_name, no_base_model, resolve
 
 Consent = Callable[[DownloadOffer], bool]
@@ -116,5 +116,5 @@ def _base_of(folder: Path) -> str | None:
     """The base that an adapter names; None for a model, and for an adapter whose file loading will refuse."""
     base = None
     with suppress(OSError, ValueError, AttributeError):
-        base = json.loads((folder / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
+        base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
     return base if isinstance(base, str) and base else None

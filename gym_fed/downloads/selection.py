@@ -6,12 +6,12 @@ weights transformers takes ``model.safetensors`` before the index, and so does t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.text import is_visible
 
 INDEX = "model.safetensors.index.json"
@@ -99,8 +99,8 @@ def is_whole(folder: Path) -> bool:
     for index in (INDEX, "pytorch_model.bin.index.json"):
         if (folder / index).is_file():
             try:
-                shards = set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values())
-            except (ValueError, KeyError, AttributeError):
+                shards = set(read_object(folder / index)["weight_map"].values())
+            except (GymError, KeyError, AttributeError):
                 return False
             return all((folder / str(shard)).is_file() for shard in shards)
     return False

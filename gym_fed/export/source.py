@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters
 from gym_fed.modeling.rope import BASE_CHANGES
 from gym_fed.models import DTYPES, chain_on, load_model, quiet_loading, resolve
@@ -117,7 +117,7 @@ def open_source(name: str, adapters: Sequence[str] = ()) -> Source:
 
 def _stored_dtype(home: Path) -> str:
     """The type that a model folder says its weights have."""
-    values = json.loads((home / "config.json").read_text(encoding="utf-8"))
+    values = read_object(home / "config.json")
     found = values.get("dtype") or values.get("torch_dtype")
     return found if found in DTYPES else "float32"
 

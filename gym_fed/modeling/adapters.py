@@ -6,7 +6,6 @@ An adapter that was trained on a model with others merged in carries those in it
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
+from gym_fed.json_files import read_object
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -78,12 +78,7 @@ def read_adapter(name: str, folder: Path) -> Adapter:
             f"{name}: holds no adapter ({CONFIG} is missing)",
             "give the folder of a PEFT adapter or of a finished LoRA run; a whole model goes into model",
         )
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: cannot be read: {error}", "restore it") from error
-    if not isinstance(config, dict):
-        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: holds no mapping", "restore it")
+    config = read_object(file)
     weights = folder / WEIGHTS
     if not weights.is_file():
         pickled = (folder / "adapter_model.bin").is_file()

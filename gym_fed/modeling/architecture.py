@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 from gym_fed.text import plain
 
@@ -21,7 +21,7 @@ def require_architecture(name: str, folder: Path) -> None:
 
     kind, has_code = None, False
     with suppress(OSError, ValueError, AttributeError):  # reading the model will report it
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_object(folder / "config.json")
         kind, has_code = config.get("model_type"), "auto_map" in config
     known = isinstance(kind, str) and (kind in CONFIG_MAPPING or kind == MIXTURE_OF_DEPTHS)
     if known or (kind is None and not has_code):

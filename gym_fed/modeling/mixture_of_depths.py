@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 
 MODEL_TYPE = "gym_mixture_of_depths"
 _INITIAL_STD = 0.02
@@ -85,7 +86,7 @@ def load_mixture_of_depths(folder: Path, dtype: torch.dtype) -> Any:
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    values = read_object(folder / "config.json")
     settings, kind = values.pop("mixture_of_depths"), values.pop("base_model_type")
     config = AutoConfig.for_model(**{**values, "model_type": kind})
     config._attn_implementation = "sdpa"
@@ -94,7 +95,7 @@ def load_mixture_of_depths(folder: Path, dtype: torch.dtype) -> Any:
     index = folder / "model.safetensors.index.json"
     names = {"model.safetensors"}
     if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(read_object(index)["weight_map"].values())
     weights = {key: value for name in sorted(names) for key, value in load_file(folder / name).items()}
     absent, unknown = model.load_state_dict(weights, strict=False)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
@@ -110,7 +111,7 @@ def load_mixture_of_depths(folder: Path, dtype: torch.dtype) -> Any:
 def is_mixture_of_depths(folder: Path) -> bool:
     """Whether a model folder holds a converted model."""
     file = folder / "config.json"
-    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("model_type") == MODEL_TYPE
+    return file.is_file() and read_object(file).get("model_type") == MODEL_TYPE
 
 
 class RoutedModel:

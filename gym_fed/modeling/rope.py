@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 
 BASE_CHANGES = "base_changes.json"
 """In an adapter's folder: what was changed in the base that it was trained on, and is not on the base's disk."""
@@ -117,7 +118,7 @@ def apply_base_changes(model: Any, folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = read_object(file)
         parameters, length = dict(values["rope_parameters"]), int(values["max_position_embeddings"])
     except (ValueError, KeyError, TypeError) as error:
         raise GymError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.kinds import TUNING
 from gym_fed.models import is_hub_name, quiet_loading, require_base_model, resolve
 from gym_fed.training.optimizers.base import TrainedWeight
@@ -150,10 +151,10 @@ def _read_config(name: str) -> Any:
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not (folder / "config.json").is_file():
         require_base_model(name, folder)
-        return _read_config(str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]))
+        return _read_config(str(read_object(adapter)["base_model_name_or_path"]))
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise GymError(
             ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "give another model"
         ) from error

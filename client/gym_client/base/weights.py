@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.text import plain
 
 _SPARE_VALUES = 1 << 24
@@ -44,7 +44,7 @@ def require_own_weights(folder: Path, names: Sequence[str]) -> None:
                     num_tensors += 1
         except SafetensorError as error:
             raise _invalid(f"{name} is no file of weights: {error}") from error
-    _require_bounded(json.loads((folder / "config.json").read_bytes()), num_tensors)
+    _require_bounded(read_object(folder / "config.json"), num_tensors)
     wanted = _values_of(folder)
     if wanted > num_values + _SPARE_VALUES:
         raise _invalid(f"config.json describes {wanted} values, the files of weights have {num_values}")

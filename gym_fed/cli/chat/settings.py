@@ -54,8 +54,8 @@ class ChatSettings(StrictModel):
             raise GymError(ErrorCode.USAGE, f"{text!r} is not name=value", "such as /set temperature=0.7")
         try:
             parsed = None if value.strip().lower() in ("none", "") else yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise GymError(ErrorCode.USAGE, f"{name}: {value!r} is not a value") from error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise GymError(ErrorCode.USAGE, f"{name}: {value[:80]!r} is not a value") from error
         return ChatSettings.of({**self.model_dump(), name.strip(): parsed})
 
     def fields(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ The base is looked for on this machine and checked against the digest in the upd
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed import console
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -172,8 +172,8 @@ def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
 
 def _base_of_run(adapter: Path) -> str | None:
     try:
-        name = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
+        name = read_object(adapter).get("base_model_name_or_path")
+    except (OSError, GymError):
         return None  # loading the run reports what is wrong with it
     return str(name) if name else None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 from gym_fed.config.llamafactory.translation import Translator
 from gym_fed.errors import GymError
+from gym_fed.json_files import read_object
 
 
 def translate_precision(translator: Translator, *, adapter: bool) -> None:
@@ -56,7 +56,7 @@ def _reads_images(translator: Translator) -> bool:
         file = Path(resolve(str(translator.result.values.get("model")))) / "config.json"
     except GymError:  # a model that is not here is refused when it is loaded
         return False
-    return file.is_file() and "vision_config" in json.loads(file.read_text(encoding="utf-8"))
+    return file.is_file() and "vision_config" in read_object(file)
 
 
 def translate_features(translator: Translator) -> None:
@@ -90,9 +90,7 @@ def _rope(translator: Translator) -> None:
         return
     from gym_fed.models import resolve
 
-    values = json.loads(
-        (Path(resolve(translator.result.values["model"])) / "config.json").read_text(encoding="utf-8")
-    )
+    values = read_object(Path(resolve(translator.result.values["model"])) / "config.json")
     known, wanted = int(values.get("max_position_embeddings", 0)), int(translator.result.values["max_length"])
     if wanted <= known:
         translator.note(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from gym_fed.config.llamafactory.translation import Translator
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
+
+_NO_ZERO = "give a DeepSpeed file, with zero_optimization: {stage: 2} or 3"
 
 
 def translate_distributed(translator: Translator, processes: int | None) -> None:
@@ -51,7 +54,10 @@ def _zero(file: str) -> tuple[int | None, bool]:
     """Stage and offloading of a DeepSpeed file; by its name (``ds_z3_offload_config.json``) when it is not here."""
     path = Path(file)
     if path.is_file():
-        zero = json.loads(path.read_text(encoding="utf-8")).get("zero_optimization", {})
-        return int(zero.get("stage", 0)), any(key.startswith("offload_") for key in zero)
+        zero = read_object(path, ErrorCode.CONFIG_INVALID, _NO_ZERO).get("zero_optimization") or {}
+        stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+        if stage not in (0, 1, 2, 3):
+            raise GymError(ErrorCode.CONFIG_INVALID, f"{path}: names no stage from 0 to 3", _NO_ZERO)
+        return int(stage), any(key.startswith("offload_") for key in zero)
     found = re.search(r"z(?:ero)?_?([0123])", path.name)
     return (int(found.group(1)) if found else None), "offload" in path.name

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from gym_fed.config.llamafactory.translation import Translator, names
 from gym_fed.data.chat_templates.named import NAMED
 from gym_fed.errors import GymError
+from gym_fed.json_files import read_object
 
 _REMOTE = "REMOTE:"
 
@@ -115,4 +115,4 @@ def _has_template(model: str) -> bool:
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     settings = folder / "tokenizer_config.json"
-    return settings.is_file() and bool(json.loads(settings.read_text(encoding="utf-8")).get("chat_template"))
+    return settings.is_file() and bool(read_object(settings).get("chat_template"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from pydantic import Field
 from gym_fed.config.train.graders import Device, GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.json_files import read_object
 from gym_fed.modeling.adapters import base_of, read_adapter
 from gym_fed.models import load_tokenizer, pick_device, quiet_loading, require_base_model, resolve
 
@@ -125,13 +125,13 @@ def _require_scalar_head(folder: Path, name: str) -> None:
     hint = "give a finished run of algorithm: reward_model"
     adapter = folder / "adapter_config.json"
     if adapter.is_file():
-        task = json.loads(adapter.read_text(encoding="utf-8")).get("task_type")
+        task = read_object(adapter).get("task_type")
         if task != "SEQ_CLS":
             raise GymError(
                 ErrorCode.MODEL_INVALID, f"{name}: is an adapter for {task}, no reward model", hint
             )
         return
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder / "config.json")
     kinds = config.get("architectures") or []
     if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
         raise GymError(ErrorCode.MODEL_INVALID, f"{name}: is {', '.join(kinds)}, no reward model", hint)

@@ -5,7 +5,6 @@ Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs"; bitsandby
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.kinds import TUNING
 from gym_fed.models import pick_device, resolve
 from gym_fed.training.run.requirements import require_cuda, require_package
@@ -85,8 +85,8 @@ def prequantised(model: str | None) -> str | None:
         return None  # loading will report it
     if not file.is_file():
         return None
-    found = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
-    if not found:
+    found = read_object(file).get("quantization_config")
+    if not isinstance(found, dict) or not found:
         return None
     name = str(found.get("quant_method", "unknown"))
     return "bitsandbytes" if name.startswith("bitsandbytes") else name

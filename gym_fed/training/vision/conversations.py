@@ -17,6 +17,7 @@ from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import images_type, quiet_loading, resolve
 from gym_fed.training.run.requirements import require_package
@@ -29,7 +30,7 @@ _PLACE = "<image>"
 def is_vision_model(name_or_path: str) -> bool:
     """Whether the model's config has a part that reads images."""
     file = Path(resolve(name_or_path)) / "config.json"
-    return file.is_file() and "vision_config" in json.loads(file.read_text(encoding="utf-8"))
+    return file.is_file() and "vision_config" in read_object(file)
 
 
 def is_processor(tokenizer: Any) -> bool:
@@ -71,7 +72,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
         # Some processors need torchvision for pictures, too; transformers raises several errors for that.
         require_package("torchvision", f"model: {name_or_path} has a processor that", "vision")
         raise _unreadable(name_or_path, error) from error
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise _unreadable(name_or_path, error) from error
     if not is_processor(processor):
         raise GymError(

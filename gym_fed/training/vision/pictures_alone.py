@@ -7,13 +7,13 @@ they are in the files, and pictures are prepared by transformers' own PIL code.
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
 
 _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")
 """Where the settings of films stand: newer layouts first."""
@@ -72,7 +72,7 @@ class _Stand:
 def _film_settings(folder: Path) -> dict[str, Any]:
     for name in _FILES:
         file = folder / name
-        values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        values = read_object(file) if file.is_file() else {}
         values = values.get("video_processor", {}) if name == _FILES[0] else values
         if isinstance(values, dict) and values:
             return values

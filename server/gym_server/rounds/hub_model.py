@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.evaluation.soup_game import SoupGame
+from gym_fed.json_files import read_object
 from gym_fed.models import load_model, resolve
 from gym_fed.text import plain
 from gym_server.federation import Federation
@@ -229,8 +229,8 @@ def write_version(
 def dtype_of(base_model: str) -> str:
     """The dtype that a model folder's config names; ``float32`` where it names none of those that are written here."""
     try:
-        config = json.loads((Path(resolve(base_model)) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_object(Path(resolve(base_model)) / "config.json")
+    except OSError:
         return "float32"
     found = config.get("dtype") or config.get("torch_dtype")
     return found if found in DTYPES else "float32"
