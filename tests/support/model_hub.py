@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 LFS_BYTES = 4096
 """From this size on a file is in LFS, as safetensors are: its checksum is a sha256."""
 
@@ -107,6 +110,14 @@ class ModelHub:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+        """Be the Hub of this process, also where the environment forbids the network, with an empty cache."""
+        monkeypatch.setattr(constants, "ENDPOINT", self.url)
+        template = self.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
     def gets(self, path: str) -> list[str | None]:
         """The ranges of the GET requests for a file."""

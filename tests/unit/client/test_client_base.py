@@ -15,7 +15,6 @@ from gym_client.base.store import BaseStore
 from gym_client.cli.join import JoinOptions, join
 from gym_client.hub.traffic import total_of
 from gym_client.identity.home import Home
-from huggingface_hub import constants
 
 from gym_fed.base_files import BaseFile, listing_sha256, names_in
 from gym_fed.config.delta import CodecPolicy
@@ -371,10 +370,7 @@ PUBLIC = "acme/tiny-chat"
 def public(tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
     """The base under a public name, at a Hugging Face Hub on loopback."""
     with ModelHub({PUBLIC: Repo.of(tiny_base, card={"license": "apache-2.0"})}) as found:
-        monkeypatch.setattr(constants, "ENDPOINT", found.url)
-        template = found.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        found.stand_in(monkeypatch, tmp_path / "cache")
         yield found
 
 
@@ -427,9 +423,8 @@ def test_an_adapter_under_a_public_name_is_refused_before_anything_is_fetched(
         "adapter_config.json": json.dumps({"base_model_name_or_path": "acme/elsewhere"}).encode(),
         "adapter_model.safetensors": b"x" * 5000,
     }
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with ModelHub({"acme/adapter": Repo(files)}) as public:
-        monkeypatch.setattr(constants, "ENDPOINT", public.url)
+        public.stand_in(monkeypatch, tmp_path / "cache")
         hub.changes = {"public_name": "acme/adapter", "bytes": 0, "files": 0, "listing_sha256": ""}
         hub.announce()
         error = refused(hub, home)

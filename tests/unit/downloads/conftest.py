@@ -28,10 +28,7 @@ def hub(tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     for unwanted in ("pytorch_model.bin", "modeling_tiny.py", "original/consolidated.00.pth", "model.gguf"):
         repo.files[unwanted] = b"x" * 100
     with ModelHub({NAME: repo}) as served:
-        monkeypatch.setattr(constants, "ENDPOINT", served.url)
-        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        served.stand_in(monkeypatch, tmp_path / "cache")
         yield served
 
 

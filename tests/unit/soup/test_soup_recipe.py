@@ -17,7 +17,10 @@ from gym_fed.soup.building import build_aggregator
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("aggregator: krumm", "unknown aggregator 'krumm' (known: bulyan, byzantine_robust"),
+        (
+            "aggregator: krumm",
+            "unknown aggregator 'krumm'; did you mean 'krum'? (known: bulyan, byzantine_robust",
+        ),
         ("weighting: num_examples", "num_examples_cap is required for weighting: num_examples"),
         (
             "num_examples_cap: 10",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,9 @@ def test_sources_that_have_changed_since_are_refused(tmp_path: Path, rows: Path)
 
 
 def test_changed_bytes_and_ids_that_no_token_has_are_refused(tmp_path: Path, rows: Path) -> None:
-    import hashlib
-
     preprocess(config(tmp_path, rows))
     file = tmp_path / "tokens/train.jsonl"
-    file.write_text(file.read_text().replace('"input_ids":[', '"input_ids":[999999,', 1))
+    file.write_text(re.sub(r'"input_ids":\[\d+', '"input_ids":[999999', file.read_text(), count=1))
     with pytest.raises(GymError, match=r"train\.jsonl cannot be used: its bytes have changed"):
         Trainer(config(tmp_path, None)).train()
     index = json.loads((tmp_path / "tokens/index.json").read_text())
