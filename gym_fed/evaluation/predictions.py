@@ -111,13 +111,13 @@ def mean_similarity(file: Path) -> dict[str, float]:
 
 def _load(config: PredictConfig) -> tuple[Any, Any]:
     from gym_fed.data.chat_templates.choice import use_chat_template
-    from gym_fed.modeling.adapters import in_order, merge_adapters, read_adapter
+    from gym_fed.modeling.adapters import in_order, merge_adapters, merged, read_adapter
     from gym_fed.models import load_model
 
     loaded = load_model(config.model, dtype=config.dtype, device=config.device)
     model, paths = loaded.model, [config.adapter] if isinstance(config.adapter, str) else config.adapter or []
     if paths:
-        base = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+        base = merged(model, config.model)
         chain = in_order([read_adapter(path, Path(path).expanduser()) for path in paths])
         model = merge_adapters(base, chain).eval()
     return model, use_chat_template(loaded.tokenizer, config.chat_template)

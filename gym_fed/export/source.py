@@ -11,7 +11,7 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
-from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters
+from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters, merged
 from gym_fed.modeling.rope import BASE_CHANGES
 from gym_fed.models import DTYPES, chain_on, load_model, quiet_loading, resolve
 
@@ -53,7 +53,7 @@ class Source:
     def whole(self) -> Any:
         """The model with everything in its weights; ``model`` stays as it is."""
         if self._merged is None:
-            self._merged = copy.deepcopy(self.model).merge_and_unload() if self.adapted else self.model
+            self._merged = merged(copy.deepcopy(self.model), self.name) if self.adapted else self.model
         return self._merged
 
     def forget_merged(self) -> None:

@@ -7,6 +7,7 @@ An adapter that was trained on a model with others merged in carries those in it
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gym_fed.json_files import read_object
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
 BASE_ADAPTERS = "base_adapters"
 _QUANTISED_NAME = re.compile(r"(-unsloth)?(-bnb-[48]bit|-gptq(-int[48])?|-awq)$", re.IGNORECASE)
 _RANKS = ("r", "init_r", "target_r")
@@ -81,17 +83,29 @@ def read_adapter(name: str, folder: Path) -> Adapter:
     config = read_object(file)
     weights = folder / WEIGHTS
     if not weights.is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
+        pickled = (folder / PICKLED).is_file()
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: {'its weights are pickled (adapter_model.bin)' if pickled else f'{WEIGHTS} is missing'}",
-            "save it again with PEFT's save_pretrained, which writes safetensors",
+            f"{name}: {f'its weights are pickled ({PICKLED})' if pickled else f'{WEIGHTS} is missing'}",
+            f"convert them once with: {_converting(folder)}"
+            if pickled
+            else "save it again with PEFT's save_pretrained",
         )
     _require_whole_difference(name, config)
     _require_own_ranks(name, config, weights)
     below = folder / BASE_ADAPTERS
     numbered = sorted((int(entry.name), entry) for entry in below.glob("*") if entry.name.isdecimal())
     return Adapter(name, folder, config, file_sha256(weights), tuple(entry for _, entry in numbered))
+
+
+def _converting(folder: Path) -> str:
+    """The command that reads pickled weights as tensors alone, so that nothing in them runs, and writes safetensors."""
+    code = (
+        "import sys, torch; from safetensors.torch import save_file; "
+        "found = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
+        "save_file({k: v.contiguous().clone() for k, v in found.items()}, sys.argv[2], {'format': 'pt'})"
+    )
+    return shlex.join(["python", "-c", code, str(folder / PICKLED), str(folder / WEIGHTS)])
 
 
 def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
@@ -181,15 +195,72 @@ def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
     """``model`` with ``adapters`` merged into its weights, one after the other.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for one whose weights do not fit; ``CONFIG_INVALID`` for one of virtual tokens.
+        GymError: ``MODEL_INVALID`` for one whose weights do not fit; ``CONFIG_INVALID`` for one that cannot be merged.
     """
     for adapter in adapters:
         require_mergeable(adapter)
-        model = load_on(model, adapter).merge_and_unload()
+        model = merged(load_on(model, adapter), adapter.name)
     return model
 
 
-def require_mergeable(adapter: Adapter) -> None:
+def merged(model: Any, name: str = "this adapter") -> Any:
+    """A plain model that computes what the PEFT model does; ``model`` itself is used up.
+
+    An output head that shares the embeddings' weights gets its own where the adapter changes one of the two.
+
+    Args:
+        model: A PEFT model, or a plain one, which is handed back as it is.
+        name: What an error calls the adapter.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an adapter that has no place in the weights.
+    """
+    if not hasattr(model, "peft_config"):
+        return model
+    for config in model.peft_config.values():
+        _require_place_in_weights(name, config.to_dict())
+    _own_head(model.get_base_model())
+    try:
+        plain = model.merge_and_unload()
+    except RuntimeError as error:
+        if "lora_bias" not in str(error):
+            raise
+        raise _no_place(name, "lora_bias adds to layers that have no bias") from error
+    _tie_or_not(plain)
+    return plain
+
+
+def _own_head(model: Any) -> None:
+    """A copy of shared weights for the head: merged into one of the two, an adapter would change the other, too."""
+    import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if not any(isinstance(layer, BaseTunerLayer) for layer in layers) or None in layers:
+        return
+    plain: list[Any] = [one.get_base_layer() if isinstance(one, BaseTunerLayer) else one for one in layers]
+    words, head = plain
+    if getattr(words, "weight", None) is getattr(head, "weight", False):
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+
+
+def _tie_or_not(model: Any) -> None:
+    """Let the config say whether the head has weights of its own, or it would lose them when it is saved."""
+    import torch
+
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    if head is None or not getattr(config, "tie_word_embeddings", False):
+        return
+    words = model.get_input_embeddings()
+    if words.weight is head.weight:
+        return
+    if torch.equal(words.weight, head.weight):
+        head.weight = words.weight
+    else:
+        config.tie_word_embeddings = model.config.tie_word_embeddings = False
+
+
+def require_of_weights(adapter: Adapter) -> None:
     """Refuse an adapter that adds tokens to the input, and changes no weights.
 
     Raises:
@@ -202,6 +273,31 @@ def require_mergeable(adapter: Adapter) -> None:
             "be merged or trained on",
             "give an adapter of weights, such as LoRA",
         )
+
+
+def require_mergeable(adapter: Adapter) -> None:
+    """Refuse an adapter that no weights of its base can hold.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    require_of_weights(adapter)
+    _require_place_in_weights(adapter.name, adapter.config)
+
+
+def _require_place_in_weights(name: str, config: dict[str, Any]) -> None:
+    if config.get("alora_invocation_tokens"):
+        raise _no_place(name, "alora_invocation_tokens switch it on at some tokens alone")
+    if config.get("layer_replication"):
+        raise _no_place(name, "layer_replication lets several layers share their weights")
+
+
+def _no_place(name: str, why: str) -> GymError:
+    return GymError(
+        ErrorCode.CONFIG_INVALID,
+        f"adapter: {name} cannot be merged: {why}",
+        "train on it without new_adapter, or load it beside its base with PEFT",
+    )
 
 
 def load_on(model: Any, adapter: Adapter) -> Any:
@@ -223,6 +319,8 @@ def load_on(model: Any, adapter: Adapter) -> Any:
             warnings.filterwarnings("error", message="Found missing adapter keys")
             # PEFT's own patterns for routed experts, and its calls of transformers by old names.
             warnings.filterwarnings("ignore", message="The following .*_pattern keys did not match")
+            # Its advice to untie, which ``merged`` does where it matters.
+            warnings.filterwarnings("ignore", message="Model with `tie_word_embeddings=True`")
             warnings.simplefilter("ignore", FutureWarning)
             return PeftModel.from_pretrained(model, str(adapter.folder))
     except (ValueError, RuntimeError, KeyError, UserWarning, SafetensorError) as error:

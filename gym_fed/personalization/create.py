@@ -19,6 +19,7 @@ from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model
 from gym_fed.personalization.base import Base
 from gym_fed.personalization.evaluator import LossEvaluator
@@ -210,7 +211,7 @@ def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener
     extra = {FORM_KEY: rows.form}
     if job.encoding.keeps_factors:
         return lora_delta(lora_factors(model), job.delta_path, base.spec, policy=policy, extra=extra)
-    whole = model.merge_and_unload() if hasattr(model, "peft_config") else model
+    whole = merged(model)
     tuned = {name: tensor.to("cpu") for name, tensor in model_tensors(whole).items()}
     refine = _refine(tuned, job, base, rows, listener) if policy.distill_steps else None
     return encode_delta(tuned, base.model, policy, job.delta_path, base.spec, extra=extra, refine=refine)

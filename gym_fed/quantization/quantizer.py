@@ -29,6 +29,7 @@ from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import parts_of
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model, model_name
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
 from gym_fed.quantization.refining import (
@@ -58,7 +59,7 @@ class Given:
 
     def whole(self) -> Any:
         """The model; an adapter is merged into its base, which it changes."""
-        return self.model.merge_and_unload() if self.is_adapter else self.model
+        return merged(self.model)
 
 
 def resolve_model(model: Model) -> Given:

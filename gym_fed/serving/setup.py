@@ -80,6 +80,7 @@ def open_serving(config: ServingConfig) -> Serving:
 
     from gym_fed.data.chat_templates.choice import read_chat_template, use_chat_template
     from gym_fed.delta.base import BaseSpec
+    from gym_fed.modeling.adapters import merged
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
@@ -91,9 +92,7 @@ def open_serving(config: ServingConfig) -> Serving:
         torch.set_num_threads(config.num_threads)
     loaded = load_adapted(config.base, config.adapter)
     tokenizer = use_chat_template(loaded.tokenizer, config.chat_template)
-    model: Any = loaded.model
-    if hasattr(model, "peft_config"):
-        model = model.merge_and_unload()
+    model: Any = merged(loaded.model, config.base)
     base = BaseSpec.of(model, model_name(config.base))
     model = model.to(device=device, dtype=getattr(torch, config.dtype)).requires_grad_(False).eval()
     with ExitStack() as stack:

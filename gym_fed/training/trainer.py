@@ -45,6 +45,7 @@ from gym_fed.training.run.result import TrainResult
 from gym_fed.training.run.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.tuning._going_on import go_on
+from gym_fed.training.tuning._peft import require_head_without_adapter
 from gym_fed.training.vision.conversations import is_processor, require_image_model
 from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
@@ -357,6 +358,8 @@ def _prepare_model(
     model = model if is_placed(model, config) else model.to(device)
     adapter = trained_on(config)
     model = tuning.prepare(model, config) if adapter is None else go_on(model, adapter, config)
+    if algorithm.multiplies_by_head:
+        require_head_without_adapter(model, config)
     freeze_parts(model, config, frozen)
     return model
 

@@ -47,15 +47,14 @@ def compare(
     from gym_fed.delta.base import BaseSpec, model_tensors
     from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.delta_error import layer_errors
+    from gym_fed.modeling.adapters import merged
     from gym_fed.models import load_model, model_name
 
     if plot is not None:
         require_matplotlib()
     rows = load_rows(data)[:max_examples] if data else []
     loaded = load_model(base)
-    new: Any = load_model(tuned).model
-    if hasattr(new, "peft_config"):
-        new = new.merge_and_unload()
+    new: Any = merged(load_model(tuned).model, tuned)
     spec, tensors = BaseSpec.of(loaded.model, model_name(base)), model_tensors(loaded.model)
     found: dict[str, list[LayerError]] = {}
     totals: dict[str, float] = {}

@@ -42,13 +42,14 @@ def statistics(
     """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
     from gym_fed.data.reading import load_rows
     from gym_fed.evaluation.merge_statistics import fisher_diagonals, input_moments, save_statistics
+    from gym_fed.modeling.adapters import merged
     from gym_fed.models import load_model
 
     if output.exists() and not (overwrite or force):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     rows = load_rows(data)[:max_examples]
     loaded = load_model(model)
-    tuned: Any = loaded.model.merge_and_unload() if hasattr(loaded.model, "peft_config") else loaded.model
+    tuned: Any = merged(loaded.model, model)
     measure = fisher_diagonals if kind == "fisher" else input_moments
     found = measure(tuned, loaded.tokenizer, rows, max_length=max_length)
     save_statistics(output, kind, found)

@@ -102,6 +102,7 @@ class Inputs:
     def _difference(self, name: str) -> Path:
         from gym_fed.config.delta import CodecPolicy
         from gym_fed.delta.encode import encode_delta, lora_delta
+        from gym_fed.modeling.adapters import merged
         from gym_fed.models import load_model
 
         tuned: Any = load_model(name).model
@@ -112,7 +113,7 @@ class Inputs:
                 policy = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
                 lora_delta(factors, path, self.spec, policy=policy)
                 return path
-            tuned = tuned.merge_and_unload()
+            tuned = merged(tuned, name)
         exact = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
         encode_delta(tuned, self.base.model, exact, path, self.spec)
         return path

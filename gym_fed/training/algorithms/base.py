@@ -73,6 +73,9 @@ class Algorithm(ABC):
     shards: ClassVar[bool] = False
     """Whether the model's weights may be split over processes; not where it generates, scores or is copied."""
 
+    multiplies_by_head: ClassVar[bool] = True
+    """Whether the loss multiplies by the output head's weights itself: an adapter on the head would not learn."""
+
     uses_model_loss: ClassVar[bool] = False
     """Whether the loss is the one that the model itself computes."""
 

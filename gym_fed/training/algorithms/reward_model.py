@@ -36,6 +36,8 @@ class RewardModel(Algorithm):
     tried = "full, LoRA, 4 bits"
     untried = "several processes"
 
+    multiplies_by_head = False
+
     @classmethod
     def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
         return "none"

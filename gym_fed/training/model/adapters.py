@@ -15,6 +15,7 @@ from gym_fed.modeling.adapters import (
     read_adapter,
     require_base,
     require_mergeable,
+    require_of_weights,
 )
 from gym_fed.models import folder_here, resolve
 
@@ -86,7 +87,7 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     adapter = trained_on(config)
     if adapter is None:
         return config
-    require_mergeable(adapter)
+    require_of_weights(adapter)
     _require_kind(adapter, config)
     section = config.chosen_sections()[config.finetuning]
     found = {
@@ -141,6 +142,8 @@ def check_adapters(config: TrainingConfig) -> None:
                 f"remove {key}, or merge the adapters first with: gym export",
             )
     for adapter in adapters:
+        require_of_weights(adapter)
+    for adapter in merged:
         require_mergeable(adapter)
     if config.model is not None:
         for adapter in adapters:

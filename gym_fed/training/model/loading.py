@@ -7,6 +7,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
@@ -47,7 +48,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
             f"model: {config.model} is itself an adapter",
             f"give model: its base, and adapter: {config.model} to train it on, or finetuning: full",
         )
-    return on_its_adapters(loaded.model.merge_and_unload(), config), loaded.tokenizer
+    return on_its_adapters(merged(loaded.model, config.model), config), loaded.tokenizer
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
-from gym_fed.modeling.adapters import Adapter, in_order, load_on, merge_adapters, read_adapter, require_base
+from gym_fed.modeling.adapters import (
+    Adapter,
+    in_order,
+    load_on,
+    merge_adapters,
+    merged,
+    read_adapter,
+    require_base,
+)
 from gym_fed.models import folder_here, load_model, quiet_loading, resolve
 from gym_fed.training.model.quantization import quantization_arguments
 
@@ -69,9 +77,9 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
     if not has_named_reference(config):
         return None
     name = _base_of(config)
-    model = load_model(name, dtype=config.loaded_dtype, arguments=quantization_arguments(config)).model
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
+    model = merged(
+        load_model(name, dtype=config.loaded_dtype, arguments=quantization_arguments(config)).model, name
+    )
     adapters = _adapters(config)
     with quiet_loading():
         if config.quantization is not None and adapters:

@@ -18,6 +18,7 @@ from gym_fed.delta.factors import is_plain_lora
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import whole_or_not_at_all
 from gym_fed.kinds import EXPORT_FORMATS
+from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model, load_tokenizer, quiet_loading, resolve
 from gym_fed.training.model.adapters import merged_first
 from gym_fed.training.model.saving import portable_name
@@ -178,7 +179,7 @@ def _require_weights_alone(config: TrainingConfig, what: str) -> None:
 
 def _whole(model: Any) -> Any:
     """The model with its adapter merged in, if it has one; the one at hand stays as it is."""
-    return copy.deepcopy(model).merge_and_unload() if hasattr(model, "peft_config") else model
+    return merged(copy.deepcopy(model)) if hasattr(model, "peft_config") else model
 
 
 def _base(config: TrainingConfig) -> Any:
@@ -191,4 +192,4 @@ def _base(config: TrainingConfig) -> Any:
         )
     model = load_model(config.model, dtype=config.loaded_dtype).model
     # A run that went on from an adapter trained the whole.
-    return model.merge_and_unload() if hasattr(model, "peft_config") else model
+    return merged(model, config.model)

@@ -119,6 +119,31 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
                 )
 
 
+def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
+    """Refuse an adapter on the output head, which TRL's losses multiply by without it.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    head = model.get_output_embeddings() if hasattr(model, "peft_config") else None
+    if not isinstance(head, BaseTunerLayer):
+        return
+    if config.adapter and not config.new_adapter:
+        what, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train another"
+    else:
+        what, hint = (
+            f"{config.finetuning}.target_modules",
+            "put it into modules_to_save, which trains it whole",
+        )
+    raise GymError(
+        ErrorCode.CONFIG_INVALID,
+        f"{what}: is on the output head, whose adapter the loss of {config.algorithm} does not see",
+        hint,
+    )
+
+
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
     """``wrap`` with the section of the chosen method, on a base in few bits where the config has one."""
     from gym_fed.training.model.quantization import require_quantised

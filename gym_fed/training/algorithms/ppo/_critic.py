@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model, quiet_loading, resolve
 
 _HEAD = "value_head.safetensors"
@@ -58,9 +59,7 @@ def critic_like(policy: Any, *, train_body: bool) -> Critic:
         policy: A causal LM or a PEFT model around one; it stays as it is.
         train_body: See ``Critic``.
     """
-    model = copy.deepcopy(policy)
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
+    model = merged(copy.deepcopy(policy))
     return Critic(model.base_model, train_body=train_body)
 
 
@@ -72,7 +71,7 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
     """
     folder = Path(resolve(name))
     if (folder / "adapter_config.json").is_file():
-        body = load_model(name, dtype=dtype, headless=True).model.merge_and_unload().base_model
+        body = merged(load_model(name, dtype=dtype, headless=True).model, name).base_model
     else:
         from transformers import AutoModel
 

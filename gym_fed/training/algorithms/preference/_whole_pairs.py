@@ -16,6 +16,8 @@ from gym_fed.training.rows.global_batch import GlobalBatch
 class WholePairs(Pairs):
     """Pairs for these trainers' collator."""
 
+    multiplies_by_head = False
+
     @classmethod
     def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
         return "whole"

@@ -1,0 +1,185 @@
+"""Adapters as PEFT writes them: each computes here what it does in PEFT, merged or not, or is refused with a remedy."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.adapters import merged
+from gym_fed.models import load_model
+from tests.support.adapters import logits, run, sibling
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "ranks and scales by pattern": {
+        "target_modules": ["q_proj", "v_proj", "up_proj"],
+        "rank_pattern": {"^model.layers.0.self_attn.q_proj": 6, r"layers\.0\.mlp\.up_proj": 2},
+        "alpha_pattern": {"v_proj": 30},
+    },
+    "rslora by pattern": {"use_rslora": True, "rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 3}},
+    "dora": {"use_dora": True},
+    "regular expression": {"target_modules": r".*layers\.0\..*(q|v)_proj"},
+    "all linear but one": {"target_modules": "all-linear", "exclude_modules": ["up_proj"]},
+    "one layer": {"layers_to_transform": [0]},
+    "bias": {"bias": "all"},
+    "head saved": {"modules_to_save": ["lm_head"]},
+    "embeddings and head saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "embeddings and head tied": {
+        "target_modules": ["q_proj", "embed_tokens"],
+        "ensure_weight_tying": True,
+    },
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "single tokens": {"trainable_token_indices": [6, 40]},
+    "no task": {"task_type": None},
+}
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["own-head", "tied-head"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama, whose output head has weights of its own or shares the embeddings'."""
+    return sibling("Llama", tmp_path_factory.mktemp("peft") / "base", tie_word_embeddings=request.param)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with an output head of its own."""
+    return sibling("Llama", tmp_path_factory.mktemp("peft") / "base")
+
+
+def made(base: Path, folder: Path, dtype: torch.dtype | None = None, **settings: Any) -> torch.Tensor:
+    """Write an adapter that has learnt something, by PEFT alone; the logits of PEFT reading it back."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    values = {"r": 4, "lora_alpha": 9, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT's advice about tied weights
+        model = get_peft_model(plain(base), LoraConfig(**{**values, **settings}))
+        torch.manual_seed(3)
+        for value in model.parameters():
+            if value.requires_grad:
+                torch.nn.init.normal_(value, std=0.3)
+                value.data = value.data if dtype is None else value.data.to(dtype)
+        model.save_pretrained(str(folder))
+        return logits(PeftModel.from_pretrained(plain(base), str(folder)))
+
+
+def plain(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_of_peft_computes_the_same_here_and_merged_and_saved(
+    base: Path, tmp_path: Path, name: str
+) -> None:
+    wanted = made(base, tmp_path / "theirs", **ADAPTERS[name])
+    assert (wanted - logits(plain(base))).abs().max() > 1e-2
+    torch.testing.assert_close(logits(tmp_path / "theirs"), wanted, rtol=0, atol=1e-5)
+    whole = merged(load_model(str(tmp_path / "theirs")).model)
+    torch.testing.assert_close(logits(whole), wanted, rtol=0, atol=1e-5)
+    whole.save_pretrained(str(tmp_path / "whole"))
+    torch.testing.assert_close(logits(plain(tmp_path / "whole")), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_half_precision_is_read_as_peft_reads_it(llama: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    wanted = made(llama, tmp_path / "theirs", dtype)
+    assert {value.dtype for value in load_file(tmp_path / "theirs/adapter_model.safetensors").values()} == {
+        dtype
+    }
+    torch.testing.assert_close(logits(tmp_path / "theirs"), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ranks and scales by pattern", "regular expression", "embeddings"])
+def test_training_begins_with_what_peft_has_saved(llama: Path, tmp_path: Path, name: str) -> None:
+    wanted = made(llama, tmp_path / "theirs", **ADAPTERS[name])
+    still = {"model": str(llama), "adapter": str(tmp_path / "theirs"), "learning_rate": 1e-12, "max_steps": 1}
+    for new in (False, True):
+        run(tmp_path / f"new{new}", new_adapter=new, **still)
+        torch.testing.assert_close(logits(tmp_path / f"new{new}"), wanted, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_on_the_head_is_merged_but_not_trained(base: Path, tmp_path: Path) -> None:
+    wanted = made(base, tmp_path / "theirs", **ADAPTERS["head"])
+    named = {"model": str(base), "adapter": str(tmp_path / "theirs"), "max_steps": 1, "learning_rate": 1e-12}
+    with pytest.raises(GymError, match="is on the output head") as caught:
+        run(tmp_path / "on", **named)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    assert "new_adapter: true" in caught.value.hint
+    with pytest.raises(GymError, match=r"lora\.target_modules: is on the output head"):
+        run(tmp_path / "on", model=str(base), lora={"target_modules": ["q_proj", "lm_head"]})
+    assert not (tmp_path / "on").exists()
+    run(tmp_path / "new", new_adapter=True, **named)
+    torch.testing.assert_close(logits(tmp_path / "new"), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"alora_invocation_tokens": [7, 8]}, "alora_invocation_tokens switch it on at some tokens alone"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, "layer_replication lets several layers share"),
+        ({"lora_bias": True}, "lora_bias adds to layers that have no bias"),
+    ],
+)
+def test_what_no_weights_can_hold_is_not_merged(
+    llama: Path, tmp_path: Path, settings: dict[str, Any], why: str
+) -> None:
+    wanted = made(llama, tmp_path / "theirs", **settings)
+    torch.testing.assert_close(logits(tmp_path / "theirs"), wanted, rtol=0, atol=1e-5)
+    with pytest.raises(GymError, match=why) as caught:
+        run(tmp_path / "new", model=str(llama), adapter=str(tmp_path / "theirs"), new_adapter=True)
+    assert "train on it without new_adapter" in caught.value.hint
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(GymError, match=why):
+        merged(load_model(str(tmp_path / "theirs")).model)
+
+
+def test_pickled_weights_are_refused_with_the_command_that_converts_them(llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "of someone"
+    wanted = made(llama, folder)
+    safe = folder / "adapter_model.safetensors"
+    torch.save(load_file(safe), folder / "adapter_model.bin")
+    safe.unlink()
+    with pytest.raises(GymError, match=r"its weights are pickled \(adapter_model\.bin\)") as caught:
+        load_model(str(folder))
+    assert not safe.exists()
+    command = shlex.split(str(caught.value.hint).partition("with: ")[2])
+    assert command[0] == "python"
+    subprocess.run([sys.executable, *command[1:]], check=True, timeout=60)
+    torch.testing.assert_close(logits(folder), wanted, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_of_other_shapes_or_of_a_base_that_is_not_here_is_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    wide = sibling("Llama", tmp_path / "wide", hidden_size=32)
+    made(llama, tmp_path / "theirs")
+    file = tmp_path / "theirs/adapter_config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "base_model_name_or_path": str(wide)}))
+    with pytest.raises(GymError, match="size mismatch") as caught:
+        load_model(str(tmp_path / "theirs"))
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+    file.write_text(json.dumps({**values, "base_model_name_or_path": "someone/a-model"}))
+    with pytest.raises(GymError, match="no model called 'someone/a-model' on this machine") as caught:
+        load_model(str(tmp_path / "theirs"))
+    assert "gym models pull someone/a-model" in caught.value.hint
+    theirs = tmp_path / "theirs/adapter_model.safetensors"
+    save_file({"base_model.model.other.lora_A.weight": torch.zeros(4, 16)}, theirs, {"format": "pt"})
+    shutil.copytree(llama, tmp_path / "a-model")
+    file.write_text(json.dumps({**values, "base_model_name_or_path": str(tmp_path / "a-model")}))
+    with pytest.raises(GymError, match="does not fit this LlamaForCausalLM"):
+        load_model(str(tmp_path / "theirs"))
