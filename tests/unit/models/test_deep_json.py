@@ -1,4 +1,4 @@
-"""JSON of models and data from anybody, with ten thousand brackets: refused by file, whoever reads it."""
+"""JSON of models and data from anybody, with ten thousand brackets: refused by file, in every reader."""
 
 from __future__ import annotations
 
