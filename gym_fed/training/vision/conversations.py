@@ -1,7 +1,8 @@
 """Fine-tuning of models that read images: conversations with pictures, over TRL's collator for vision and language.
 
 A row is ``{"messages": [...], "images": [path, ...]}``; where a picture belongs stands ``<image>`` in a text, or a part
-``{"type": "image"}``. Pictures are read from disk batch by batch. Such rows are never cut and never packed.
+``{"type": "image"}``. Pictures are read from disk batch by batch. Rows are never packed, and those with pictures are
+never cut: what would be left of a picture's tokens fits no picture. Rows of text alone are cut.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
-from gym_fed.data.rows import Row
+from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, teaches
+from gym_fed.data.rows import Row, place_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
 from gym_fed.kinds import ALGORITHMS
@@ -150,36 +152,66 @@ def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None
 
 def encode_image_rows(
     config: TrainingConfig, processor: Any, rows: Sequence[Row], *, assistant_only: bool, packing: bool
-) -> list[dict[str, Any]]:
+) -> EncodedRows:
     """Rows as the collator takes them: ``messages`` (JSON, with parts in place), ``images`` (sources), ``length``.
+
+    Rows of text alone may be longer than ``max_length``: ``ImageBatches`` cuts them. Those with nothing to learn within
+    it are left out. The ``counts`` of the result are of all rows, and of the tokens that have a label.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` naming the row whose images do not fit its text,
-            cannot be read, or are too long, and for a template that does not let the assistant's words be located.
+            cannot be read, or are too long, for a template that does not let the assistant's words be located, and
+            where nothing is left to learn from.
     """
     if packing:
         raise GymError(
             ErrorCode.CONFIG_INVALID, "packing: rows of images cannot be joined", "set packing: false"
         )
     require_chat_template(processor)
-    if assistant_only:
-        vision_template(processor)
-    encoded = []
+    template = vision_template(processor) if assistant_only else None
+    counts, encoded, too_long = RowCounts(), [], _TooLong(config.max_length)
     for number, row in enumerate(rows, start=1):
         if "messages" not in row:
             raise _bad(number, "is no conversation", "models that read images learn conversations (messages)")
         _require_whole_answers(config, row, number)
         images = [_source(image, number) for image in row.get("images") or ()]
         messages = place_images(row["messages"], len(images), number)
-        length = _length(processor, messages, images, number, ImageLimits.of(config))
-        if length > config.max_length:
-            raise _bad(
-                number,
-                f"has {length} tokens, images included, and max_length is {config.max_length}",
-                "raise max_length, or use smaller images; such rows are not cut",
-            )
-        encoded.append({"messages": json.dumps(messages), "images": images, "length": length})
-    return encoded
+        labels = _labels(processor, messages, template, assistant_only)
+        length = len(labels) + _picture_tokens(processor, images, number, ImageLimits.of(config))
+        if images and length > config.max_length:
+            too_long.add(row, number, length)
+            continue
+        kept = labels if images else labels[: config.max_length]
+        counts.add(labels, kept)
+        counts.lengths[-1] = length
+        if teaches(kept):
+            row_length = length if images else len(kept)
+            encoded.append({"messages": json.dumps(messages), "images": images, "length": row_length})
+    too_long.refuse()
+    if not encoded:
+        raise counts.nothing_learned(config.max_length)
+    return EncodedRows(encoded, counts)
+
+
+class _TooLong:
+    """Rows whose pictures do not fit: all are counted, the first is named."""
+
+    def __init__(self, max_length: int) -> None:
+        self._max_length, self._count, self._longest, self._first = max_length, 0, 0, ""
+
+    def add(self, row: Row, number: int, length: int) -> None:
+        self._count, self._longest = self._count + 1, max(self._longest, length)
+        self._first = self._first or f"{place_of(row, number)} has {length} tokens, images included"
+
+    def refuse(self) -> None:
+        if not self._count:
+            return
+        more = f"; {self._count} rows have more" if self._count > 1 else ""
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{self._first}, and max_length is {self._max_length}{more}",
+            f"set max_length: {self._longest}, or use smaller images (image_max_pixels); a row with images is not cut",
+        )
 
 
 def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> None:
@@ -249,18 +281,40 @@ def _source(image: Any, number: int) -> str:
     return image if image.startswith("data:") else str(Path(image).expanduser())
 
 
-def _length(
-    processor: Any, messages: list[dict[str, Any]], images: list[str], number: int, limits: ImageLimits
-) -> int:
-    """Tokens of a row, those that its images become included."""
-    text = processor.apply_chat_template(messages, tokenize=False)
-    length = len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+def _labels(
+    processor: Any, messages: list[dict[str, Any]], template: str | None, assistant_only: bool
+) -> list[int]:
+    """Labels of a row's tokens, of which each image is one still; as the collator gives them."""
+    parts = [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
+    out = processor.tokenizer.apply_chat_template(
+        parts,
+        chat_template=template or _own_template(processor),
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=assistant_only,
+    )
+    ids: list[int] = out["input_ids"]
+    if not assistant_only:
+        return ids
+    return [token if learned else IGNORED for token, learned in zip(ids, out["assistant_masks"], strict=True)]
+
+
+def _own_template(processor: Any) -> str:
+    own = processor.chat_template
+    return str(own["default"] if isinstance(own, dict) else own)
+
+
+def _picture_tokens(processor: Any, images: list[str], number: int, limits: ImageLimits) -> int:
+    """Tokens that a row's images become, beyond one each."""
     sizes = [limits.size(*_size(image, number))[::-1] for image in images]
-    if sizes:
-        length += sum(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]) - len(
-            sizes
-        )
-    return length
+    if not sizes:
+        return 0
+    return sum(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]) - len(sizes)
 
 
 def _size(source: str, number: int) -> tuple[int, int]:

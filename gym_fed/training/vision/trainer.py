@@ -15,6 +15,8 @@ from gym_fed.training.trl_glue import local
 from gym_fed.training.vision.image_size import ImageLimits
 
 _Sft: Any = SFTTrainer  # its annotations are no promise
+_PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
+"""What a batch holds for each token, ``[n, t]``, padded on the right."""
 
 
 def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:
@@ -24,7 +26,10 @@ def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:
         args=SFTConfig(**job.arguments(), max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
         processing_class=job.tokenizer,
         data_collator=ImageBatches(
-            job.tokenizer, assistant_only=assistant_only, limits=ImageLimits.of(job.config)
+            job.tokenizer,
+            assistant_only=assistant_only,
+            limits=ImageLimits.of(job.config),
+            max_length=job.config.max_length,
         ),
         callbacks=job.callbacks,
         **job.datasets(),
@@ -55,10 +60,19 @@ class ImageBatches:
         processor: Of the model.
         assistant_only: Label the assistant's words alone.
         limits: Sizes of images.
+        max_length: Rows of text alone are cut to so many tokens; those with images are no longer than that.
     """
 
-    def __init__(self, processor: Any, *, assistant_only: bool, limits: ImageLimits | None = None) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        assistant_only: bool,
+        limits: ImageLimits | None = None,
+        max_length: int | None = None,
+    ) -> None:
         self._limits = limits or ImageLimits()
+        self._max_length = max_length
         self._collator: Any = DataCollatorForVisionLanguageModeling(
             processor=processor,
             assistant_only_loss=assistant_only,
@@ -66,7 +80,7 @@ class ImageBatches:
         )
 
     def __call__(self, rows: list[dict[str, Any]]) -> Any:
-        return self._collator(
+        batch = self._collator(
             [
                 {
                     "messages": json.loads(row["messages"]),
@@ -75,3 +89,7 @@ class ImageBatches:
                 for row in rows
             ]
         )
+        for key in _PER_TOKEN:
+            if key in batch:
+                batch[key] = batch[key][:, : self._max_length]
+        return batch

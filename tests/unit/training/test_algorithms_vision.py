@@ -187,6 +187,46 @@ def test_rows_without_pictures_are_learnt_among_those_with_some(
     assert any("eval_loss" in entry for entry in result.history)
 
 
+def test_a_row_of_text_alone_is_cut_and_counted_beside_rows_with_pictures(
+    tiny_llava: Path, pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    def talk(question: str, answer: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+    rows = [row(pictures["red"], "red"), talk("hello", "one two three " * 20), talk("what is it? " * 20, "x")]
+    _, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
+    settings = config(tmp_path / "run", tiny_llava, max_steps=1, per_device_train_batch_size=3)
+    encoded = encode_image_rows(settings, processor, rows, assistant_only=True, packing=False)
+    assert [each["length"] for each in encoded][1:] == [64], "of the third nothing is left to learn"
+    batch = ImageBatches(processor, assistant_only=True, max_length=64)(encoded)
+    assert {batch[key].shape for key in ("input_ids", "attention_mask", "labels")} == {(2, 64)}
+    whole = ImageBatches(processor, assistant_only=True)(encoded)
+    assert torch.equal(batch["labels"], whole["labels"][:, :64])
+    assert torch.equal(batch["pixel_values"], whole["pixel_values"])
+
+    seen: dict[str, Any] = {}
+    result = Trainer(settings, on_rows=lambda name, counts: seen.update({name: counts.as_dict()})).train(rows)
+    counts = seen["data"]
+    assert (counts["rows"], counts["learned"], counts["cut"], counts["dropped"]) == (3, 2, 2, 1)
+    assert counts["tokens"] == int((batch["labels"][:, 1:] != -100).sum())
+    third = len(processor.tokenizer("x<|im_end|>")["input_ids"])
+    assert counts["tokens_cut"] == int((whole["labels"] != -100).sum()) - counts["tokens"] + third
+    assert result.num_examples == 2
+
+
+def test_rows_whose_pictures_would_be_cut_are_all_counted(
+    tiny_llava: Path, pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    good, long = row(pictures["red"], "red"), row(pictures["blue"], "deep blue " * 20)
+    with pytest.raises(
+        GymError, match=r"row 2 has \d+ tokens, images included.*; 2 rows have more"
+    ) as caught:
+        Trainer(config(tmp_path / "run", tiny_llava)).train([good, long, good, long])
+    enough = int(caught.value.hint.split("max_length: ")[1].split(",")[0])
+    result = Trainer(config(tmp_path / "run", tiny_llava, max_steps=1, max_length=enough)).train([good, long])
+    assert result.num_examples == 2
+
+
 def test_a_stopped_run_goes_on_to_the_same_losses(
     tiny_llava: Path, pictures: dict[str, Path], tmp_path: Path
 ) -> None:
