@@ -1,8 +1,8 @@
 """Fine-tuning of models that read images: conversations with pictures, over TRL's collator for vision and language.
 
 A row is ``{"messages": [...], "images": [path, ...]}``; where a picture belongs stands ``<image>`` in a text, or a part
-``{"type": "image"}``. Pictures are read from disk batch by batch. Rows are never packed, and those with pictures are
-never cut: what would be left of a picture's tokens fits no picture. Rows of text alone are cut.
+``{"type": "image"}``. Pictures are read from disk batch by batch. Rows are never packed. Longer ones are cut behind
+their last picture: what would be left of a picture's tokens fits no picture.
 """
 
 from __future__ import annotations
@@ -155,13 +155,13 @@ def encode_image_rows(
 ) -> EncodedRows:
     """Rows as the collator takes them: ``messages`` (JSON, with parts in place), ``images`` (sources), ``length``.
 
-    Rows of text alone may be longer than ``max_length``: ``ImageBatches`` cuts them. Those with nothing to learn within
-    it are left out. The ``counts`` of the result are of all rows, and of the tokens that have a label.
+    ``ImageBatches`` cuts those that are longer than ``max_length``; rows with nothing to learn within it are left out.
+    The ``counts`` of the result are of all rows, and of the tokens that have a label.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` naming the row whose images do not fit its text,
-            cannot be read, or are too long, for a template that does not let the assistant's words be located, and
-            where nothing is left to learn from.
+            cannot be read, or do not fit ``max_length``, for a template that does not let the assistant's words be
+            located, and where nothing is left to learn from.
     """
     if packing:
         raise GymError(
@@ -176,17 +176,15 @@ def encode_image_rows(
         _require_whole_answers(config, row, number)
         images = [_source(image, number) for image in row.get("images") or ()]
         messages = place_images(row["messages"], len(images), number)
-        labels = _labels(processor, messages, template, assistant_only)
-        length = len(labels) + _picture_tokens(processor, images, number, ImageLimits.of(config))
-        if images and length > config.max_length:
-            too_long.add(row, number, length)
+        sizes = _picture_tokens(processor, images, number, ImageLimits.of(config))
+        labels, last = _labels(processor, messages, sizes, template, assistant_only)
+        if last >= config.max_length:
+            too_long.add(row, number, last + 1)
             continue
-        kept = labels if images else labels[: config.max_length]
+        kept = labels[: config.max_length]
         counts.add(labels, kept)
-        counts.lengths[-1] = length
         if teaches(kept):
-            row_length = length if images else len(kept)
-            encoded.append({"messages": json.dumps(messages), "images": images, "length": row_length})
+            encoded.append({"messages": json.dumps(messages), "images": images, "length": len(kept)})
     too_long.refuse()
     if not encoded:
         raise counts.nothing_learned(config.max_length)
@@ -201,16 +199,19 @@ class _TooLong:
 
     def add(self, row: Row, number: int, length: int) -> None:
         self._count, self._longest = self._count + 1, max(self._longest, length)
-        self._first = self._first or f"{place_of(row, number)} has {length} tokens, images included"
+        self._first = (
+            self._first or f"{place_of(row, number)} has {length} tokens up to the end of its images"
+        )
 
     def refuse(self) -> None:
         if not self._count:
             return
-        more = f"; {self._count} rows have more" if self._count > 1 else ""
+        more = f"; so it is with {self._count} rows" if self._count > 1 else ""
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{self._first}, and max_length is {self._max_length}{more}",
-            f"set max_length: {self._longest}, or use smaller images (image_max_pixels); a row with images is not cut",
+            f"raise max_length (they need {self._longest}, and room for an answer), or set image_max_pixels lower; "
+            "images are not cut",
         )
 
 
@@ -222,6 +223,8 @@ def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> Non
             "mask_history: models that read images learn every answer of a conversation",
             "remove it, or end each conversation with its first answer",
         )
+    if row.get("tools"):
+        raise _bad(number, "has tools, which models that read images are not shown", "drop them from the row")
     for message in row["messages"]:
         if message.get("weight", 1) != 1:
             raise _bad(
@@ -282,9 +285,23 @@ def _source(image: Any, number: int) -> str:
 
 
 def _labels(
-    processor: Any, messages: list[dict[str, Any]], template: str | None, assistant_only: bool
-) -> list[int]:
-    """Labels of a row's tokens, of which each image is one still; as the collator gives them."""
+    processor: Any,
+    messages: list[dict[str, Any]],
+    sizes: list[int],
+    template: str | None,
+    assistant_only: bool,
+) -> tuple[list[int], int]:
+    """Labels of a row's tokens as the collator gives them, and where the last token of an image stands; -1 for none.
+
+    Where a processor has another mark for an image than the usual ones, its images count as the row's end.
+
+    Args:
+        processor: Of the model.
+        messages: With their images in place.
+        sizes: Tokens of each image.
+        template: Marks the assistant's words; None where the processor's own does.
+        assistant_only: Label the assistant's words alone.
+    """
     parts = [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message.get("content"), str)
@@ -299,9 +316,19 @@ def _labels(
         return_assistant_tokens_mask=assistant_only,
     )
     ids: list[int] = out["input_ids"]
-    if not assistant_only:
-        return ids
-    return [token if learned else IGNORED for token, learned in zip(ids, out["assistant_masks"], strict=True)]
+    learned = out["assistant_masks"] if assistant_only else [1] * len(ids)
+    labels = [token if learn else IGNORED for token, learn in zip(ids, learned, strict=True)]
+    if not sizes:
+        return labels, -1
+    mark = processor.tokenizer.convert_tokens_to_ids(_image_mark(processor))
+    if ids.count(mark) != len(sizes):
+        whole = labels + [IGNORED] * (sum(sizes) - len(sizes))
+        return whole, len(whole) - 1
+    left, last, whole = iter(sizes), -1, []
+    for token, label in zip(ids, labels, strict=True):
+        whole += [label] * (next(left) if token == mark else 1)
+        last = len(whole) - 1 if token == mark else last
+    return whole, last
 
 
 def _own_template(processor: Any) -> str:
@@ -309,12 +336,21 @@ def _own_template(processor: Any) -> str:
     return str(own["default"] if isinstance(own, dict) else own)
 
 
-def _picture_tokens(processor: Any, images: list[str], number: int, limits: ImageLimits) -> int:
-    """Tokens that a row's images become, beyond one each."""
+def _image_mark(processor: Any) -> str | None:
+    """The token that stands for an image in a text before the processor puts its tokens there."""
+    framed = getattr(processor, "full_image_sequence", None)
+    mark: str | None = getattr(processor, "boi_token" if framed else "image_token", None)
+    return mark
+
+
+def _picture_tokens(processor: Any, images: list[str], number: int, limits: ImageLimits) -> list[int]:
+    """Tokens that each of a row's images becomes, with those that frame it."""
     sizes = [limits.size(*_size(image, number))[::-1] for image in images]
     if not sizes:
-        return 0
-    return sum(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]) - len(sizes)
+        return []
+    if framed := getattr(processor, "full_image_sequence", None):  # Gemma's are all of one size
+        return [len(processor.tokenizer(framed, add_special_tokens=False)["input_ids"])] * len(sizes)
+    return list(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"])
 
 
 def _size(source: str, number: int) -> tuple[int, int]:

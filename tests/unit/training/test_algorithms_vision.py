@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -214,17 +215,36 @@ def test_a_row_of_text_alone_is_cut_and_counted_beside_rows_with_pictures(
     assert result.num_examples == 2
 
 
-def test_rows_whose_pictures_would_be_cut_are_all_counted(
+def test_a_row_is_cut_behind_its_pictures_and_refused_where_they_would_be_cut(
     tiny_llava: Path, pictures: dict[str, Path], tmp_path: Path
 ) -> None:
-    good, long = row(pictures["red"], "red"), row(pictures["blue"], "deep blue " * 20)
+    early = row(pictures["red"], "deep red " * 20)
+    late = row(pictures["blue"], "blue", question="what colour is it? " * 10 + "<image>")
+    _, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
+    settings = config(tmp_path / "run", tiny_llava)
+    (cut,) = encoded = encode_image_rows(settings, processor, [early], assistant_only=True, packing=False)
+    assert (cut["length"], encoded.counts.cut, encoded.counts.learned) == (64, 1, 1)
+    batch = ImageBatches(processor, assistant_only=True, max_length=64)(encoded)
+    assert int((batch["input_ids"] == processor.image_token_id).sum()) == 4
+    assert encoded.counts.tokens == int((batch["labels"] != -100).sum())
+
     with pytest.raises(
-        GymError, match=r"row 2 has \d+ tokens, images included.*; 2 rows have more"
+        GymError, match=r"row 2 has \d+ tokens up to the end of its images.*with 2 rows"
     ) as caught:
-        Trainer(config(tmp_path / "run", tiny_llava)).train([good, long, good, long])
-    enough = int(caught.value.hint.split("max_length: ")[1].split(",")[0])
-    result = Trainer(config(tmp_path / "run", tiny_llava, max_steps=1, max_length=enough)).train([good, long])
-    assert result.num_examples == 2
+        Trainer(settings).train([early, late, early, late])
+    needed = int(re.findall(r"they need (\d+)", str(caught.value.hint))[0])
+    whole = ImageBatches(processor, assistant_only=True)(
+        encode_image_rows(
+            config(tmp_path, tiny_llava, max_length=500),
+            processor,
+            [late],
+            assistant_only=True,
+            packing=False,
+        )
+    )
+    places = (whole["input_ids"][0] == processor.image_token_id).nonzero()
+    assert needed == int(places.max()) + 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_stopped_run_goes_on_to_the_same_losses(
@@ -310,10 +330,11 @@ def test_what_cannot_be_learnt_is_refused(
         ),
         (config(tmp_path / "run", tiny_llava, packing=True), [good], "packing: rows of images"),
         (config(tmp_path / "run", tiny_llava), [good, {"text": "words"}], "row 2 is no conversation"),
+        (config(tmp_path / "run", tiny_llava, max_length=4), [good], r"row 1 has \d+ tokens up to"),
         (
-            config(tmp_path / "run", tiny_llava, max_length=16),
-            [good],
-            r"row 1 has \d+ tokens, images included",
+            config(tmp_path / "run", tiny_llava),
+            [{**good, "tools": [{"type": "function"}]}],
+            "row 1 has tools",
         ),
     ]
     for settings, rows, problem in cases:
