@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gym_fed.data.columns import renaming
 from gym_fed.data.files import Placed, read_raw
-from gym_fed.data.formats.base import BadRow, Format, as_object, unread_noted
+from gym_fed.data.formats.base import BadRow, Format, MediaRow, as_object, unread_noted
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.rows import PlacedDict, Row
 from gym_fed.errors import ErrorCode, GymError
@@ -80,22 +81,46 @@ def converted(
     """Raw rows as rows of one format; ``auto`` is settled by the first.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the place.
+        GymError: ``DATA_INVALID`` naming the place; where that is a row of sound or film, how many there are.
     """
     reader: Format | None = None if format == "auto" else FORMATS.type_of(format)()
-    for place, raw in raw_rows:
+    rows = iter(raw_rows)
+    for number, (place, raw) in enumerate(rows, start=1):
         try:
             renamed = as_object(raw if rename is None else rename(raw))
             if reader is None:
                 reader = format_of(renamed)
             with unread_noted() as unread:
-                row = reader.read(renamed)
+                try:
+                    row = reader.read(renamed)
+                except MediaRow as first:
+                    raise _media_rows(first, reader, rows, rename, number) from first
             if "images" in row:
                 row["images"] = [_image(image, folder) for image in row["images"]]
                 _check_places_of_images(row)
         except BadRow as bad:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
         yield place, PlacedDict.of(row, place, unread)
+
+
+def _media_rows(
+    first: MediaRow, reader: Format, rest: Iterator[Placed], rename: Rename | None, number: int
+) -> BadRow:
+    """``first``, with the count of all such rows: row ``number`` and those in ``rest``."""
+    found = Counter(first.kinds)
+    media, total = 1, number
+    for total, (_, raw) in enumerate(rest, start=number + 1):  # noqa: B007
+        try:
+            reader.read(as_object(raw if rename is None else rename(raw)))
+        except MediaRow as other:
+            media += 1
+            found.update(other.kinds)
+        except BadRow:
+            continue  # named once those with sound and film are gone
+    if media == 1:
+        return first
+    counts = " and ".join(f"{count} with {kind}" for kind, count in found.items())
+    return BadRow(f"{first.problem}; so have {media} of the {total} rows: {counts}", first.remedy)
 
 
 def format_of(row: Row) -> Format:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gym_fed.data.formats.base import (
     BadRow,
+    MediaRow,
     Message,
     Raw,
     as_object,
@@ -151,6 +152,9 @@ def _part(part: Any, images: list[Any]) -> Raw:
     text = part.get("text", part.get("value")) if kind == "text" else None
     if isinstance(text, str):
         return {"type": "text", "text": text}
+    for word, media in (("video", "videos"), ("audio", "audios")):
+        if isinstance(kind, str) and word in kind:  # video, video_url, audio, audio_url, input_audio
+            raise MediaRow([media])
     image: Any = None
     if kind == "image_url":
         place = part.get("image_url", part.get("value"))  # OpenAI's, and LLaMA-Factory's of version 1

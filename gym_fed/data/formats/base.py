@@ -55,6 +55,22 @@ class BadRow(ValueError):
         self.remedy = remedy
 
 
+class MediaRow(BadRow):
+    """A row with sound or film, which no trainer here takes.
+
+    Args:
+        kinds: What it holds: ``videos``, ``audios``.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        super().__init__(
+            f"has {' and '.join(map(repr, kinds))}, which are not supported",
+            "only text and images are learned: leave such rows out, or give frames of a film under 'images' and "
+            "what is said as text",
+        )
+        self.kinds = tuple(kinds)
+
+
 def as_object(raw: Any) -> Raw:
     """``raw`` if it is a JSON object.
 
@@ -131,9 +147,8 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
         raise BadRow("has 'images' and parts with images of their own", "give the images in one way")
     if images or beside_turns:
         converted["images"] = [*images, *beside_turns]
-    for key in ("videos", "audios"):
-        if row.get(key):
-            raise BadRow(f"has {key!r}, which are not supported", "only text and images are; drop the row")
+    if media := [key for key in ("videos", "audios") if row.get(key)]:
+        raise MediaRow(media)
     if (forget := row.get("forget")) is not None:
         if not isinstance(forget, bool):
             raise BadRow(f"'forget' is {forget!r}, expected true or false", "true for rows to unlearn")

@@ -76,7 +76,7 @@ def test_openai_text_parts_are_joined_and_other_parts_refused(tmp_path: Path) ->
     parts: list[dict[str, str]] = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     file.write_text(json.dumps({"messages": [{"role": "user", "content": parts}, CHAT[1]]}))
     assert load_rows(file) == [{"messages": CHAT}]
-    parts[1] = {"type": "input_audio", "input_audio": "x"}
+    parts[1] = {"type": "file", "file": "x"}
     file.write_text(json.dumps({"messages": [{"role": "user", "content": parts}, CHAT[1]]}))
     with pytest.raises(GymError, match="parts that are not text"):
         load_rows(file)
