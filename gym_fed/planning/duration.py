@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.planning.memory import row_length, tokens_of_batch
-from gym_fed.planning.sizes import Sizes, empty_config, model_of, without_start
+from gym_fed.planning.sizes import Sizes, empty_config, has_causal_lm, model_of, without_start
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,9 @@ def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) ->
 
 
 def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming | None:
-    """Time steps of one and of three of the model's blocks on ``device``; None where that would take long.
+    """Time steps of one and of three of the model's blocks on ``device``.
+
+    None where that would take long, and for a model that reads images whose language model has no class of its own.
 
     They have random weights, and are tuned, checkpointed and updated as ``config`` says; the update is AdamW's. On a
     CPU the clock is this thread's CPU time, so that other processes disturb less.
@@ -75,7 +77,8 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
     weights = 3 * block + 2 * shape.vocabulary * shape.hidden
     tokens = min(tokens_of_batch(config), int(_MOST_OPERATIONS / (6 * weights)))
     length = min(row_length(config), tokens)
-    if weights > _MOST_WEIGHTS or tokens < _FEWEST_TOKENS:
+    alone = has_causal_lm(empty_config(config).get_text_config())
+    if weights > _MOST_WEIGHTS or tokens < _FEWEST_TOKENS or not alone:
         return None
     rows = max(tokens // length, 1)
     generator = torch.Generator().manual_seed(0)

@@ -70,7 +70,7 @@ class RunPlan:
         if self.available is None:
             found.append(("time", f"not tried: this machine has no {self.device}"))
         elif self.seconds is None:
-            found.append(("time", "not tried: the model's blocks are too large for a calibration here"))
+            found.append(("time", "not tried: its blocks are too large for that here, or it reads images"))
         else:
             found.append(("time per step", f"{self.seconds:.2f} s, calibrated on this machine"))
             if self.steps is not None:

@@ -94,6 +94,7 @@ def sizes_of(config: TrainingConfig) -> Sizes:
     import torch
 
     from gym_fed.training.optimizers._made import hidden_matrices
+    from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
     with torch.device("meta"), quiet_loading():
         model = model_of(empty_config(config))
@@ -105,7 +106,9 @@ def sizes_of(config: TrainingConfig) -> Sizes:
         tied = head is not None and head.weight is model.get_input_embeddings().weight
         tuning = TUNING.new(config.finetuning)
         adapted = TUNING.type_of(config.finetuning).is_adapter
+        frozen = frozen_parts(model, config)
         tuned = tuning.prepare(model, without_start(config))
+        freeze_parts(tuned, config, frozen)
         width = torch.empty(0, dtype=getattr(torch, "float32" if adapted else config.dtype)).element_size()
         trained = tuple(
             TrainedWeight(tuple(value.shape), width, id(value) in hidden)
@@ -171,12 +174,18 @@ def _read_hub_config(name: str) -> Any:
 
 
 def model_of(config: Any) -> Any:
-    """A causal LM of this ``transformers`` config, with random weights."""
+    """A causal LM of this ``transformers`` config, or a model that reads images, with random weights."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kinds = AutoModelForCausalLM._model_mapping  # those that transformers can make from a config
-    auto: Any = AutoModelForCausalLM if type(config) in kinds else AutoModelForImageTextToText
+    auto: Any = AutoModelForCausalLM if has_causal_lm(config) else AutoModelForImageTextToText
     return auto.from_config(config)
+
+
+def has_causal_lm(config: Any) -> bool:
+    """Whether ``transformers`` makes a causal LM of this config."""
+    from transformers import AutoModelForCausalLM
+
+    return type(config) in AutoModelForCausalLM._model_mapping
 
 
 def without_start(config: TrainingConfig) -> TrainingConfig:

@@ -211,6 +211,10 @@ def learned(result: TrainResult) -> str:
 
 def _next(settings: TrainingConfig, folder: Path) -> str:
     """What a trained model is good for."""
+    from gym_fed.models import images_type, resolve
+
+    if settings.model is not None and images_type(Path(resolve(settings.model))) is not None:
+        return "it reads images: load it with transformers; gym chat and gym api take models of text"
     advice: str = ALGORITHMS.type_of(settings.algorithm).advice(str(folder))
     return advice
 

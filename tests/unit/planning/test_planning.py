@@ -16,6 +16,7 @@ from gym_fed.planning.duration import BlockTiming, calibrate, step_operations, s
 from gym_fed.planning.memory import activation_bytes, block_bytes, memory_of, tokens_of_batch
 from gym_fed.planning.plan import duration, gib, plan_run, steps_of
 from gym_fed.planning.sizes import sizes_of
+from tests.support.siblings import make_sibling
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -376,6 +377,13 @@ def test_a_calibration_times_blocks_of_the_model_and_leaves_large_ones(small: st
     assert measured.length == 32
     large = run(folder(tmp_path / "m", PUBLIC["Llama-3.1-8B"][1]))
     assert calibrate(large, sizes_of(large), torch.device("cpu")) is None
+
+
+def test_a_model_that_reads_images_is_planned_without_a_time(tmp_path: Path) -> None:
+    model = make_sibling("qwen2_vl", tmp_path / "model")
+    plan = plan_run(run(str(model), per_device_train_batch_size=2, max_length=32))
+    assert plan.sizes.num_trained < plan.sizes.total, "tower and projector are frozen"
+    assert plan.seconds is None
 
 
 def test_the_command_prints_the_plan_and_writes_nothing(small: str, tmp_path: Path) -> None:
