@@ -8,7 +8,7 @@ model = BitDeltaQuantizer.apply("gym-nano", "mine.gymdelta")
 soup = DeltaSoup(DeltaSoupConfig(base_model="gym-nano", method=AggregationMethod.BYZANTINE_ROBUST))
 result = soup.contribute(user_id="ada", model="mine.gymdelta").contribute(...).aggregate(min_contributors=3)
 
-Neighbours: imports config, console, data, delta, errors, lazy, models, soup; imported by cli,
+Neighbours: imports config, console, data, delta, errors, lazy, modeling, models, soup; imported by cli,
 personalization.
 """
 
