@@ -6,6 +6,7 @@ Nothing is downloaded here: a hub name is looked up in this machine's cache only
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -190,10 +191,29 @@ def resolve(name_or_path: str) -> str:
         if (path / "config.yaml").is_file():
             hint = f"the run is not finished: continue it with: gym train {path / 'config.yaml'}"
         raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
+    _require_no_variant(name_or_path)
     what = "not a folder" if path.exists() else "no such folder"
     raise GymError(
         ErrorCode.MODEL_NOT_FOUND, f"{name_or_path}: {what}", "give the folder of a model, or gym-nano"
     )
+
+
+def _require_no_variant(name: str) -> None:
+    """Refuse ``BASE:VARIANT``, as a served variant is called, with the commands that take the two.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND``.
+    """
+    base, _, variant = name.rpartition(":")
+    here = base == NANO or Path(base).expanduser().is_dir() or (is_hub_name(base) and "/" in base)
+    if base and here and "/" not in variant and not Path(name).exists():
+        one, other = shlex.quote(base), shlex.quote(variant)
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"{name}: names a variant as gym api serves it, and a model is wanted",
+            f"chat with it: gym chat {one} --variant {other}; or make a model folder of the file that "
+            f"gym variant show {other} names: gym delta apply {one} FILE -o FOLDER",
+        )
 
 
 def is_hub_name(name_or_path: str) -> bool:

@@ -27,10 +27,11 @@ def check_token_loss(config: TrainingConfig) -> None:
         GymError: ``CONFIG_INVALID``.
     """
     if has_named_reference(config) and not is_anchored(config):
+        named = "reference_model" if config.reference_model else "reference_adapter"
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"reference_model: {config.algorithm} compares with no other model by this loss",
-            "set sft.loss_type: asft, or remove it (and reference_adapter)",
+            f"{named}: {config.algorithm} compares with no other model by this loss",
+            f"set sft.loss_type: asft, or remove {named}",
         )
     if config.sft is None or not (key := _changed(config)):
         return
