@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import lies_in
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.json_files import read_object
 from gym_fed.text import plain
@@ -125,7 +126,8 @@ def names_in(folder: Path) -> list[str]:
     """The files of a model folder that make up the base: its weights, as its index names them, and what goes along.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for an adapter, for weights that are not in safetensors, and as ``check_settings``.
+        GymError: ``MODEL_INVALID`` for an adapter, for weights that are not in safetensors, for a file that is a link
+            out of the folder, and as ``check_settings``.
     """
     who = str(folder)
     if (folder / "adapter_config.json").is_file():
@@ -147,6 +149,11 @@ def names_in(folder: Path) -> list[str]:
     if missing:
         raise _invalid(who, f"has no {missing[0]}: only weights in safetensors travel")
     found = [*names, *weights]
+    for name in found:
+        if not lies_in(folder / name, folder):
+            raise _invalid(
+                who, f"has {name} as a link to {(folder / name).resolve()}: only its own files travel"
+            )
     check_settings(folder, found)
     return found
 
@@ -173,6 +180,8 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
 def licence_of(folder: Path) -> str:
     """What the model card says of the licence, in lower case; empty where there is no card, or it says nothing."""
     text = ""
+    if not lies_in(folder / CARD, folder):
+        return ""
     with suppress(OSError), (folder / CARD).open(encoding="utf-8", errors="replace") as file:
         text = file.read(MAX_TEXT_BYTES)
     if not text.startswith("---\n"):

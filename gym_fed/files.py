@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import glob
 import hashlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,16 +46,103 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_or_not_at_all(path: Path) -> Iterator[Path]:
-    """A new folder beside ``path`` that takes its name if the block ends well, else is removed."""
-    part = path.with_name(f".{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    """A new folder beside ``path`` that takes its name if the block ends well, else is removed.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` when something else took the name meanwhile.
+    """
+    with _room_beside(path) as room:
+        part = room / path.name
+        part.mkdir()
         yield part
-        part.rename(path)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        try:
+            part.rename(path)  # an empty folder would be replaced, and nothing else
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise _name_taken(path) from error
+            raise
+        fsync_folder(path.parent)
+
+
+@contextmanager
+def whole_file_or_none(path: Path) -> Iterator[Path]:
+    """The path of a file that the block writes, which becomes ``path`` if the block ends well.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` when something else took the name meanwhile.
+    """
+    with _room_beside(path) as room:
+        part = room / path.name
+        yield part
+        try:
+            os.link(part, path)
+        except FileExistsError as error:
+            raise _name_taken(path) from error
+        except OSError as error:  # a disk without hard links
+            if os.path.lexists(path):
+                raise _name_taken(path) from error
+            part.rename(path)
+        fsync_folder(path.parent)
+
+
+@contextmanager
+def _room_beside(path: Path) -> Iterator[Path]:
+    """A hidden folder on the same disk for this block alone; those of processes that were killed are removed first.
+
+    A lock distinguishes them: it ends with its process, however that ends.
+    """
+    make_folder(path.parent)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with _lock(left) as is_left:
+            if is_left:
+                shutil.rmtree(left, ignore_errors=True)
+    with ExitStack() as stack:
+        is_own = False
+        while not is_own:  # another process may take a new room for one that was left
+            room = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+            is_own = stack.enter_context(_lock(room, without=True))
+        try:
+            yield room
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+
+
+@contextmanager
+def _lock(folder: Path, *, without: bool = False) -> Iterator[bool]:
+    """Hold the lock of a folder, if it is there and no one has it; ``without``: also on a disk without locks."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = os.path.lexists(folder) and os.path.samestat(os.fstat(descriptor), os.lstat(folder))
+        except BlockingIOError:
+            is_held = False
+        except OSError:  # no locks here, or the folder has just gone
+            is_held = without and folder.is_dir()
+        yield is_held
+    finally:
+        os.close(descriptor)
+
+
+def _name_taken(path: Path) -> GymError:
+    return GymError(
+        ErrorCode.FILE_EXISTS,
+        f"{path} exists: another process wrote it meanwhile",
+        "look at what is there, and choose another name",
+    )
+
+
+def lies_in(file: Path, folder: Path) -> bool:
+    """Whether a file is one of ``folder``, no link to another place; the Hub's cache keeps its files in ``blobs``."""
+    found, own = file.resolve(), folder.resolve()
+    blobs = own.parent.parent / "blobs"
+    return found.is_file() and (
+        found.parent == own or (own.parent.name == "snapshots" and found.parent == blobs)
+    )
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:

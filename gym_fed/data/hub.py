@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.data.files import Placed
@@ -23,7 +24,7 @@ def hub_rows(
     folder: str | None = None,
     files: Sequence[str] = (),
 ) -> Iterator[Placed]:
-    """Raw rows of a hub dataset, one after the other.
+    """Raw rows of a hub dataset, one after the other; streamed ones at the commit that was agreed to.
 
     Args:
         name: ``owner/name``.
@@ -34,37 +35,58 @@ def hub_rows(
 
     Raises:
         GymError: ``UNAVAILABLE`` when it is not in the cache and the hub cannot be reached; ``NOT_FOUND`` when there is
-            no such dataset, subset or split; ``DATA_INVALID`` for one whose card names files elsewhere.
+            no such dataset, subset or split; ``DATA_INVALID`` for one whose card names files elsewhere; ``TOO_LARGE``
+            when the hub sends more of a file than it has.
     """
     import datasets
 
+    from gym_fed.downloads.hub import cached_dataset, hub_errors
+    from gym_fed.downloads.streamed import to_stream
+
     split = split or "train"
     source = cached_dataset(name)
+    commit = to_stream(name).commit if source is None else None
     where = f"{name} ({subset}, {split})" if subset else f"{name} ({split})"
     remedy = f"fetch it once with: hf download --repo-type dataset {name}; or give files with path"
     try:
-        builder = datasets.load_dataset_builder(
-            source or name,
-            name=subset,
-            data_dir=folder,
-            data_files={split: list(files)} if files else None,
-        )
-        _require_own_files(name, source, builder.config.data_files)
-        stream: Any = builder.as_streaming_dataset(split=split)
-        if (
-            stream.features
-        ):  # of a JSON list nothing is known before it is read, and there is nothing to decode
-            stream = stream.decode(False)
-        for number, row in enumerate(stream, 1):
-            yield f"{where}: row {number}", {k: v for k, v in row.items() if v is not None}
+        with hub_errors("dataset", name):
+            with _plain_requests():
+                builder = datasets.load_dataset_builder(
+                    source or name,
+                    name=subset,
+                    data_dir=folder,
+                    data_files={split: list(files)} if files else None,
+                    revision=commit,
+                )
+            _require_own_files(name, source, builder.config.data_files)
+            stream: Any = builder.as_streaming_dataset(split=split)
+            if stream.features:  # of a JSON list nothing is known before it is read, nor to be decoded
+                stream = stream.decode(False)
+            for number, row in enumerate(stream, 1):
+                yield f"{where}: row {number}", {k: v for k, v in row.items() if v is not None}
     except ConnectionError as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"hub dataset {name!r} is not on this machine, and the hub cannot be reached: {_line(error)}",
             remedy,
         ) from error
+    except RecursionError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"hub dataset {where}: nested too deeply", remedy) from error
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
         raise GymError(ErrorCode.NOT_FOUND, f"hub dataset {where}: {_line(error)}", remedy) from error
+
+
+@contextmanager
+def _plain_requests() -> Iterator[None]:
+    """Have small files fetched by the client whose answers are bounded, not by a library of its own (hf_xet)."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = before
 
 
 def _require_own_files(name: str, source: str | None, data_files: Any) -> None:
@@ -85,17 +107,6 @@ def _require_own_files(name: str, source: str | None, data_files: Any) -> None:
                     f"hub dataset {name!r}: its card names {plain(path, 200)!r}, which is no file of it",
                     "choose another data set, or give files with path",
                 )
-
-
-def cached_dataset(name: str) -> str | None:
-    """The folder of a dataset's snapshot in the hub's cache, if it is there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return str(snapshot_download(name, repo_type="dataset", local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
 
 
 def _line(error: Exception) -> str:

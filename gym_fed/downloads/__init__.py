@@ -1,6 +1,6 @@
 """Models and data sets of the Hugging Face Hub: offered with bytes and licence, fetched with consent, verified.
 
-Neighbours: imports console, data, errors, files, json_files, models, text, version; imported by cli,
+Neighbours: imports console, errors, files, json_files, models, text, version; imported by cli, data,
 planning.
 """
 

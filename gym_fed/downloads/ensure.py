@@ -10,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gym_fed.downloads.fetch import Report, fetch, silent
+from gym_fed.downloads.hub import cached_dataset
 from gym_fed.downloads.offer import DownloadOffer, offer_dataset, offer_model
 from gym_fed.downloads.selection import is_whole
+from gym_fed.downloads.streamed import agree, agreed_commit
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
 from gym_fed.models import MAX_ADAPTERS, is_hub_name, no_base_model, resolve
@@ -79,20 +81,19 @@ def missing_model(name: str) -> bool:
 
 
 def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) -> None:
-    """Ask for consent to read a data set of the Hub, unless it is in this machine's cache.
+    """Ask for consent to read a data set of the Hub, unless it is in this machine's cache, or was given for this run.
 
-    Its rows are streamed, so the bytes of the offer are the most that can be fetched.
+    Its rows are streamed, at the commit of the offer.
 
     Raises:
         GymError: As ``offer_dataset``; ``NOT_FOUND`` without consent.
     """
-    from gym_fed.data.hub import cached_dataset
-
-    if cached_dataset(name) is not None:
+    if cached_dataset(name) is not None or agreed_commit(name) is not None:
         return
     offer = offer_dataset(name, subset)
     if not consent(offer):
         raise declined(offer)
+    agree(offer)
 
 
 def declined(offer: DownloadOffer) -> GymError:

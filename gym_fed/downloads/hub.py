@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+from gym_fed.downloads.limits import MAX_INFO_BYTES as MAX_INFO_BYTES
+from gym_fed.downloads.limits import READ_SECONDS, SLOWEST_BYTES_PER_SECOND
 from gym_fed.downloads.requests import answer
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain, readable_bytes
@@ -23,12 +25,6 @@ Kind = Literal["model", "dataset"]
 
 # What fails in the end is reported once, in our words.
 logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
-
-MAX_INFO_BYTES = 32 << 20
-"""Of a description of a repository; one with some thousand files has about a megabyte."""
-READ_SECONDS = 60.0
-_SLOWEST_BYTES_PER_SECOND = 16 << 10
-"""A description or a small file may take ``READ_SECONDS``, and longer only while it comes faster than this."""
 
 
 def endpoint() -> str:
@@ -76,7 +72,7 @@ def _body(place: str, name: str, limit: int) -> bytes:
                     f"{name}: {endpoint()} answers with more than {readable_bytes(limit)} to {plain(place, 120)}",
                     "check HF_ENDPOINT, or choose another repository",
                 )
-            if time.monotonic() - began > READ_SECONDS + len(body) / _SLOWEST_BYTES_PER_SECOND:
+            if time.monotonic() - began > READ_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND:
                 raise GymError(
                     ErrorCode.DEADLINE_EXCEEDED,
                     f"{name}: {endpoint()} sent {readable_bytes(len(body))} in {time.monotonic() - began:.0f} s",
@@ -139,6 +135,17 @@ def elsewhere(kind: Kind, name: str) -> str:
         f"or fetch it on another machine with: hf download {name} --local-dir FOLDER, copy FOLDER here and name it "
         "instead; or set HF_ENDPOINT to a mirror"
     )
+
+
+def cached_dataset(name: str) -> str | None:
+    """The folder of a dataset's snapshot in the hub's cache, if it is there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(name, repo_type="dataset", local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def page(kind: Kind, name: str) -> str:

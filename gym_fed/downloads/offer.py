@@ -169,13 +169,19 @@ def model_config(name: str) -> dict[str, Any]:
     return config
 
 
-def offer_dataset(name: str, subset: str | None = None) -> DownloadOffer:
+def offer_dataset(name: str, subset: str | None = None, commit: str | None = None) -> DownloadOffer:
     """Ask the Hub what the data set ``name`` is; ``subset`` narrows the bytes to the folder of that name, if any.
 
+    Args:
+        name: ``owner/name``.
+        subset: A configuration of it.
+        commit: Instead of the newest.
+
     Raises:
-        GymError: As ``offer_model``, with ``NOT_FOUND`` for one that does not exist.
+        GymError: As ``offer_model``, with ``NOT_FOUND`` for one that does not exist; ``STALE`` for a commit that the
+            Hub no longer has.
     """
-    info, listed = _read_info("dataset", name)
+    info, listed = _read_info("dataset", name, commit)
     inside = [file for path, file in listed.items() if subset in PurePosixPath(path).parts[:-1]]
     files = tuple(inside or listed.values())
     return DownloadOffer(
@@ -198,9 +204,12 @@ def _offer(
     return DownloadOffer(kind, name, info.sha, files, _licence(info), info.gated is not False, missing)
 
 
-def _read_info(kind: Literal["model", "dataset"], name: str) -> tuple[_Info, dict[str, RepoFile]]:
-    """The Hub's description of the newest commit, and its files by path."""
-    text = hub.read(f"api/{kind}s/{name}?blobs=true", kind, name, limit=hub.MAX_INFO_BYTES)
+def _read_info(
+    kind: Literal["model", "dataset"], name: str, commit: str | None = None
+) -> tuple[_Info, dict[str, RepoFile]]:
+    """The Hub's description of a commit, the newest if none is given, and its files by path."""
+    place = f"api/{kind}s/{name}{f'/revision/{commit}' if commit else ''}?blobs=true"
+    text = hub.read(place, kind, name, limit=hub.MAX_INFO_BYTES)
     try:
         info = _Info.model_validate_json(text)
     except ValidationError as error:
@@ -211,6 +220,12 @@ def _read_info(kind: Literal["model", "dataset"], name: str) -> tuple[_Info, dic
             f"{name}: {hub.endpoint()} does not describe it as a Hub does: {place}: {plain(first['msg'], 120)}",
             "check HF_ENDPOINT; " + hub.elsewhere(kind, name),
         ) from error
+    if commit is not None and info.sha != commit:
+        raise GymError(
+            ErrorCode.STALE,
+            f"{name}: asked for commit {commit[:12]}, {hub.endpoint()} describes {info.sha[:12]}",
+            "check HF_ENDPOINT, or run the same again",
+        )
     listed: dict[str, RepoFile] = {}
     for sibling in info.siblings:
         path = sibling.rfilename

@@ -50,6 +50,9 @@ def answer(url: str, *, timeout: float, start: int = 0) -> Iterator[httpx2.Respo
     import httpx2
     from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]  # exported lazily
 
+    from gym_fed.downloads.bounds import with_bounds
+
+    with_bounds()
     sent = {**headers(), **({"Range": f"bytes={start}-"} if start else {})}
     with ExitStack() as stack:
         for is_last in (False, True):

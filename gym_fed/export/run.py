@@ -18,7 +18,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.read_back import answers
 from gym_fed.export.source import Source
-from gym_fed.files import file_sha256, whole_or_not_at_all, write_atomically
+from gym_fed.files import file_sha256, whole_file_or_none, whole_or_not_at_all, write_atomically
 from gym_fed.kinds import EXPORT_FORMATS
 
 PROMPTS = (
@@ -68,8 +68,8 @@ def export(
         What ``export.json`` holds.
 
     Raises:
-        GymError: ``FILE_EXISTS``; ``USAGE`` for a format that cannot hold the model; ``EXPORT_DIFFERS`` where what was
-            written computes something else, and then nothing is left.
+        GymError: ``FILE_EXISTS``, also when another export took the name meanwhile; ``USAGE`` for a format that cannot
+            hold the model; ``EXPORT_DIFFERS`` where what was written computes something else, and then nothing is left.
     """
     chosen = format_named(format)
     if os.path.lexists(path):
@@ -89,16 +89,11 @@ def export(
 def _file(
     chosen: ExportFormat, source: Source, path: Path, options: Options, record: dict[str, Any], *, check: bool
 ) -> dict[str, Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with whole_file_or_none(path) as part:
         chosen.write(source, part, options)
         record["files"] = {path.name: file_sha256(part)}
         record["check"] = _checked(chosen, source, part, options) if check else None
-        write_atomically(path.with_name(f"{path.name}.{RECORD}"), _text(record))
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(path.with_name(f"{path.name}.{RECORD}"), _text(record))
     return record
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import lies_in
 from gym_fed.json_files import read_object
 from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters, merged
 from gym_fed.modeling.rope import BASE_CHANGES
@@ -68,15 +69,6 @@ class Source:
                 for file in sorted(place.glob(pattern)):
                     if lies_in(file, place) and not (folder / file.name).exists():
                         shutil.copyfile(file, folder / file.name)
-
-
-def lies_in(file: Path, folder: Path) -> bool:
-    """Whether a file is one of ``folder``, no link to another place; the Hub's cache keeps its files in ``blobs``."""
-    found, own = file.resolve(), folder.resolve()
-    blobs = own.parent.parent / "blobs"
-    return found.is_file() and (
-        found.parent == own or (own.parent.name == "snapshots" and found.parent == blobs)
-    )
 
 
 def open_source(name: str, adapters: Sequence[str] = ()) -> Source:

@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -38,6 +38,7 @@ class Repo:
         cut: Bytes after which every GET of a file loses its connection; consumed by one request.
         pause: Seconds before each piece of 1 KiB.
         extra: Fields that are added to the description.
+        older: The repository as it was, by commit.
         ranges: Whether a part of a file can be had.
     """
 
@@ -51,6 +52,7 @@ class Repo:
     pause: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
     ranges: bool = True
+    older: dict[str, Repo] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path, **more: Any) -> Repo:
@@ -65,6 +67,25 @@ class Repo:
         """Changes with the content."""
         named = sorted((path, hashlib.sha1(data).hexdigest()) for path, data in self.files.items())
         return hashlib.sha1(json.dumps(named).encode()).hexdigest()
+
+    def at(self, commit: str | None) -> Repo:
+        """The repository as it was at a commit."""
+        return self.older.get(commit or "", self)
+
+    def tree(self, below: str, deep: bool) -> list[dict[str, Any]]:
+        """As ``/api/datasets/NAME/tree`` does: files and folders in the folder ``below``."""
+        entries: dict[str, dict[str, Any]] = {}
+        for path, data in self.files.items():
+            inside = PurePosixPath(path)
+            for folder in inside.parents[:-1]:
+                entries[str(folder)] = {"type": "directory", "path": str(folder), "size": 0, "oid": "0" * 40}
+            entries[path] = {"type": "file", "path": path, "size": len(data), "oid": blob_sha1(data)}
+        return [
+            entry
+            for path, entry in entries.items()
+            if (deep and (not below or path.startswith(f"{below}/")))
+            or str(PurePosixPath(path).parent) == (below or ".")
+        ]
 
     def describe(self, name: str) -> dict[str, Any]:
         """As ``/api/models/NAME?blobs=true`` does."""
@@ -158,13 +179,18 @@ class _Handler(BaseHTTPRequestHandler):
                 if wanted in name.lower() and repo.kind == search[1]
             ]
             return self._json([{"id": name} for name in names])
-        if found := re.fullmatch(r"/api/(model|dataset)s/(.+?)(/revision/[^/]+)?", parts.path):
+        if found := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/tree/([^/]+)(/.*)?", parts.path):
+            if repo := self._repo(unquote(found[2]), found[1]):
+                below, deep = unquote(found[4] or "").strip("/"), "recursive=true" in parts.query.lower()
+                self._json(repo.at(found[3]).tree(below, deep))
+            return None
+        if found := re.fullmatch(r"/api/(model|dataset)s/(.+?)(?:/revision/([^/]+))?", parts.path):
             repo = self._repo(unquote(found[2]), found[1])
-            return self._json(repo.describe(unquote(found[2]))) if repo else None
+            return self._json(repo.at(found[3]).describe(unquote(found[2]))) if repo else None
         if found := re.fullmatch(r"/(datasets/)?(.+)/resolve/([^/]+)/(.+)", parts.path):
             name = unquote(found[2])
             if (repo := self._repo(name, "dataset" if found[1] else "model")) is not None:
-                self._file(repo, found[3], unquote(found[4]), body)
+                self._file(repo.at(found[3]), found[3], unquote(found[4]), body)
             return None
         return self._refuse(404, "EntryNotFound")
 

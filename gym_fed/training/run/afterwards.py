@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from gym_fed.config.hub.delta_soup import DeltaSoupConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.delta.factors import is_plain_lora
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import whole_or_not_at_all
+from gym_fed.files import whole_file_or_none, whole_or_not_at_all
 from gym_fed.kinds import EXPORT_FORMATS
 from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model, load_tokenizer, quiet_loading, resolve
@@ -99,19 +100,16 @@ def export(
 
     if format is None:
         format = format_by_suffix(path)
-    if path.exists():
+    if os.path.lexists(path):
         raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
     chosen = EXPORT_FORMATS.new(format)
     exported = model if format == "adapter" else _on_full_base(model, config)
     source = _source(exported, tokenizer, config, with_files=not chosen.is_file)
     chosen.check(source)
     options = Options(dtype=config.save_dtype, codec=codec)
-    if chosen.is_file:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        chosen.write(source, path, options)
-    else:
-        with quiet_loading(), whole_or_not_at_all(path) as part:
-            chosen.write(source, part, options)
+    whole = whole_file_or_none if chosen.is_file else whole_or_not_at_all
+    with quiet_loading(), whole(path) as part:
+        chosen.write(source, part, options)
     return path
 
 

@@ -253,7 +253,7 @@ def test_a_hub_dataset_that_is_nowhere_says_how_to_fetch_it(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     for module in (constants, datasets.config):
         monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
-    with pytest.raises(GymError, match="'someone/words' is not on this machine") as caught:
+    with pytest.raises(GymError, match="someone/words: is not on this machine") as caught:
         list(source_rows(DataConfig(hub="someone/words")))
     assert caught.value.code is ErrorCode.UNAVAILABLE
     assert "hf download --repo-type dataset someone/words" in caught.value.hint

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from gym_fed.downloads.streamed import COMMITS
 from tests.support.model_hub import ModelHub, Repo
 
 NAME = "acme/tiny-chat"
@@ -29,6 +30,7 @@ def hub(tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         repo.files[unwanted] = b"x" * 100
     with ModelHub({NAME: repo}) as served:
         served.stand_in(monkeypatch, tmp_path / "cache")
+        monkeypatch.setenv(COMMITS, "{}")
         yield served
 
 

@@ -105,6 +105,25 @@ def test_a_base_that_cannot_travel_is_refused_at_the_start_where_it_was_promised
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
+@pytest.mark.parametrize("name", ["README.md", "LICENSE", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_is_a_link_out_of_the_bases_folder_is_not_served(base: Path, name: str) -> None:
+    with open_hub(base):
+        pass
+    elsewhere = base.parent / "private"
+    (base / name).touch()
+    (base / name).rename(elsewhere)
+    elsewhere.write_bytes(elsewhere.read_bytes() or b"secret")
+    (base / name).symlink_to(elsewhere)
+    found = served(base)
+    assert not found.files
+    assert (name in found.why_not) is (
+        name != "README.md"
+    )  # of a card that is none of its own no licence is read
+    with pytest.raises(GymError, match=rf"serve_base: .*has {name} as a link to") as caught:
+        served(base, serve_base=True)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
 def test_a_changed_file_is_hashed_again_and_an_unchanged_one_is_not(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
