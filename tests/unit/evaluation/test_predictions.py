@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
@@ -179,3 +180,13 @@ def test_bleu_follows_its_definition() -> None:
     assert bleu_4("abcd", "abxcd") == pytest.approx(brevity * math.prod(smoothed) ** 0.25)
     # Matches are clipped by the reference: one "a" of three.
     assert bleu_4("aaa", "abc") < bleu_4("abb", "abc")
+
+
+def test_bleu_is_that_of_nltk_which_llama_factory_asks() -> None:
+    nltk = pytest.importorskip("nltk.translate.bleu_score", reason="nltk is not installed")
+    draw = random.Random(0)
+    smoothing = nltk.SmoothingFunction().method3
+    for _ in range(300):
+        ours, theirs = ("".join(draw.choices("abcd e你", k=draw.randrange(14))) for _ in range(2))
+        wanted = nltk.sentence_bleu([list(theirs)], list(ours), smoothing_function=smoothing)
+        assert bleu_4(ours, theirs) == pytest.approx(wanted, abs=1e-9), (ours, theirs)

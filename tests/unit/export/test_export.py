@@ -20,6 +20,7 @@ from gym_fed.export.run import PROMPTS, compared, export
 from gym_fed.export.source import open_source
 from gym_fed.models import load_model
 from tests.support.adapters import logits, run, sibling
+from tests.support.siblings import make_sibling
 
 
 @pytest.fixture(scope="module", params=["Qwen3", "Llama", "Qwen3Moe"])
@@ -178,3 +179,42 @@ def test_an_export_onto_a_link_that_leads_nowhere_is_refused(tiny_base: Path, tm
         export(open_source(str(tiny_base)), "huggingface", tmp_path / "out", Options(), check=False)
     assert raised.value.code is ErrorCode.FILE_EXISTS
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_folder_holds_the_bits_of_pefts_own_merge_and_what_its_base_had_beside_it(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Qwen3's form in bfloat16, with its tokenizer and template; nothing of ours computes what is compared with."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def plain(folder: Path, kind: Any = torch.float32) -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
+
+    base, adapter, out = make_sibling("qwen3", tmp_path / "base"), tmp_path / "adapter", tmp_path / "out"
+    (base / "LICENSE").write_text("Apache-2.0")
+    learning = get_peft_model(
+        plain(base), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    )
+    torch.manual_seed(1)
+    for value in learning.parameters():
+        if value.requires_grad:
+            torch.nn.init.normal_(value, std=0.2)
+    learning.save_pretrained(str(adapter))
+    export(open_source(str(adapter)), "huggingface", out, Options(dtype=dtype), check=False)
+    wanted = PeftModel.from_pretrained(plain(base), str(adapter)).merge_and_unload().state_dict()
+    found = plain(out, "auto").state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value.to(getattr(torch, dtype))) for name, value in wanted.items())
+    ours, theirs = (AutoTokenizer.from_pretrained(folder) for folder in (out, base))
+    messages = [{"role": "user", "content": "Two  words, 你好"}]
+    assert ours.chat_template == theirs.chat_template
+    assert (
+        ours.apply_chat_template(messages)["input_ids"] == theirs.apply_chat_template(messages)["input_ids"]
+    )
+    generation = [
+        json.loads((folder / "generation_config.json").read_text()).items() for folder in (base, out)
+    ]
+    assert all(item in generation[1] for item in generation[0])
+    assert (out / "LICENSE").read_text() == "Apache-2.0"
