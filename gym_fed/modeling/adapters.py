@@ -304,16 +304,19 @@ def load_on(model: Any, adapter: Adapter) -> Any:
     """A ``peft.PeftModel`` of ``model`` with one adapter, frozen.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when names or shapes of its weights do not fit the model.
+        GymError: ``MODEL_INVALID`` when names or shapes of its weights do not fit the model; as
+            ``require_quick_patterns``.
     """
     import warnings
 
     from peft import PeftModel
     from safetensors import SafetensorError
 
+    from gym_fed.modeling.patterns import names_of, require_quick_patterns
     from gym_fed.modeling.rope import apply_base_changes
 
     apply_base_changes(model, adapter.folder)
+    require_quick_patterns(adapter.config, names_of(model), str(adapter.folder / CONFIG))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")

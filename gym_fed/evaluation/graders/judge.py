@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import regex  # type: ignore[import-untyped]
 from pydantic import Field, model_validator
 
 from gym_fed.config.train.graders import GraderConfig
@@ -17,6 +18,7 @@ from gym_fed.evaluation.graders._secrets import from_environment
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.training.run.requirements import require_package
 
+_SEARCH_SECONDS = 1.0
 _JUDGE_PROMPT = """You judge answers. Below are a question, a reference answer (which may be empty) and an answer.
 Say in one sentence what is right and wrong about the answer, then end with a line of the form "Score: N", \
 where N is a number from 0 (useless) to 10 (perfect).
@@ -90,8 +92,8 @@ class Judge(Grader):
         require_package("openai", "graders[].grader: judge", "judge")
         self._key = from_environment(config.api_key_env, self.name, "api_key_env")
         try:
-            self._pattern = re.compile(config.score_pattern)
-        except re.error as error:
+            self._pattern = regex.compile(config.score_pattern)
+        except regex.error as error:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"graders: {self.name}: score_pattern is no regular expression: {error}",
@@ -165,11 +167,18 @@ class Judge(Grader):
         return self.config.unscored_reward
 
     def _found(self, said: str) -> float | None:
-        matches = list(self._pattern.finditer(said))
         try:
+            matches = list(self._pattern.finditer(said, timeout=_SEARCH_SECONDS))
             return float(matches[-1][1]) if matches else None
         except (TypeError, ValueError):
             return None
+        except TimeoutError as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"grader {self.name}: score_pattern {self.config.score_pattern!r} takes more than "
+                f"{_SEARCH_SECONDS:g} s for a reply of {len(said)} characters",
+                "write it without repeats inside repeats",
+            ) from error
 
     def _ask(self, request: dict[str, Any]) -> str:
         """The endpoint's reply, after the client's own retries."""

@@ -13,6 +13,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.json_files import read_object
 from gym_fed.modeling.adapters import base_of, read_adapter
+from gym_fed.modeling.patterns import names_of, require_quick_patterns
 from gym_fed.models import load_tokenizer, pick_device, quiet_loading, require_base_model, resolve
 
 
@@ -80,6 +81,8 @@ class RewardModelGrader(Grader):
             if adapter.is_file():
                 from peft import PeftModel
 
+                own = read_adapter(self.config.model, self._folder)
+                require_quick_patterns(own.config, names_of(model), str(adapter))
                 model = PeftModel.from_pretrained(model, str(self._folder))
         return model
 

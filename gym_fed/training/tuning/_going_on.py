@@ -7,7 +7,8 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.adapters import WEIGHTS, Adapter, does_not_fit
+from gym_fed.modeling.adapters import CONFIG, WEIGHTS, Adapter, does_not_fit
+from gym_fed.modeling.patterns import names_of, require_quick_patterns
 from gym_fed.modeling.rope import apply_base_changes
 from gym_fed.training.model.quantization import require_quantised
 from gym_fed.training.tuning._peft import wrap
@@ -100,6 +101,9 @@ def _require_layers(model: Any, settings: Any, adapter: Adapter, config: Trainin
     """Refuse a section that names other layers of the plain ``model`` than those which the adapter is on."""
     section = config.chosen_sections()[config.finetuning]
     own = adapter.config.get("target_modules")
+    names = names_of(model)
+    require_quick_patterns(section.model_dump(), names, config.finetuning)
+    require_quick_patterns(adapter.config, names, str(adapter.folder / CONFIG))
     if _names(section.target_modules) == _names(own):
         return
     odd = sorted(_layers(model, settings, section.target_modules) ^ _layers(model, settings, own))

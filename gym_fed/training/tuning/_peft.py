@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.modeling.patterns import names_of, require_quick_patterns
 from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def wrap(
     peft_config = copy.deepcopy(peft_config)  # PEFT adds to lists in it, which may be those of our own config
     own_patterns = any(getattr(peft_config, key, None) for key in ("rank_pattern", "alpha_pattern"))
     own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
+    require_quick_patterns(peft_config.to_dict(), names_of(model), section)
     _require_modules(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
     settle(model)

@@ -181,6 +181,16 @@ def test_prompt_pattern_and_range_of_the_judge_can_be_set(endpoint: Endpoint) ->
     assert endpoint.seen[0][1]["messages"] == [{"role": "user", "content": "Rate this 1-5"}]
 
 
+def test_a_score_pattern_that_takes_for_ever_is_an_error(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_fed.evaluation.graders.judge._SEARCH_SECONDS", 0.05)
+    endpoint.replies = [(200, chat("a" * 60))]
+    with pytest.raises(GymError, match=r"score_pattern .* takes more than") as raised:
+        grade(judge(endpoint, score_pattern=r"^(a|aa)+(a|aa)+(a|aa)+b$|x\b(a*)*y"), SAMPLE)
+    assert raised.value.code is ErrorCode.DATA_INVALID
+
+
 def test_many_questions_keep_their_order(endpoint: Endpoint) -> None:
     endpoint.replies = [(200, chat("Score: 1"))]
     samples = [Sample("q", str(number)) for number in range(20)]

@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from gym_fed.downloads import ensure_model, missing_model
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
+from gym_fed.modeling import patterns
 from gym_fed.modeling.adapters import read_adapter
+from gym_fed.modeling.patterns import require_quick_patterns
 from gym_fed.models import load_model, nano_path
 
 
@@ -85,3 +87,60 @@ def test_code_of_a_folder_is_not_run_and_nobody_is_asked_whether_to(
     assert raised.value.code is ErrorCode.MODEL_INVALID
     assert not (tmp_path / "ran").exists()
     assert "evil" not in sys.modules
+
+
+SLOW = r"([a-z0-9_.]|[a-z0-9_.])+!"
+"""Takes 2^n steps for a name of n letters."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("target_modules", SLOW),
+        ("exclude_modules", SLOW),
+        ("rank_pattern", {SLOW: 4}),
+        ("alpha_pattern", {SLOW: 4}),
+        ("modules_to_save", ["lm_head", SLOW]),
+        ("layers_pattern", SLOW),
+    ],
+)
+def test_an_adapters_pattern_that_takes_for_ever_is_refused_by_key(
+    tmp_path: Path, key: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 1.0)
+    names = ["model", "model.layers.0.post_attention_layernorm.weight"]
+    folder = adapter(tmp_path / "slow", "gym-nano", **{key: value})
+    with pytest.raises(GymError, match=rf"{key}: .*takes too long") as raised:
+        require_quick_patterns(read_adapter("slow", folder).config, names, "slow")
+    assert raised.value.code is ErrorCode.CONFIG_INVALID
+    assert SLOW in raised.value.message
+
+
+def test_patterns_of_a_folder_are_tried_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 2.0)
+    folder = adapter(tmp_path / "slow", "gym-nano", target_modules=SLOW)
+    with pytest.raises(GymError, match=r"slow.adapter_config\.json\.target_modules: .*takes too long"):
+        load_model(str(folder))
+
+
+def test_a_pattern_that_is_too_long_and_too_many_patterns_are_refused() -> None:
+    with pytest.raises(GymError, match="has 3000 characters"):
+        require_quick_patterns({"target_modules": "x" * 3000}, ["x"], "lora")
+    many = {f"layer.{number}": 4 for number in range(patterns.MAX_PATTERNS + 1)}
+    with pytest.raises(GymError, match="20001 patterns"):
+        require_quick_patterns({"rank_pattern": many}, ["x"], "lora")
+
+
+def test_patterns_that_people_write_are_taken() -> None:
+    names = [f"model.layers.{n}.{part}" for n in range(80) for part in ("self_attn.q_proj", "mlp.down_proj")]
+    wanted = {
+        "target_modules": r"^(?!.*(lm_head|embed)).*\.(q_proj|v_proj|down_proj)$",
+        "rank_pattern": {r"model\.layers\.[0-9]+\.self_attn.*": 8, "q_proj": 4},
+        "layers_pattern": "layers",
+        "exclude_modules": ["lm_head"],
+        "modules_to_save": None,
+    }
+    require_quick_patterns(wanted, names, "lora")
+    require_quick_patterns({"target_modules": "(broken"}, names, "lora")  # PEFT's reader says so
