@@ -182,7 +182,7 @@ def test_bleu_follows_its_definition() -> None:
     assert bleu_4("aaa", "abc") < bleu_4("abb", "abc")
 
 
-def test_bleu_is_that_of_nltk_which_llama_factory_asks() -> None:
+def test_bleu_is_that_of_nltk_which_llama_factory_uses() -> None:
     nltk = pytest.importorskip("nltk.translate.bleu_score", reason="nltk is not installed")
     draw = random.Random(0)
     smoothing = nltk.SmoothingFunction().method3
