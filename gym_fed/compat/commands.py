@@ -54,7 +54,8 @@ COMMANDS = [
         "command",
         "gym train --model_name_or_path X --template qwen3 --dataset alpaca_en_demo "
         "--finetuning_type lora --output_dir D",
-        "a LLaMA-Factory file with these keys",
+        "a LLaMA-Factory file with these keys; `alpaca_en_demo` lies in its repository: run it where "
+        "`data/dataset_info.json` is, or with a set of `gym data catalogue`",
     ),
     BroughtWord(
         "command", "gym train --model X --data my.jsonl", "`gym train` of a file with these keys, or `--set`"

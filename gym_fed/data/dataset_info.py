@@ -110,6 +110,7 @@ def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]
         GymError: ``NOT_FOUND`` for a name that is not in the file; ``CONFIG_INVALID`` for places that are not read;
             see ``load_rows`` and ``hub_rows`` for the others.
     """
+    _require_here(name, info)
     entries = read_dataset_info(info)
     if name not in entries:
         import difflib
@@ -119,6 +120,20 @@ def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]
     rows = _rows(name, entries[name], info if info.is_dir() else info.parent)
     wanted = entries[name].num_samples
     yield from rows if wanted is None else reservoir(rows, wanted, seed)
+
+
+def _require_here(name: str, info: Path) -> None:
+    """Say where LLaMA-Factory's own demo sets lie, where its list is not here."""
+    from gym_fed.data.catalogue import catalogue
+
+    theirs = catalogue().get(name)
+    if theirs is not None and theirs.llamafactory is not None and not info.exists():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND,
+            f"no dataset_info.json at {info}, and the rows of {name!r} lie in LLaMA-Factory's repository",
+            "clone github.com/hiyouga/LLaMA-Factory and give dataset_dir: LLaMA-Factory/data, or name a set of "
+            "`gym data catalogue` that is on the hub",
+        )
 
 
 def _rows(name: str, entry: DatasetEntry, base: Path) -> Iterator[PlacedRow]:

@@ -104,7 +104,11 @@ NOT_NEEDED_PREFIXES = {
 }
 
 _PIXELS = "images are prepared as the model's own processor does it"
-_TOKENS = "tokens are not added to a model"
+_TOKENS = (
+    "a run adds no tokens to a model; add them once (transformers: tokenizer.add_tokens, "
+    "model.resize_token_embeddings, save_pretrained of both), give that folder as model_name_or_path, and under LoRA "
+    "train what is new by additional_target: embed_tokens,lm_head"
+)
 _PARALLEL = (
     "Megatron's parallel kinds are not offered; fsdp, deepspeed or our distributed.strategy tensor_parallel "
     "split a model"

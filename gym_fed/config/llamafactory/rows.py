@@ -11,11 +11,13 @@ from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
 
 _REMOTE = "REMOTE:"
+_FOLDER = "data"
+"""Where LLaMA-Factory looks for ``dataset_info.json``."""
 
 
 def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
     """Write our lists of rows for each of ``keys``, theirs by ours."""
-    folder = str(translator.take("dataset_dir", "data"))
+    folder = str(translator.take("dataset_dir", _FOLDER))
     most = translator.take("max_samples")
     if folder.startswith(_REMOTE):
         folder = _snapshot(translator, folder.removeprefix(_REMOTE)) or folder
@@ -23,16 +25,29 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
     for key, ours in keys.items():
         if translator.has(key):
             limit = {} if most is None else {"num_examples": most}
-            sources = [
-                {"hub": name, **limit}
-                if folder == "ONLINE"
-                else {"dataset": name, "dataset_info": info, **limit}
-                for name in names(translator.take(key))
-            ]
+            given = names(translator.take(key))
+            sources = [{**_place(name, folder, info), **limit} for name in given]
+            if catalogued := [source["name"] for source in sources if "name" in source]:
+                translator.note(
+                    key, f"there is no {info}: {', '.join(catalogued)} of gym data catalogue is read"
+                )
             translator.put(ours, sources, key)
     media = translator.take("media_dir")
     if media is not None and str(media) != folder:
         translator.lose("media_dir", "images are found beside the file that names them")
+
+
+def _place(name: str, folder: str, info: str) -> dict[str, str]:
+    """Where a set lies: on the Hub, in a list of theirs, or, where there is none, on the Hub by the catalogue."""
+    from gym_fed.data.catalogue import catalogue_entry
+    from gym_fed.data.named import is_catalogued
+
+    if folder == "ONLINE":
+        return {"hub": name}
+    here = folder != _FOLDER or Path(info).is_file()
+    if not here and is_catalogued(name) and catalogue_entry(name).hub is not None:
+        return {"name": name}
+    return {"dataset": name, "dataset_info": info}
 
 
 def translate_rows(translator: Translator, algorithm: str) -> None:

@@ -159,6 +159,44 @@ class _Anchored(_Trainer):  # type: ignore[misc]
             self.compute_loss_func = whole
 
 
+class _Routed(_Trainer):  # type: ignore[misc]
+    """Mix-in, placed before a TRL trainer: a loss of its own keeps the routers' of a mixture of experts.
+
+    TRL adds ``router_aux_loss_coef`` times that loss to those that it computes itself, and to no other.
+    """
+
+    compute_loss_func: Any
+    label_smoother: Any
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        name = "label_smoother" if self.compute_loss_func is None else "compute_loss_func"
+        own, routers = getattr(self, name), []
+
+        def watched(outputs: Any, *args: Any, **more: Any) -> Any:
+            if self.aux_loss_enabled:
+                routers.append(outputs.aux_loss)
+            return own(outputs, *args, **more)
+
+        setattr(self, name, own and watched)
+        try:
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        finally:
+            setattr(self, name, own)
+        # As in TRL: a mean over the batch, where transformers leaves the accumulation of steps to the loss.
+        steps = 1 if num_items_in_batch is None else self.current_gradient_accumulation_steps
+        for router in routers:
+            loss = loss + self.router_aux_loss_coef * router / steps
+        return (loss, outputs) if return_outputs else loss
+
+
+@cache
+def routed(trainer: type) -> type:
+    """A TRL trainer whose losses of our own count the routers' loss of a mixture of experts."""
+    return type(trainer.__name__, (_Routed, trainer), {"__doc__": trainer.__doc__})
+
+
 @cache
 def anchored(trainer: type) -> type:
     """A TRL trainer whose loss compares the model with ``anchor``, a model that is not trained."""

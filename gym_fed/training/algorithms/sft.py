@@ -20,6 +20,7 @@ from gym_fed.training.algorithms._token_losses import (
     is_anchored,
     loss_arguments,
     require_plain_loss,
+    routed,
 )
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.reference import copy_at_start, named_reference
@@ -115,9 +116,9 @@ class Sft(Algorithm):
 
             return prepared(self._made(local(private(SFTTrainer)), job, arguments), job)
         if not is_anchored(job.config):
-            return self._made(local(SFTTrainer), job, arguments, compute_loss_func=loss)
+            return self._made(local(routed(SFTTrainer)), job, arguments, compute_loss_func=loss)
         anchor = named_reference(job.config, job.model) or copy_at_start(job.model)
-        trainer = self._made(local(anchored(SFTTrainer)), job, arguments, compute_loss_func=loss)
+        trainer = self._made(local(anchored(routed(SFTTrainer))), job, arguments, compute_loss_func=loss)
         trainer.anchor = anchor
         return trainer
 

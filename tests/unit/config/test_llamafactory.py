@@ -11,8 +11,10 @@ import yaml
 from gym_fed.config.llamafactory.files import as_yaml, load_training_config
 from gym_fed.config.llamafactory.translate import translate
 from gym_fed.config.llamafactory.translation import is_llamafactory
+from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config
+from gym_fed.data.sources import source_rows
 from gym_fed.errors import ErrorCode, GymError
 
 # What nearly all of its examples share; each shape below changes some of it. None takes a key away.
@@ -529,3 +531,36 @@ def test_our_own_files_are_not_taken_for_llamafactorys(tmp_path: Path) -> None:
     with pytest.raises(GymError, match="not a LLaMA-Factory file") as caught:
         as_yaml(file)
     assert caught.value.code is ErrorCode.USAGE
+
+
+def test_a_set_of_the_hub_is_the_catalogues_where_there_is_no_list_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = translate({**COMMON, "dataset": "alpaca_gpt4_en,alpaca_en_demo,mine"})
+    info = {"dataset_info": "data/dataset_info.json", "num_examples": 1000}
+    wanted = [{"dataset": "alpaca_en_demo", **info}, {"dataset": "mine", **info}]
+    assert done.values["data"] == [{"name": "alpaca_gpt4_en", "num_examples": 1000}, *wanted]
+    assert "there is no data/dataset_info.json: alpaca_gpt4_en of gym data catalogue" in done.notes["dataset"]
+    with pytest.raises(
+        GymError, match=r"no dataset_info.json at .*'alpaca_en_demo' lie in LLaMA-Factory's"
+    ) as caught:
+        list(source_rows(DataConfig(**wanted[0])))
+    assert "dataset_dir: LLaMA-Factory/data" in str(caught.value.hint)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/dataset_info.json").write_text('{"alpaca_gpt4_en": {"file_name": "a.json"}}')
+    assert translate({**COMMON, "dataset": "alpaca_gpt4_en"}).values["data"][0]["dataset"] == "alpaca_gpt4_en"
+
+
+@pytest.mark.parametrize("key", ["add_tokens", "add_special_tokens", "resize_vocab"])
+def test_tokens_that_would_be_added_are_refused_with_the_line_and_what_to_do(
+    tmp_path: Path, key: str
+) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text(
+        yaml.safe_dump({**COMMON, key: True if key == "resize_vocab" else "<a>,<b>"}, sort_keys=False)
+    )
+    with pytest.raises(GymError, match=rf"tokens.yaml:\d+:1: {key}: no counterpart") as caught:
+        load_training_config(file)
+    assert "resize_token_embeddings" in caught.value.message
+    assert "additional_target: embed_tokens,lm_head" in caught.value.message

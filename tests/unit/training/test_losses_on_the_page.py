@@ -21,6 +21,7 @@ from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
 from gym_fed.training.run.job import Job
 from tests.support.preferences import UNEVEN
+from tests.support.siblings import make_sibling
 
 Row = dict[str, Any]
 WORDS = [
@@ -301,6 +302,29 @@ def test_sfts_other_losses_weigh_each_word_as_their_papers_do(
             else:
                 losses.append(-0.8 * logs[label] - 0.2 * mean(logs))
     assert_close(built.loss(), mean(losses))
+
+
+@pytest.mark.parametrize(
+    "section", [{"loss_type": "eaft"}, {"loss_type": "asft"}, {"label_smoothing": 0.2}, None]
+)
+def test_sfts_losses_count_the_routers_loss_of_a_mixture_of_experts_once(
+    tmp_path: Path, section: Row | None
+) -> None:
+    built = Built(make_sibling("qwen3_moe", tmp_path / "moe"), tmp_path / "run", "sft", WORDS, section)
+    trainer, inputs = built.trainer, {key: value for key, value in built.batch.items() if key != "labels"}
+    with torch.no_grad():
+        router = float(built.model(**inputs, output_router_logits=True).aux_loss)
+        trainer.router_aux_loss_coef = 0.0
+        alone = built.loss()
+        trainer.router_aux_loss_coef = 0.5
+        assert router > 0.1
+        assert_close(built.loss(), alone + 0.5 * router)
+        trainer.current_gradient_accumulation_steps = 4
+        found = []
+        for trainer.router_aux_loss_coef in (0.5, 0.0):
+            inputs = trainer._prepare_inputs(built.batch)
+            found.append(float(trainer.compute_loss(built.model, inputs, num_items_in_batch=torch.tensor(9))))
+        assert_close(found[0] - found[1], 0.5 * router / 4)
 
 
 def test_sfts_loss_is_the_mean_over_the_assistants_words(tiny_base: Path, tmp_path: Path) -> None:
