@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import MAX_DEPTH
 
 _TRUTH = {
     "true": True,
@@ -222,6 +221,8 @@ def _value(key: str, values: list[str], schema: Any) -> Any:
 def _annotation(key: str, schema: Any) -> list[Any]:
     """The types that a key takes; none for one that is unknown or has no type of its own."""
     first, _, rest = key.partition(".")
+    if rest.count(".") > MAX_DEPTH:
+        raise GymError(ErrorCode.USAGE, f"--{key[:80]}...: a key has at most {MAX_DEPTH} dots")
     field = getattr(schema, "model_fields", {}).get(first)
     if field is None:
         return []
@@ -241,9 +242,11 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _bracketed(text: str) -> Any:
+    from gym_fed.config.yaml.strict import parse_value
+
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return parse_value(text)
+    except ValueError as error:
         raise GymError(
-            ErrorCode.USAGE, f"{text[:80]!r} is neither JSON nor YAML", "close the brackets"
+            ErrorCode.USAGE, f"{text[:80]!r} is neither JSON nor YAML: {error}", "close the brackets"
         ) from error

@@ -24,13 +24,14 @@ from gym_fed.config.schema.problems import Problems
 from gym_fed.config.yaml.strict import (
     KeyPath,
     Mark,
-    StrictLoader,
     dotted,
     parse_config,
+    parse_value,
     read_config_text,
     shown,
 )
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import MAX_DEPTH
 from gym_fed.kinds import UnusableMember
 from gym_fed.renamed import warn_renamed, with_new_names
 
@@ -130,10 +131,13 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
         key, equals, raw = text.partition("=")
         if not equals or not all(key.split(".")):
             raise GymError(ErrorCode.USAGE, f"--set {text!r} is not of the form a.b=value")
+        if key.count(".") > MAX_DEPTH:
+            raise GymError(ErrorCode.USAGE, f"--set {shown(key)}: a key has at most {MAX_DEPTH} dots")
         try:
-            value = yaml.load(raw, Loader=StrictLoader)
-        except (yaml.YAMLError, RecursionError) as error:
-            raise GymError(ErrorCode.CONFIG_INVALID, f"--set {text!r}: the value is not YAML") from error
+            value = parse_value(raw)
+        except ValueError as error:
+            what = f"--set {shown(text)}: the value is not YAML"
+            raise GymError(ErrorCode.CONFIG_INVALID, what, str(error)) from error
         parsed.append((tuple(int(k) if k.isdecimal() else k for k in key.split(".")), value))
     return parsed
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import MAX_DEPTH, is_deeper
 
 KeyPath = tuple[str | int, ...]
 """Keys of mappings and indices of lists, from the root down."""
@@ -19,7 +20,6 @@ Mark = tuple[int, int]
 """Line and column, both counted from 1."""
 
 _MAX_CONFIG_BYTES = 1 << 20
-_MAX_DEPTH = 64
 _MAX_VALUES = 200_000
 _MAX_SHOWN_CHARS = 80
 _TAG = "tag:yaml.org,2002:"
@@ -75,6 +75,25 @@ def parse_config(file: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, M
         raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: nested too deeply") from error
 
 
+def parse_value(text: str) -> Any:
+    """A value of the command line, in YAML or JSON.
+
+    Raises:
+        ValueError: For what is neither, is nested too deeply, or repeats a part of itself by an alias.
+    """
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=StrictLoader)):
+            raise ValueError("an alias (*) is not read here; write the value out")
+        found = yaml.load(text, Loader=StrictLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).partition("\n")[0]) from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if is_deeper(found, MAX_DEPTH):
+        raise ValueError("nested too deeply")
+    return found
+
+
 def shown(value: Any) -> str:
     """The value as an error message quotes it: its repr, cut where it goes on."""
     text = repr(value)
@@ -101,8 +120,8 @@ class StrictLoader(yaml.SafeLoader):
 def _collect_marks(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark], file: Path) -> None:
     """Note where every key and item stands; an alias counts at each use, which bounds its expansion."""
     marks.setdefault(path, _mark(node))
-    if len(path) > _MAX_DEPTH:
-        raise _refusal(file, node.start_mark, f"nested more than {_MAX_DEPTH} deep")
+    if len(path) > MAX_DEPTH:
+        raise _refusal(file, node.start_mark, f"nested more than {MAX_DEPTH} deep")
     if len(marks) > _MAX_VALUES:
         raise _refusal(file, node.start_mark, f"more than {_MAX_VALUES} values, aliases expanded")
     if isinstance(node, yaml.SequenceNode):

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from gym_fed.base_files import licence_of
-from gym_fed.compat.flags import _bracketed
+from gym_fed.compat.flags import _annotation, _bracketed
 from gym_fed.config.llamafactory.compute import _reads_images
 from gym_fed.config.llamafactory.distributed import _zero
 from gym_fed.config.llamafactory.rows import _has_template
 from gym_fed.config.llamafactory.translation import Translator
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import parse_overrides
 from gym_fed.data.dataset_info import read_dataset_info
 from gym_fed.data.files import cell_value
 from gym_fed.data.formats.base import BadRow, parsed
@@ -126,3 +128,23 @@ def test_cells_flags_and_cards_that_are_nested_too_deeply_are_no_values(tmp_path
         _bracketed(brackets)
     (tmp_path / "README.md").write_text(f"---\nlicense: {brackets}\n---\n")
     assert licence_of(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200 + "]" * 200, "{a: &x [*x]}", "[&a [1, 2], &b [*a, *a], [*b, *b]]"]
+)
+def test_a_value_of_the_command_line_that_repeats_or_nests_itself_is_refused(text: str) -> None:
+    with pytest.raises(GymError, match=r"an alias|nested too deeply") as raised:
+        _bracketed(text)
+    assert raised.value.code is ErrorCode.USAGE
+    with pytest.raises(GymError, match="the value is not YAML"):
+        parse_overrides([f"data={text}"])
+
+
+def test_a_key_of_the_command_line_with_thousands_of_dots_is_refused() -> None:
+    key = ".".join(["a"] * 3_000)
+    with pytest.raises(GymError, match="at most 64 dots") as raised:
+        parse_overrides([f"{key}=1"])
+    assert len(raised.value.message) < 300
+    with pytest.raises(GymError, match="at most 64 dots"):
+        _annotation(f"model.{key}", TrainingConfig)
