@@ -178,7 +178,7 @@ def http_part(run: Run) -> None:
 def smollm2_part(run: Run) -> None:
     """A real chat model: thirty small layers instead of two large ones."""
     if not (run.model / "config.json").exists():
-        from smollm2 import read_gguf
+        from _smollm2_model import read_gguf
 
         read_gguf(run.model)
     base = saved("SmolLM2-135M", run.model)
