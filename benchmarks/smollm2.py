@@ -9,8 +9,8 @@
     federation  three contributors, LoRA factors and one-bit deltas of all weights
 
 Every run is a process of its own; the sides of one seed run one after the other. Held-out figures are taken by
-transformers alone, from what was saved, on rows that nobody learnt (of federations: by the hub's gate, on the same
-rows). Times are processor seconds of one thread, so that another process on the machine changes them little; printed
+transformers alone, from what was saved, on rows that nobody learnt (of federations: by the hub's gate, on 16 of
+them). Times are processor seconds of one thread, so that another process on the machine changes them little; printed
 are the mean of all seeds and, beside it, the least and the most. Rates are the usual ones; nothing was searched.
 With --runs the figures of every finished run are kept in a folder, and the same command goes on after an interruption.
 """
