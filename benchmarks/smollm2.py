@@ -111,15 +111,25 @@ def federation_part(arguments: Any, report: Report) -> None:
     """Three contributors, two rounds."""
     rows = questions(arguments.data)
     steps, rounds = (2, 1) if arguments.quick else (8, 2)
-    for kind in KINDS:
-        found = []
-        for seed in seeds(arguments):
-            with tempfile.TemporaryDirectory(prefix="gym-smollm2-") as name:
-                found.append(federate(Path(name) / "run", arguments.model, rows, kind, seed, steps, rounds))
-            print(f"federation {kind} seed {seed}: {found[-1]}", file=sys.stderr, flush=True)
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    for seed in seeds(arguments):
+        for kind, runs in found.items():
+            name = f"federation-{kind}-{seed}-{rounds}x{steps}"
+            runs.append(
+                once(arguments, name, partial(federated, arguments.model, rows, kind, seed, steps, rounds))
+            )
+    for kind, runs in found.items():
         for key, unit in (("before", "nats"), ("after", "nats"), ("up_bytes", "B"), ("seconds", "s")):
-            compare(report, f"federation {kind}: {key}", found, None, key, unit)
-        report.figure(f"federation {kind}: bf16 bytes", found[0]["bf16_bytes"])
+            compare(report, f"federation {kind}: {key}", runs, None, key, unit)
+        report.figure(f"federation {kind}: bf16 bytes", runs[0]["bf16_bytes"])
+
+
+def federated(
+    model: Path, rows: list[dict[str, Any]], kind: str, seed: int, steps: int, rounds: int
+) -> dict[str, Any]:
+    """Figures of one federation."""
+    with tempfile.TemporaryDirectory(prefix="gym-smollm2-") as name:
+        return federate(Path(name) / "run", model, rows, kind, seed, steps, rounds)
 
 
 PARTS = {"sft": sft_part, "dpo": dpo_part, "federation": federation_part}
