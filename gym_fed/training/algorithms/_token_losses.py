@@ -181,14 +181,13 @@ class _Routed(_Trainer):  # type: ignore[misc]
 
         setattr(self, name, own and watched)
         try:
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
             setattr(self, name, own)
         # As in TRL: a mean over the batch, where transformers leaves the accumulation of steps to the loss.
         steps = 1 if num_items_in_batch is None else self.current_gradient_accumulation_steps
-        for router in routers:
-            loss = loss + self.router_aux_loss_coef * router / steps
-        return (loss, outputs) if return_outputs else loss
+        more = sum(self.router_aux_loss_coef * router / steps for router in routers)
+        return (found[0] + more, found[1]) if return_outputs else found + more
 
 
 @cache

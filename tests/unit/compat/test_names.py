@@ -624,7 +624,7 @@ def the_catalogue(tmp_path: Path) -> None:
         name for name, facts in found.items() if not re.fullmatch(r"[\w.-]+/[\w.-]+", facts["place"])
     ] == []
     assert [name for name, facts in found.items() if not facts["columns"]] == []
-    assert [name for name, facts in found.items() if facts["licence"] is None] == ["ShareGPT", "ToolBench"]
+    assert [name for name, facts in found.items() if facts["licence"] is None] == ["ShareGPT"]
     assert "licence  not stated" in gym("data", "catalogue", "sharegpt")
     config = TrainingConfig(model="gym-nano", data="gsm8k")
     assert config.data[0].name == "gsm8k"
