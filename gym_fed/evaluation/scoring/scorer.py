@@ -1,0 +1,106 @@
+"""What an evaluation needs of models: log-likelihoods of continuations, and answers, of all of a scorer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A text to be scored after another.
+
+    Attributes:
+        context_ids: At least one token; longer ones than the model's context are cut on the left, and counted.
+        continuation_ids: At least one token.
+    """
+
+    context_ids: tuple[int, ...]
+    continuation_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Loglikelihood:
+    """Of one continuation under one model.
+
+    Attributes:
+        logprob: Sum over its tokens, in nats.
+        is_greedy: Whether each of its tokens is the likeliest one at its place.
+        cut: Tokens of the context that were left out because they did not fit.
+    """
+
+    logprob: float
+    is_greedy: bool
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class AnswerRequest:
+    """A text to be answered, greedily unless ``temperature`` says otherwise.
+
+    Attributes:
+        prompt_ids: At least one token; cut on the left as contexts are.
+        until: The answer ends before the first of these texts.
+        max_tokens: Most tokens of the answer.
+        temperature: 0 takes the likeliest token.
+        seed: Of sampling; each prompt needs its own.
+    """
+
+    prompt_ids: tuple[int, ...]
+    until: tuple[str, ...] = ()
+    max_tokens: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class AnswerResult:
+    """To one prompt by one model.
+
+    Attributes:
+        text: Without end tokens and what follows ``until``.
+        token_ids: As chosen.
+        finish_reason: ``stop`` or ``length``.
+        cut: Tokens of the prompt that were left out.
+        margins: Of every token, by how many nats the chosen one was likelier than the second: what a repetition on
+            another machine may differ by.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    cut: int = 0
+    margins: tuple[float, ...] = field(default=(), repr=False)
+
+
+class Scorer(Protocol):
+    """Scores every request under each of its ``models``, which share one base. Closed by ``close``.
+
+    Attributes:
+        models: Names, in the order of the results' keys: ``base``, and of variants their own.
+        tokenizer: Of the base.
+        max_length: The model's context, in tokens.
+    """
+
+    models: tuple[str, ...]
+    tokenizer: Any
+    max_length: int
+
+    def loglikelihoods(
+        self, continuations: Sequence[Continuation]
+    ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
+        """Score continuations; as each is done, its place in ``continuations`` and its results by model.
+
+        Equal contexts are computed once for all of their continuations. A result does not depend on what else is in
+        the batch beyond rounding.
+
+        Raises:
+            GymError: ``USAGE`` for an empty continuation, ``UNAVAILABLE`` where a server cannot give log-probabilities.
+        """
+
+    def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
+        """Answer prompts; as each is done under all models, its place and its answers by model."""
+
+    def close(self) -> None:
+        """Free the models."""
