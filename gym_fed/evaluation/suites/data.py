@@ -1,0 +1,107 @@
+"""Rows of a task: from the package, from a folder that was given, or from what was fetched. Nothing is fetched here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.suites.layouts import READERS, as_harness, folders
+from gym_fed.evaluation.suites.listing import ASSETS, DatasetEntry
+from gym_fed.evaluation.suites.row_files import Row, read_rows
+from gym_fed.evaluation.suites.store import EvalsLock, locked_file, split_path
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Rows by split, and where they came from.
+
+    Attributes:
+        splits: As the definition names them.
+        source: For people: a file, or a repository and its commit.
+        partial: What differs from the whole set; empty for the whole.
+    """
+
+    splits: Mapping[str, list[Row]]
+    source: str
+    partial: str = ""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows are looked for.
+
+    Attributes:
+        data: A folder that was given, or None.
+        home: Of the fetched sets.
+        lock: Of ``home``.
+    """
+
+    data: Path | None
+    home: Path
+    lock: EvalsLock
+
+    def rows(
+        self, dataset: str, entry: DatasetEntry, subset: str | None, splits: Iterable[str]
+    ) -> TaskRows | None:
+        """The rows of a subset, first from the folder that was given; None where they are nowhere.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for files that cannot be read, ``HASH_MISMATCH`` for a fetched one that changed.
+        """
+        wanted = list(dict.fromkeys(splits))
+        if entry.package is not None:
+            found = {split: read_rows(ASSETS / split_path(entry.package, subset, split)) for split in wanted}
+            return TaskRows(found, f"gym-fed, {entry.licence}")
+        if self.data is not None and (given := _given(self.data, dataset, entry, subset, wanted)) is not None:
+            return given
+        files = {
+            split: locked_file(self.home, self.lock, dataset, split_path(dataset, subset, split))
+            for split in wanted
+        }
+        read = {split: read_rows(file) for split, file in files.items() if file is not None}
+        if len(read) < len(wanted):
+            return None
+        locked = self.lock.datasets[dataset]
+        return TaskRows(read, f"{locked.hub} at commit {locked.commit[:12]}")
+
+
+def require_folder(data: Path) -> None:
+    """Refuse a folder that is not there.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``.
+    """
+    if not data.is_dir():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"--data {data}: no folder", "give a folder of evaluation sets")
+
+
+def _given(
+    data: Path, dataset: str, entry: DatasetEntry, subset: str | None, splits: list[str]
+) -> TaskRows | None:
+    """Rows of a folder: as ``gym eval fetch`` writes them, as the Hub has them, or as the authors publish them."""
+    own = {split: data / split_path(dataset, subset, split) for split in splits}
+    if all(file.is_file() for file in own.values()):
+        return TaskRows({split: read_rows(file) for split, file in own.items()}, str(data / dataset))
+    for folder in folders(data, dataset):
+        if not folder.is_dir():
+            continue
+        files = {split: hub_files(folder, entry.splits[split], subset) for split in splits}
+        if all(files.values()):
+            rows = {split: _joined(dataset, split, found) for split, found in files.items()}
+            return TaskRows(rows, str(folder))
+        reader = READERS.get(dataset)
+        found = None if reader is None else reader(folder, subset or "")
+        if found is not None:
+            return TaskRows(found.splits, ", ".join(map(str, found.files)), found.partial)
+    return None
+
+
+def hub_files(folder: Path, pattern: str, subset: str | None) -> list[Path]:
+    """The files of a split in a copy of the Hub's repository."""
+    return sorted(folder.glob(pattern.format(subset=subset or "")))
+
+
+def _joined(dataset: str, split: str, files: list[Path]) -> list[Row]:
+    return as_harness(dataset, split, [row for file in files for row in read_rows(file)])

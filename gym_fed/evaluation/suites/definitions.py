@@ -1,0 +1,146 @@
+"""Definitions of tasks as lm-evaluation-harness ships them: its YAML files, read as files. ``lm_eval`` is not imported.
+
+A ``!function`` of a definition stays a name until ``resolved`` loads the Python file beside the definition; a name that
+is replaced by ours before that is never loaded, and neither is what its file fetches when it is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
+
+_DROPPED = ("include", "tag", "group", "task_list")
+_MOST_INCLUDES = 8
+
+
+@dataclass(frozen=True)
+class HarnessFunction:
+    """A function of the harness, by its file and name.
+
+    Attributes:
+        folder: Of the definition that names it.
+        name: ``module.function``, with the module's path from ``folder``.
+    """
+
+    folder: Path
+    name: str
+
+    @property
+    def file(self) -> Path:
+        """The module."""
+        module = self.name.rpartition(".")[0]
+        return (self.folder / f"{module.replace('.', '/')}.py").resolve()
+
+    def load(self) -> Any:
+        """The function itself.
+
+        Raises:
+            GymError: ``MISSING_DEPENDENCY`` where the harness does not have it.
+        """
+        try:
+            return getattr(_module(self.file), self.name.rpartition(".")[2])
+        except (ImportError, OSError, AttributeError) as error:
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY,
+                f"{self.file}: {self.name} cannot be loaded: {error}",
+                "install the harness that gym-fed is tried with: pip install 'gym-fed[eval]'",
+            ) from error
+
+
+def harness_folder() -> Path:
+    """The folder ``lm_eval/tasks`` of the installed harness.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` where it is not installed.
+    """
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or spec.origin is None:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            "lm-evaluation-harness is not installed: its definitions of tasks are read",
+            "pip install 'gym-fed[eval]'",
+        )
+    return Path(spec.origin).parent / "tasks"
+
+
+def harness_files(pattern: str) -> list[Path]:
+    """The definitions that a path or pattern below ``lm_eval/tasks`` names, sorted."""
+    return sorted(harness_folder().glob(pattern))
+
+
+@cache
+def read_definition(file: Path) -> Mapping[str, Any]:
+    """A definition with what it includes, without the harness's groups; functions stay names.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` for a file that is not there or not read: another version of the harness.
+    """
+    return {key: value for key, value in _read(file, 0).items() if key not in _DROPPED}
+
+
+def _read(file: Path, depth: int) -> dict[str, Any]:
+    try:
+        if depth > _MOST_INCLUDES:
+            raise ValueError("includes itself")
+        found = yaml.load(file.read_bytes(), Loader=_loader(file.parent))
+        if not isinstance(found, dict):
+            raise ValueError("no mapping")
+        includes = found.get("include", [])
+        merged: dict[str, Any] = {}
+        for name in includes if isinstance(includes, list) else [includes]:
+            merged.update(_read(file.parent / name, depth + 1))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{file}: cannot be read: {error}",
+            "install the harness that gym-fed is tried with: pip install 'gym-fed[eval]'",
+        ) from error
+    return {**merged, **found}
+
+
+def _loader(folder: Path) -> type[yaml.SafeLoader]:
+    """As the harness reads its files, with names in the place of functions."""
+    base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = type("_Loader", (base,), {})
+    loader.add_constructor("!function", lambda load, node: HarnessFunction(folder, str(node.value)))
+    return loader
+
+
+def resolved(value: Any) -> Any:
+    """A copy in which every function is loaded."""
+    if isinstance(value, HarnessFunction):
+        return value.load()
+    if isinstance(value, Mapping):
+        return {key: resolved(one) for key, one in value.items()}
+    return [resolved(one) for one in value] if isinstance(value, list) else value
+
+
+def named(value: Any) -> Any:
+    """A copy for a digest: a function is its name and the digest of its file."""
+    if isinstance(value, HarnessFunction):
+        place = f"{value.folder.name}/{value.name}"
+        return {"function": place, "sha256": file_sha256(value.file)}
+    if isinstance(value, Mapping):
+        return {str(key): named(one) for key, one in value.items()}
+    return [named(one) for one in value] if isinstance(value, list) else value
+
+
+@cache
+def _module(file: Path) -> Any:
+    name = f"_gym_fed_harness_{file.parent.name}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no module at {file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

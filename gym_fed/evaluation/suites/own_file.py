@@ -1,0 +1,325 @@
+"""Task files of one's own: a YAML file with keys of lm-evaluation-harness, and rows in files beside it. No Python runs.
+
+    task: capitals
+    dataset_path: json
+    dataset_kwargs: {data_files: {test: capitals.jsonl}}
+    test_split: test
+    output_type: multiple_choice
+    doc_to_text: "The capital of {{country}} is"
+    doc_to_choice: "{{choices}}"
+    doc_to_target: "{{answer}}"
+    metric_list: [{metric: acc}]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.yaml.file import load_config
+from gym_fed.config.yaml.strict import Mark, parse_config, read_config_text
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.suites.grading import COLUMNS
+from gym_fed.evaluation.suites.rendering import TemplateProblem, first_problem, parse
+from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
+from gym_fed.files import lies_in
+from gym_fed.text import plain
+
+RENDERED_ROWS = 200
+"""How many rows are tried before a model is loaded."""
+_TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
+_HAS_TEMPLATE = re.compile(r"\{[{%#]")
+
+
+class DataFiles(StrictModel):
+    """``dataset_kwargs`` of a file of rows."""
+
+    data_files: dict[str, str] = Field(min_length=1)
+    """File by split, beside the task file: .jsonl, .jsonl.gz, .json, .csv or .parquet."""
+
+
+class Metric(StrictModel):
+    """One of ``metric_list``."""
+
+    metric: Literal["acc", "acc_norm", "exact_match"]
+    """``acc`` and ``acc_norm`` (by length) of choices, ``exact_match`` of a generated answer."""
+
+    aggregation: Literal["mean"] = "mean"
+    higher_is_better: Literal[True] = True
+    ignore_case: bool | None = None
+    ignore_punctuation: bool | None = None
+    ignore_numbers: bool | None = None
+    regexes_to_ignore: list[str] | None = None
+    """Of ``exact_match``: what is left out of both answers before they are compared."""
+
+    @field_validator("regexes_to_ignore")
+    @classmethod
+    def _expressions(cls, values: list[str] | None) -> list[str] | None:
+        return None if values is None else [_expression(value) for value in values]
+
+
+class Step(StrictModel):
+    """One step of a filter: what is taken out of a generated answer."""
+
+    function: Literal["regex", "take_first", "remove_whitespace", "lowercase", "uppercase"]
+    regex_pattern: str | None = None
+    """Of ``regex``: its first group, or the whole match, is the answer."""
+
+    group_select: int | None = None
+    """Of ``regex``: which match; -1 is the last."""
+
+    fallback: str | None = None
+    """Of ``regex``: the answer where nothing matches."""
+
+    @model_validator(mode="after")
+    def _only_for_regex(self) -> Step:
+        given = (self.regex_pattern, self.group_select, self.fallback)
+        if self.function == "regex" and self.regex_pattern is None:
+            raise ValueError("regex needs regex_pattern")
+        if self.function != "regex" and any(value is not None for value in given):
+            raise ValueError(f"{self.function} takes no settings")
+        return self
+
+    @field_validator("regex_pattern")
+    @classmethod
+    def _expressions(cls, value: str | None) -> str | None:
+        return None if value is None else _expression(value)
+
+
+class Filter(StrictModel):
+    """Steps with a name; each gives a figure of its own."""
+
+    name: str = Field(min_length=1, max_length=60)
+    filter: list[Step] = Field(min_length=1)
+
+
+class GenerationKwargs(StrictModel):
+    """How an answer is generated; greedily, unless ``do_sample``."""
+
+    until: list[str] = Field(default=["\n\n"], max_length=16)
+    """The answer ends before the first of these."""
+
+    max_gen_toks: int = Field(default=256, ge=1, le=32768)
+    do_sample: bool = False
+    temperature: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_mind(self) -> GenerationKwargs:
+        if self.do_sample != (self.temperature > 0):
+            raise ValueError("do_sample: true needs a temperature above 0, and a temperature do_sample: true")
+        return self
+
+
+class FewshotConfig(StrictModel):
+    """Which examples stand before a row."""
+
+    sampler: Literal["default", "first_n"] = "default"
+    """``first_n``: the first rows of the split; ``default``: drawn with a seed."""
+
+
+class Metadata(StrictModel):
+    """Of the definition."""
+
+    version: int | float | str = 1
+
+
+class TaskFile(StrictModel):
+    """The keys of a task; they mean what they mean in lm-evaluation-harness."""
+
+    task: str = Field(pattern=r"^[A-Za-z0-9][\w.-]{0,99}$")
+    """Its name."""
+
+    dataset_path: Literal["json"] = "json"
+    """Rows are read from files beside this one, whatever their format."""
+
+    dataset_kwargs: DataFiles | None = None
+    training_split: str | None = None
+    validation_split: str | None = None
+    test_split: str | None = None
+    fewshot_split: str | None = None
+    """Where examples are taken from."""
+
+    output_type: Literal["multiple_choice", "generate_until"]
+    doc_to_text: str
+    """The prompt: a column, or a Jinja template of a row's columns."""
+
+    doc_to_target: str | int
+    """The right answer; among choices its text or its number."""
+
+    doc_to_choice: str | list[str] | None = None
+    """Of ``multiple_choice``: the answers, as a list, a column or a template of a list."""
+
+    description: str = ""
+    """Stands before every prompt; no template."""
+
+    target_delimiter: str = " "
+    fewshot_delimiter: str = "\n\n"
+    num_fewshot: int = Field(default=0, ge=0, le=64)
+    fewshot_config: FewshotConfig | None = None
+    metric_list: list[Metric] = Field(default=[], max_length=3)
+    grade: Literal["humaneval", "mbpp", "json_schema", "chrf"] | None = None
+    """A metric of ours, instead of ``metric_list``: code run against tests in the sandbox, JSON by a schema, chrF."""
+
+    generation_kwargs: GenerationKwargs | None = None
+    filter_list: list[Filter] | None = Field(default=None, min_length=1)
+    metadata: Metadata = Metadata()
+
+    @model_validator(mode="after")
+    def _fits(self) -> TaskFile:
+        chooses = self.output_type == "multiple_choice"
+        if chooses != (self.doc_to_choice is not None):
+            raise ValueError("doc_to_choice is needed for multiple_choice, and only there")
+        if bool(self.metric_list) == (self.grade is not None):
+            raise ValueError("give either metric_list or grade")
+        if self.grade is not None and chooses:
+            raise ValueError("grade: is for generated answers")
+        wrong = [one.metric for one in self.metric_list if (one.metric == "exact_match") == chooses]
+        if wrong:
+            raise ValueError(f"metric {wrong[0]} does not go with output_type {self.output_type}")
+        if chooses and (self.generation_kwargs is not None or self.filter_list is not None):
+            raise ValueError("generation_kwargs and filter_list are for generate_until")
+        if self.test_split is None and self.validation_split is None:
+            raise ValueError("name the split to evaluate: test_split (or validation_split)")
+        if self.num_fewshot and self.fewshot_split is None and self.training_split is None:
+            raise ValueError("num_fewshot needs a fewshot_split")
+        return self
+
+    @field_validator("description")
+    @classmethod
+    def _plain_text(cls, value: str) -> str:
+        if _HAS_TEMPLATE.search(value):
+            raise ValueError("is text, not a template")
+        return value
+
+    @field_validator(*_TEMPLATES)
+    @classmethod
+    def _templates(cls, value: Any) -> Any:
+        try:
+            parse("template", value)
+        except TemplateProblem as problem:
+            raise ValueError(problem.problem) from problem
+        return value
+
+    def definition(self) -> dict[str, Any]:
+        """The keys that were given, as the harness takes them."""
+        found = self.model_dump(exclude_none=True, exclude={"dataset_path", "dataset_kwargs", "grade"})
+        if not self.metric_list:
+            del found["metric_list"]
+        return found
+
+
+def read_task_file(file: Path) -> TaskFile:
+    """A task file, validated.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` with file, line and key for every key that is unknown or wrong,
+            and for Python.
+    """
+    try:
+        return load_config(file, TaskFile)
+    except GymError as error:
+        if "!function" in error.message:
+            place = error.message.partition(": ")[0]
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{place}: !function: no Python of a task file is run",
+                "say it with a Jinja template, filter_list, or grade",
+            ) from error
+        raise
+
+
+def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
+    """The rows of every split that a task file names.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` with file and line for splits and files that are not there, and for a row that does
+            not render; ``DATA_INVALID`` as ``read_rows`` and for columns that change their type.
+    """
+    marks = parse_config(file, read_config_text(file))[1]
+    if task.dataset_kwargs is None:
+        raise _at(file, marks, ("dataset_kwargs",), "names no data_files", "dataset_kwargs: {data_files: {test: F.jsonl}}")
+    splits: dict[str, list[Row]] = {}
+    for split, name in task.dataset_kwargs.data_files.items():
+        place = ("dataset_kwargs", "data_files", split)
+        rows_file = file.parent / name
+        if Path(name).is_absolute() or not name.endswith(SUFFIXES):
+            raise _at(file, marks, place, f"{name!r} is no file of rows beside the task file", f"one of {' '.join(SUFFIXES)}")
+        if not rows_file.is_file() or not lies_in(rows_file, file.parent):
+            raise _at(file, marks, place, f"no file {plain(name, 200)!r} in {file.parent}", "put it beside the task file")
+        splits[split] = read_rows(rows_file)
+        _require_columns(rows_file, splits[split])
+    for key in ("training_split", "validation_split", "test_split", "fewshot_split"):
+        named = getattr(task, key)
+        if named is not None and named not in splits:
+            raise _at(file, marks, (key,), f"data_files has no split {named!r}", f"it has {', '.join(splits)}")
+    split = task.test_split or task.validation_split
+    assert split is not None
+    _require_rendering(file, marks, task, splits[split], split)
+    return splits
+
+
+def _require_rendering(
+    file: Path, marks: Mapping[Any, Mark], task: TaskFile, rows: list[Row], split: str
+) -> None:
+    if not rows:
+        raise _at(file, marks, ("dataset_kwargs",), f"the split {split!r} has no rows", "give at least one")
+    found = first_problem(task.model_dump(), rows, RENDERED_ROWS)
+    if found is not None:
+        number, problem = found
+        message = f"row {number} of {split}: {problem.problem}"
+        raise _at(file, marks, (problem.key,), message, "correct the template or the row")
+    for column in COLUMNS[task.grade] if task.grade is not None else ():
+        if missing := [number for number, row in enumerate(rows) if column not in row]:
+            message = f"{task.grade} needs the column {column!r}, which row {missing[0]} does not have"
+            raise _at(file, marks, ("grade",), message, f"it needs {', '.join(COLUMNS[task.grade or ''])}")
+
+
+def _require_columns(file: Path, rows: list[Row]) -> None:
+    """Every row has the same columns, and a column one type; the harness holds them in a table."""
+    first: dict[str, tuple[str, int]] = {}
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            differs = sorted(row.keys() ^ rows[0].keys())[0]
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{file}: row {number}: column {plain(differs, 60)!r} is in some rows and not in others",
+                "give every row the same columns, null where one has no value",
+            )
+        for key, value in row.items():
+            kind = _kind(value)
+            if kind is not None and first.setdefault(key, (kind, number))[0] != kind:
+                was, where = first[key]
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"{file}: row {number}: column {plain(key, 60)!r} is {kind}, in row {where} it is {was}",
+                    "give a column the same type in every row",
+                )
+
+
+def _kind(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    return {str: "text", list: "a list", dict: "an object"}.get(type(value), type(value).__name__)
+
+
+def _at(file: Path, marks: Mapping[Any, Mark], place: tuple[str, ...], message: str, hint: str) -> GymError:
+    known = next((place[:end] for end in range(len(place), 0, -1) if place[:end] in marks), ())
+    line, column = marks.get(known, (1, 1))
+    return GymError(ErrorCode.CONFIG_INVALID, f"{file}:{line}:{column}: {'.'.join(place)}: {message}", hint)
+
+
+def _expression(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from error
+    return value

@@ -1,0 +1,230 @@
+"""Prompts, targets and choices of a row, as a task's templates make them: in Jinja's sandbox, refused where they fail.
+
+What a template is, is the harness's rule: a column's name, else a Jinja template; a number is an index into the
+choices; a template of choices or of several targets renders a list in Python's notation.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+Row = Mapping[str, Any]
+_MOST_CHARACTERS = 10_000_000
+"""Of what one operation of a template makes; prompts are far shorter."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One row as the model meets it.
+
+    Attributes:
+        prompt: Without examples; of a task that scores one ending after several beginnings, the first beginning.
+        target: What is right, as text.
+        choices: What is scored; none for a generation.
+        gold: Places of the right ones in ``choices``.
+    """
+
+    prompt: str
+    target: str
+    choices: tuple[str, ...]
+    gold: tuple[int, ...]
+
+
+class TemplateProblem(ValueError):
+    """What is wrong with a key of a task on one row."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"{key}: {problem}")
+        self.key, self.problem = key, problem
+
+
+def render(config: Mapping[str, Any], row: Row) -> Rendered:
+    """Render one row.
+
+    Args:
+        config: ``doc_to_text``, ``doc_to_target``, ``doc_to_choice`` and ``output_type``, functions loaded.
+        row: Of the data.
+
+    Raises:
+        TemplateProblem: For a template that fails, choices that are no list of texts, and a gold that is none of them.
+    """
+    choices = choices_of(config.get("doc_to_choice"), row)
+    prompt = value_of("doc_to_text", config.get("doc_to_text"), row, choices is not None)
+    target = value_of("doc_to_target", config.get("doc_to_target"), row, choices is not None)
+    if choices is None:
+        return Rendered(str(prompt), str(target), (), ())
+    if isinstance(prompt, int) and not isinstance(prompt, bool):  # several beginnings, one ending
+        gold: Any = prompt
+        prompt = choices[prompt] if 0 <= prompt < len(choices) else ""
+    else:
+        gold = target
+    places = tuple(_place(one, choices) for one in (gold if isinstance(gold, list) else [gold]))
+    shown = str(target) if gold is not target else ", ".join(choices[place] for place in places)
+    return Rendered(str(prompt), shown, tuple(choices), places)
+
+
+def value_of(key: str, template: Any, row: Row, has_choices: bool) -> Any:
+    """What ``doc_to_text`` or ``doc_to_target`` is of a row.
+
+    Raises:
+        TemplateProblem: As ``render``.
+    """
+    if callable(template):
+        found = template(dict(row))
+        return int(found) if hasattr(found, "item") else found  # a number of numpy
+    if not isinstance(template, str):
+        return template
+    if template in row:
+        return row[template]
+    text = _render(key, template, row)
+    if has_choices and text.isdigit():
+        return int(text)
+    if key == "doc_to_target" and text[:1] == "[" and text[-1:] == "]":
+        try:
+            return ast.literal_eval(text)
+        except (SyntaxError, ValueError):
+            return text
+    return text
+
+
+def choices_of(template: Any, row: Row) -> list[str] | None:
+    """The choices of a row; None for a task without.
+
+    Raises:
+        TemplateProblem: As ``render``.
+    """
+    if template is None:
+        return None
+    if callable(template):
+        found = template(dict(row))
+    elif not isinstance(template, str):
+        found = list(template.values()) if isinstance(template, Mapping) else template
+    elif template in row:
+        found = row[template]
+    else:
+        text = _render("doc_to_choice", template, row)
+        try:
+            found = ast.literal_eval(text)
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            raise TemplateProblem("doc_to_choice", f"renders no list: {plain(text, 60)!r}") from error
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) and one for one in found):
+        raise TemplateProblem("doc_to_choice", f"gives no list of texts: {plain(repr(found), 60)}")
+    return found
+
+
+def sandboxed(key: str, template: Any, has_choices: bool) -> Any:
+    """A function of a row in the place of a template, so that the harness, whose Jinja has no sandbox, runs none."""
+    if not isinstance(template, str):
+        return template
+    if key == "doc_to_choice":
+        return lambda row: choices_of(template, row)
+    return lambda row: value_of(key, template, row, has_choices)
+
+
+def parse(key: str, template: Any) -> None:
+    """Refuse a template that Jinja cannot read.
+
+    Raises:
+        TemplateProblem: Naming the line of the template.
+    """
+    from jinja2 import TemplateError
+
+    if isinstance(template, str):
+        try:
+            _environment().parse(template)
+        except TemplateError as error:
+            raise TemplateProblem(key, f"no Jinja template: {plain(error, 120)}") from error
+
+
+def _place(gold: Any, choices: list[str]) -> int:
+    if isinstance(gold, str) and gold in choices:
+        return choices.index(gold)
+    if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
+        return gold
+    raise TemplateProblem(
+        "doc_to_target", f"{plain(repr(gold), 60)} is none of the {len(choices)} choices, nor the number of one"
+    )
+
+
+def _render(key: str, template: str, row: Row) -> str:
+    from jinja2 import TemplateError
+    from jinja2.exceptions import SecurityError
+
+    try:
+        return _template(template)(**row)
+    except SecurityError as error:
+        raise TemplateProblem(key, f"is not allowed in a template: {plain(error, 120)}") from error
+    except TemplateError as error:
+        known = ", ".join(map(str, row))
+        raise TemplateProblem(key, f"{plain(error, 120)} (the row has {plain(known, 200)})") from error
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, re.error) as error:
+        raise TemplateProblem(key, f"fails: {plain(error, 120)}") from error
+
+
+@cache
+def _template(text: str) -> Callable[..., str]:
+    return _environment().from_string(text).render  # type: ignore[no-any-return]
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import BaseLoader, StrictUndefined
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import SandboxedEnvironment
+
+    class Environment(SandboxedEnvironment):
+        """No attribute that is not meant for templates, and no product that fills the memory."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "**" or (hasattr(left, "__len__") or hasattr(right, "__len__")):
+                size = _size(left) * _size(right)
+                if operator == "**" or size > _MOST_CHARACTERS:
+                    raise SecurityError(f"{operator} with a result of this size")
+            return super().call_binop(context, operator, left, right)
+
+    made = Environment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
+    made.filters["regex_replace"] = _regex_replace
+    return made
+
+
+def _size(value: Any) -> int:
+    return len(value) if hasattr(value, "__len__") else abs(value) if isinstance(value, int) else 1
+
+
+def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:
+    return re.sub(pattern, repl, text, count=count)
+
+
+def first_problem(config: Mapping[str, Any], rows: list[Row], most: int) -> tuple[int, TemplateProblem] | None:
+    """The first of the first ``most`` rows that does not render, and why."""
+    for number, row in enumerate(rows[:most]):
+        try:
+            render(config, row)
+        except TemplateProblem as problem:
+            return number, problem
+    return None
+
+
+def refuse(task: str, config: Mapping[str, Any], rows: list[Row], most: int) -> None:
+    """Refuse a task whose rows do not render.
+
+    Raises:
+        GymError: ``DATA_INVALID``.
+    """
+    found = first_problem(config, rows, most)
+    if found is not None:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"task {task}: row {found[0]}: {found[1]}",
+            "the data is not what the definition was made for; see `gym eval list`",
+        )

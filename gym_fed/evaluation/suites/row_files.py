@@ -1,0 +1,119 @@
+"""Rows of a file: JSON Lines (plain or gzip), JSON, CSV, Parquet. Bounded, and refused by file and line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+Row = dict[str, Any]
+
+MAX_BYTES = 1 << 30
+"""Of one file, unpacked; the largest split of a suite has some ten megabytes."""
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
+
+
+def read_rows(file: Path) -> list[Row]:
+    """All rows of a file, by its suffix; of a JSON file a list, or the list in its key ``examples``.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for what cannot be read, with the line; ``TOO_LARGE``.
+    """
+    try:
+        if file.name.endswith(".parquet"):
+            return _parquet(file)
+        if file.name.endswith(".csv"):
+            return _csv(_text(file))
+        if file.name.endswith(".json"):
+            return _json(file)
+        return list(_lines(file))
+    except GymError:
+        raise
+    except (OSError, ValueError, EOFError, RecursionError, csv.Error) as error:
+        raise _refused(file, str(error)) from error
+
+
+def rows_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """JSON Lines: the same rows give the same bytes, whatever file they came from."""
+    return "".join(
+        json.dumps(row, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for row in rows
+    ).encode("utf-8", "surrogatepass")
+
+
+def rows_sha256(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Digest of rows in their order."""
+    return hashlib.sha256(rows_bytes(rows)).hexdigest()
+
+
+def _text(file: Path) -> str:
+    stream = gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb")
+    with stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise _too_large(file)
+    return data.decode("utf-8-sig")
+
+
+def _lines(file: Path) -> Iterator[Row]:
+    for number, line in enumerate(_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _refused(file, f"line {number}: no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise _refused(file, f"line {number}: no JSON object")
+        yield row
+
+
+def _json(file: Path) -> list[Row]:
+    found = json.loads(_text(file))
+    rows = found.get("examples") if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise _refused(file, "holds no list of objects, nor one under the key examples")
+    return rows
+
+
+def _csv(text: str) -> list[Row]:
+    """Rows by the header; a file without one (four answers and a letter, as MMLU's) has columns ``0``, ``1``, ..."""
+    lines = list(csv.reader(text.splitlines(keepends=True), strict=True))
+    if not lines:
+        return []
+    head, body = lines[0], lines[1:]
+    if len(head) == 6 and head[5] in ("A", "B", "C", "D"):
+        head, body = [str(number) for number in range(6)], lines
+    for number, line in enumerate(body, start=2):
+        if len(line) != len(head):
+            raise ValueError(f"row {number}: {len(line)} columns instead of {len(head)}")
+    return [dict(zip(head, line, strict=True)) for line in body]
+
+
+def _parquet(file: Path) -> list[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as opened:
+            groups = range(opened.metadata.num_row_groups)
+            if sum(opened.metadata.row_group(group).total_byte_size for group in groups) > MAX_BYTES:
+                raise _too_large(file)
+            rows: list[Row] = opened.read().to_pylist()
+            return rows
+    except pyarrow.ArrowException as error:
+        raise _refused(file, f"no Parquet file: {error}") from error
+
+
+def _refused(file: Path, why: str) -> GymError:
+    return GymError(ErrorCode.DATA_INVALID, f"{file}: {plain(why, 200)}", "fetch it again, or correct it")
+
+
+def _too_large(file: Path) -> GymError:
+    return GymError(ErrorCode.TOO_LARGE, f"{file}: more than {MAX_BYTES} bytes", "give the file of one split")
