@@ -74,7 +74,9 @@ def require_folder(data: Path) -> None:
         GymError: ``FILE_NOT_FOUND``.
     """
     if not data.is_dir():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"--data {data}: no folder", "give a folder of evaluation sets")
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"--data {data}: no folder", "give a folder of evaluation sets"
+        )
 
 
 def _given(

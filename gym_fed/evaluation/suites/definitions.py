@@ -1,14 +1,14 @@
 """Definitions of tasks as lm-evaluation-harness ships them: its YAML files, read as files. ``lm_eval`` is not imported.
 
-A ``!function`` of a definition stays a name until ``resolved`` loads the Python file beside the definition; a name that
-is replaced by ours before that is never loaded, and neither is what its file fetches when it is imported.
+A ``!function`` of a definition is a name, whose Python file is loaded when it is first called; a name that
+is replaced by ours is never loaded, and neither is what its file fetches when it is imported.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,20 +41,26 @@ class HarnessFunction:
         module = self.name.rpartition(".")[0]
         return (self.folder / f"{module.replace('.', '/')}.py").resolve()
 
-    def load(self) -> Any:
-        """The function itself.
+    def callable(self) -> Callable[..., Any]:
+        """Calls the function, which is loaded by then: what its file imports takes seconds.
 
         Raises:
-            GymError: ``MISSING_DEPENDENCY`` where the harness does not have it.
+            GymError: ``MISSING_DEPENDENCY`` where the harness does not have the file; when called, the function.
         """
+        if not self.file.is_file():
+            raise _not_as_tried(f"{self.file}: there is no such file, for {self.name}")
+
+        def call(*values: Any, **named: Any) -> Any:
+            return self._load()(*values, **named)
+
+        call.__name__ = self.name.rpartition(".")[2]
+        return call
+
+    def _load(self) -> Any:
         try:
             return getattr(_module(self.file), self.name.rpartition(".")[2])
         except (ImportError, OSError, AttributeError) as error:
-            raise GymError(
-                ErrorCode.MISSING_DEPENDENCY,
-                f"{self.file}: {self.name} cannot be loaded: {error}",
-                "install the harness that gym-fed is tried with: pip install 'gym-fed[eval]'",
-            ) from error
+            raise _not_as_tried(f"{self.file}: {self.name} cannot be loaded: {error}") from error
 
 
 def harness_folder() -> Path:
@@ -100,26 +106,22 @@ def _read(file: Path, depth: int) -> dict[str, Any]:
         for name in includes if isinstance(includes, list) else [includes]:
             merged.update(_read(file.parent / name, depth + 1))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise GymError(
-            ErrorCode.MISSING_DEPENDENCY,
-            f"{file}: cannot be read: {error}",
-            "install the harness that gym-fed is tried with: pip install 'gym-fed[eval]'",
-        ) from error
+        raise _not_as_tried(f"{file}: cannot be read: {error}") from error
     return {**merged, **found}
 
 
-def _loader(folder: Path) -> type[yaml.SafeLoader]:
+def _loader(folder: Path) -> Any:
     """As the harness reads its files, with names in the place of functions."""
-    base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    loader = type("_Loader", (base,), {})
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader: Any = type("_Loader", (base,), {})
     loader.add_constructor("!function", lambda load, node: HarnessFunction(folder, str(node.value)))
     return loader
 
 
 def resolved(value: Any) -> Any:
-    """A copy in which every function is loaded."""
+    """A copy in which every function can be called."""
     if isinstance(value, HarnessFunction):
-        return value.load()
+        return value.callable()
     if isinstance(value, Mapping):
         return {key: resolved(one) for key, one in value.items()}
     return [resolved(one) for one in value] if isinstance(value, list) else value
@@ -144,3 +146,11 @@ def _module(file: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _not_as_tried(message: str) -> GymError:
+    return GymError(
+        ErrorCode.MISSING_DEPENDENCY,
+        message,
+        "install the harness that gym-fed is tried with: pip install 'gym-fed[eval]'",
+    )

@@ -78,7 +78,7 @@ def _is_valid(row: Mapping[str, Any], answer: str) -> float:
 def _chrf(reference: str, answer: str) -> float:
     """chrF2 of a sentence, 0 to 100 (Popović 2015); the task's figure is the mean of these."""
     try:
-        from sacrebleu.metrics import CHRF
+        from sacrebleu.metrics.chrf import CHRF
     except ImportError as error:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY, "chrF needs sacrebleu", "pip install 'gym-fed[eval]'"

@@ -78,14 +78,22 @@ def _arc_row(file: Path, row: Row) -> Row:
     if isinstance(question, dict) and isinstance(question.get("choices"), list):
         labels = [str(choice["label"]) for choice in question["choices"]]
         texts = [str(choice["text"]) for choice in question["choices"]]
-        return {"question": question["stem"], "choices": {"text": texts, "label": labels}, "answerKey": row["answerKey"]}
+        return {
+            "question": question["stem"],
+            "choices": {"text": texts, "label": labels},
+            "answerKey": row["answerKey"],
+        }
     if not {"query", "choices", "gold"} <= row.keys():
         raise _unlike(file, "query, choices and gold, or question.stem, question.choices and answerKey")
     labels = [chr(ord("A") + place) for place in range(len(row["choices"]))]
     if not 0 <= row["gold"] < len(labels):
         raise _unlike(file, "a gold that is the number of a choice")
     asked = str(row["query"]).removeprefix("Question: ").removesuffix("\nAnswer:")
-    return {"question": asked, "choices": {"text": row["choices"], "label": labels}, "answerKey": labels[row["gold"]]}
+    return {
+        "question": asked,
+        "choices": {"text": row["choices"], "label": labels},
+        "answerKey": labels[row["gold"]],
+    }
 
 
 def winogrande(folder: Path, subset: str) -> Found | None:
@@ -101,10 +109,10 @@ def _winogrande_row(file: Path, row: Row) -> Row:
         return {key: str(row[key]) for key in ("sentence", "option1", "option2", "answer")}
     options = row.get("context_options")
     first, second = map(str, options) if isinstance(options, list) and len(options) == 2 else ("", "")
-    same = next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
-    if same is None or row.get("gold") not in (0, 1):
+    if first == second or row.get("gold") not in (0, 1):
         raise _unlike(file, "two context_options that differ, and gold 0 or 1")
-    start = first.rfind(" ", 0, same) + 1
+    same = (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    start = first.rfind(" ", 0, next(same, min(len(first), len(second)))) + 1
     return {
         "sentence": f"{first[:start]}_ {str(row['continuation']).strip()}",
         "option1": first[start:],

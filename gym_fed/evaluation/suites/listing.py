@@ -30,7 +30,7 @@ class Suite(StrictModel):
 class Needs(StrictModel):
     """What a task's metric needs besides the extra ``eval``, and would otherwise fetch by itself."""
 
-    packages: list[str] = []
+    packages: list[str] = Field(default_factory=list)
     """Names that are imported."""
 
     nltk: str | None = None
@@ -49,7 +49,7 @@ class TaskEntry(StrictModel):
     file: str | None = None
     """Its definition in our folder."""
 
-    tasks: list[str] = []
+    tasks: list[str] = Field(default_factory=list)
     """Of a group: its members."""
 
     dataset: str | None = None
@@ -64,7 +64,7 @@ class TaskEntry(StrictModel):
     each: Literal["task", "pair"] | None = None
     """``task``: one task for each value of the rows' column ``task``; ``pair``: one for each of ``pairs``."""
 
-    pairs: list[str] = []
+    pairs: list[str] = Field(default_factory=list)
     """Of languages, ``from-to``."""
 
     needs: Needs = Needs()
@@ -91,7 +91,7 @@ class DatasetEntry(StrictModel):
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
     """Where it lies on the Hugging Face Hub."""
 
-    splits: dict[str, str] = {}
+    splits: dict[str, str] = Field(default_factory=dict)
     """Pattern of the files there, by split."""
 
     package: str | None = None
@@ -112,7 +112,7 @@ class Listing(StrictModel):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Listing:
-        named = [name for one in (*self.suites.values(), *self.tasks.values()) for name in one.tasks]
+        named = [name for found in (self.suites, self.tasks) for one in found.values() for name in one.tasks]
         if unknown := [name for name in named if name not in self.tasks]:
             raise ValueError(f"no task is called {unknown[0]!r}")
         sets = [task.dataset for task in self.tasks.values() if task.dataset is not None]

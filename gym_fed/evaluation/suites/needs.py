@@ -42,5 +42,7 @@ def _nltk_folders() -> list[Path]:
     named = [Path(part) for part in os.environ.get("NLTK_DATA", "").split(os.pathsep) if part]
     prefix = Path(sys.prefix)
     inside = [prefix / "nltk_data", prefix / "share" / "nltk_data", prefix / "lib" / "nltk_data"]
-    system = [Path(root) / "nltk_data" for root in ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")]
+    system = [
+        Path(root) / "nltk_data" for root in ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")
+    ]
     return [*named, Path("~/nltk_data").expanduser(), *inside, *system]

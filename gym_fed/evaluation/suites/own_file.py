@@ -1,14 +1,14 @@
 """Task files of one's own: a YAML file with keys of lm-evaluation-harness, and rows in files beside it. No Python runs.
 
-    task: capitals
-    dataset_path: json
-    dataset_kwargs: {data_files: {test: capitals.jsonl}}
-    test_split: test
-    output_type: multiple_choice
-    doc_to_text: "The capital of {{country}} is"
-    doc_to_choice: "{{choices}}"
-    doc_to_target: "{{answer}}"
-    metric_list: [{metric: acc}]
+task: capitals
+dataset_path: json
+dataset_kwargs: {data_files: {test: capitals.jsonl}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "The capital of {{country}} is"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc}]
 """
 
 from __future__ import annotations
@@ -242,24 +242,43 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
     """
     marks = parse_config(file, read_config_text(file))[1]
     if task.dataset_kwargs is None:
-        raise _at(file, marks, ("dataset_kwargs",), "names no data_files", "dataset_kwargs: {data_files: {test: F.jsonl}}")
+        raise _at(
+            file,
+            marks,
+            ("dataset_kwargs",),
+            "names no data_files",
+            "dataset_kwargs: {data_files: {test: F.jsonl}}",
+        )
     splits: dict[str, list[Row]] = {}
     for split, name in task.dataset_kwargs.data_files.items():
         place = ("dataset_kwargs", "data_files", split)
         rows_file = file.parent / name
         if Path(name).is_absolute() or not name.endswith(SUFFIXES):
-            raise _at(file, marks, place, f"{name!r} is no file of rows beside the task file", f"one of {' '.join(SUFFIXES)}")
+            raise _at(
+                file,
+                marks,
+                place,
+                f"{name!r} is no file of rows beside the task file",
+                f"one of {' '.join(SUFFIXES)}",
+            )
         if not rows_file.is_file() or not lies_in(rows_file, file.parent):
-            raise _at(file, marks, place, f"no file {plain(name, 200)!r} in {file.parent}", "put it beside the task file")
+            raise _at(
+                file,
+                marks,
+                place,
+                f"no file {plain(name, 200)!r} in {file.parent}",
+                "put it beside the task file",
+            )
         splits[split] = read_rows(rows_file)
         _require_columns(rows_file, splits[split])
     for key in ("training_split", "validation_split", "test_split", "fewshot_split"):
         named = getattr(task, key)
         if named is not None and named not in splits:
-            raise _at(file, marks, (key,), f"data_files has no split {named!r}", f"it has {', '.join(splits)}")
-    split = task.test_split or task.validation_split
-    assert split is not None
-    _require_rendering(file, marks, task, splits[split], split)
+            raise _at(
+                file, marks, (key,), f"data_files has no split {named!r}", f"it has {', '.join(splits)}"
+            )
+    evaluated = str(task.test_split or task.validation_split)
+    _require_rendering(file, marks, task, splits[evaluated], evaluated)
     return splits
 
 
@@ -308,7 +327,7 @@ def _kind(value: Any) -> str | None:
         return "true or false"
     if isinstance(value, int | float):
         return "a number"
-    return {str: "text", list: "a list", dict: "an object"}.get(type(value), type(value).__name__)
+    return "text" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
 
 
 def _at(file: Path, marks: Mapping[Any, Mark], place: tuple[str, ...], message: str, hint: str) -> GymError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -150,7 +150,8 @@ def _place(gold: Any, choices: list[str]) -> int:
     if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
         return gold
     raise TemplateProblem(
-        "doc_to_target", f"{plain(repr(gold), 60)} is none of the {len(choices)} choices, nor the number of one"
+        "doc_to_target",
+        f"{plain(repr(gold), 60)} is none of the {len(choices)} choices, nor the number of one",
     )
 
 
@@ -205,7 +206,9 @@ def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:
     return re.sub(pattern, repl, text, count=count)
 
 
-def first_problem(config: Mapping[str, Any], rows: list[Row], most: int) -> tuple[int, TemplateProblem] | None:
+def first_problem(
+    config: Mapping[str, Any], rows: Sequence[Row], most: int
+) -> tuple[int, TemplateProblem] | None:
     """The first of the first ``most`` rows that does not render, and why."""
     for number, row in enumerate(rows[:most]):
         try:
@@ -215,7 +218,7 @@ def first_problem(config: Mapping[str, Any], rows: list[Row], most: int) -> tupl
     return None
 
 
-def refuse(task: str, config: Mapping[str, Any], rows: list[Row], most: int) -> None:
+def refuse(task: str, config: Mapping[str, Any], rows: Sequence[Row], most: int) -> None:
     """Refuse a task whose rows do not render.
 
     Raises:

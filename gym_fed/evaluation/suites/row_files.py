@@ -53,8 +53,7 @@ def rows_sha256(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _text(file: Path) -> str:
-    stream = gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb")
-    with stream:
+    with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as stream:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise _too_large(file)

@@ -51,7 +51,7 @@ class EvalsLock(StrictModel):
     """The lock file."""
 
     format: int = Field(default=1, ge=1, le=1)
-    datasets: dict[str, LockedDataset] = {}
+    datasets: dict[str, LockedDataset] = Field(default_factory=dict)
 
 
 def evals_home() -> Path:

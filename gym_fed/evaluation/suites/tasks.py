@@ -85,7 +85,12 @@ class TaskSpec:
 
 
 def tasks_of(
-    names: Sequence[str], data: Path | None = None, limit: int | None = None, *, home: Path | None = None
+    names: Sequence[str],
+    data: Path | None = None,
+    limit: int | None = None,
+    *,
+    num_fewshot: int | None = None,
+    home: Path | None = None,
 ) -> list[TaskSpec]:
     """The tasks that names stand for, each once, in the order of the names.
 
@@ -94,6 +99,7 @@ def tasks_of(
         data: A folder of evaluation sets as they lie there: as published, as the Hub has them, or as ``gym eval fetch``
             writes them. It is looked at before what was fetched.
         limit: Most rows of each task.
+        num_fewshot: Examples of every prompt, instead of what a definition says; one that says 0 keeps 0.
         home: Of the fetched sets; by default ``$GYM_HOME/evals``.
 
     Raises:
@@ -116,10 +122,8 @@ def tasks_of(
     for job in _jobs(names):
         if job.name in found:
             continue
-        if isinstance(job, _OwnJob):
-            spec = job.spec(limit)
-        else:
-            spec = job.spec(places, limit)
+        definition = _with_examples(job.definition, num_fewshot)
+        spec = job.spec(definition, places, limit)
         if spec is None:
             missing.setdefault(job.entry_name, job.dataset)
             continue
@@ -150,9 +154,7 @@ def _members(entry_name: str) -> dict[str, tuple[str | None, Mapping[str, Any]]]
         definition = {**task.definition(), "grade": task.grade}
         if entry.each == "task":
             names = dict.fromkeys(row["task"] for row in _package_rows(entry))
-            return {
-                f"{entry.dataset}_{name}": (entry.subset, {**definition, "only": name}) for name in names
-            }
+            return {f"{entry.dataset}_{name}": (entry.subset, {**definition, "only": name}) for name in names}
         if entry.each == "pair":
             return {f"{entry_name}_{pair}": (pair, definition) for pair in entry.pairs}
         return {entry_name: (entry.subset, definition)}
@@ -164,7 +166,7 @@ def _members(entry_name: str) -> dict[str, tuple[str | None, Mapping[str, Any]]]
             f"{entry_name}: the installed lm-evaluation-harness has no {entry.harness}",
             "install the one that gym-fed is tried with: pip install 'gym-fed[eval]'",
         )
-    made = {}
+    made: dict[str, tuple[str | None, Mapping[str, Any]]] = {}
     for file in files:
         definition = {**read_definition(file), "grade": entry.grade}
         subset = entry.subset if "subset" in entry.model_fields_set else definition.get("dataset_name")
@@ -199,17 +201,17 @@ class _Job:
         found: str | None = self.definition["grade"]
         return found
 
-    def spec(self, places: Places, limit: int | None) -> TaskSpec | None:
+    def spec(self, definition: dict[str, Any], places: Places, limit: int | None) -> TaskSpec | None:
         """The task; None where its rows are not on this machine."""
         require(self.name, self.entry.needs)
-        definition = dict(self.definition)
         only = definition.pop("only", None)
-        splits = _used_splits(definition)
-        rows = self._rows(places, splits)
+        rows = self._rows(places, _used_splits(definition))
         if rows is None:
             return None
         if only is not None:
-            kept = {split: [row for row in found if row["task"] == only] for split, found in rows.splits.items()}
+            kept = {
+                split: [row for row in found if row["task"] == only] for split, found in rows.splits.items()
+            }
             rows = replace(rows, splits=kept)
         if self.grade == "mbpp":
             _show_examples(definition, rows)
@@ -219,15 +221,18 @@ class _Job:
     def _rows(self, places: Places, splits: list[str]) -> TaskRows | None:
         entry = listing().datasets[self.dataset]
         if self.entry.each != "pair":
-            needed = [*splits, *(["prompt"] if self.grade == "mbpp" else [])]
-            return places.rows(self.dataset, entry, self.subset, needed)
+            fetched = [split for split in splits[1:] if split in entry.splits]
+            examples = ["prompt"] if self.grade == "mbpp" else []
+            return places.rows(self.dataset, entry, self.subset, [splits[0], *fetched, *examples])
         sides = [
             places.rows(self.dataset, entry, language, splits) for language in str(self.subset).split("-")
         ]
         if any(side is None for side in sides):
             return None
         first, second = (side for side in sides if side is not None)
-        pairs = {split: _paired(str(self.subset), first.splits[split], second.splits[split]) for split in splits}
+        pairs = {
+            split: _paired(str(self.subset), first.splits[split], second.splits[split]) for split in splits
+        }
         return TaskRows(pairs, first.source, first.partial)
 
 
@@ -245,11 +250,12 @@ class _OwnJob:
     def grade(self) -> str | None:
         return self.task.grade
 
-    def spec(self, limit: int | None) -> TaskSpec:
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        return {**dict.fromkeys(_TEMPLATES), **self.task.definition(), "grade": self.task.grade}
+
+    def spec(self, definition: dict[str, Any], places: Places, limit: int | None) -> TaskSpec | None:
         rows = TaskRows(read_task_rows(self.file, self.task), str(self.file))
-        definition = {**self.task.definition(), "grade": self.task.grade}
-        for key in _TEMPLATES:
-            definition[key] = definition.get(key)
         return _spec(self.name, self.name, definition, rows, "own", limit, is_own=True)
 
 
@@ -288,11 +294,19 @@ def _single(name: str) -> _Job:
     return jobs[name]
 
 
+def _with_examples(definition: Mapping[str, Any], num_fewshot: int | None) -> dict[str, Any]:
+    """A copy of a definition; a number of examples that it sets to 0 is part of what it is."""
+    changed = num_fewshot is not None and definition.get("num_fewshot") != 0
+    return {**definition, "num_fewshot": num_fewshot} if changed else dict(definition)
+
+
 def _used_splits(definition: Mapping[str, Any]) -> list[str]:
     """The split that is evaluated, and the one that examples come from, if there are any."""
     evaluated = definition.get("test_split") or definition.get("validation_split")
-    pool = definition.get("fewshot_split") if definition.get("num_fewshot") else None
-    return [str(split) for split in dict.fromkeys((evaluated, pool)) if split is not None]
+    pool = definition.get("fewshot_split") or definition.get("training_split")
+    given = (definition.get("fewshot_config") or {}).get("samples")
+    splits = [evaluated, pool] if definition.get("num_fewshot") and given is None else [evaluated]
+    return [str(split) for split in dict.fromkeys(splits) if split is not None]
 
 
 def _spec(
@@ -305,19 +319,21 @@ def _spec(
     *,
     is_own: bool = False,
 ) -> TaskSpec:
-    split = _used_splits(definition)[0]
-    rows = {key: value for key, value in found.splits.items() if value}
-    if split not in rows:
+    splits = _used_splits(definition)
+    if empty := [split for split in splits if not found.splits.get(split)]:
+        more = f" ({found.partial})" if found.partial else ""
         raise GymError(
-            ErrorCode.DATA_INVALID, f"task {name}: {found.source}: the split {split!r} has no rows", "give another"
+            ErrorCode.DATA_INVALID,
+            f"task {name}: {found.source}: there are no rows of the split {empty[0]!r}{more}",
+            "give the whole set" if empty[0] == splits[0] else "evaluate without examples: num_fewshot 0",
         )
-    used = {key: value for key, value in rows.items() if key in (split, definition.get("fewshot_split"))}
+    split, used = splits[0], {key: found.splits[key] for key in splits}
     lock = _digest({"definition": named(definition), "rows": {key: rows_sha256(used[key]) for key in used}})
     grade = definition.pop("grade", None)
     if grade is not None:
         _grade_here(definition, grade)
     config = resolved(definition)
-    refuse(name, config, list(rows[split]), _RENDERED_ROWS)
+    refuse(name, config, _processed(config, used[split][:_RENDERED_ROWS]), _RENDERED_ROWS)
     has_choices = config.get("doc_to_choice") is not None
     if grade is not None:
         target = config["doc_to_target"]
@@ -327,7 +343,7 @@ def _spec(
     if is_own:
         config.update({key: sandboxed(key, config[key], has_choices) for key in _TEMPLATES})
     for key in _SPLITS:
-        if config.get(key) not in rows:
+        if config.get(key) not in used:
             config[key] = None
     config.update(
         task=name, dataset_path="json", dataset_name=None, dataset_kwargs={}, custom_dataset=_table(used)
@@ -349,6 +365,15 @@ def _spec(
         split=split,
         rows=used,
     )
+
+
+def _processed(config: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
+    """Rows as the definition's ``process_docs`` makes them."""
+    if config.get("process_docs") is None:
+        return list(rows)
+    from datasets import Dataset
+
+    return [dict(row) for row in config["process_docs"](Dataset.from_list(list(rows)))]
 
 
 def _grade_here(definition: dict[str, Any], grade: str) -> None:
