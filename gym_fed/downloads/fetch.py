@@ -46,7 +46,7 @@ def fetch(offer: DownloadOffer, report: Report = silent) -> Path:
         GymError: ``DISK_FULL`` before anything is fetched; ``HASH_MISMATCH`` for a file that is not what the Hub names;
             ``INTERRUPTED`` after Ctrl-C; the errors of ``hub_errors``. What was fetched is kept for the next time.
     """
-    store = hub.storage(offer.kind, offer.name)
+    store = offer.folder
     blobs = store / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     _require_space(offer, blobs)
@@ -199,7 +199,7 @@ def _lock(offer: DownloadOffer, file: RepoFile, state: _State) -> Iterator[None]
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # exported lazily
 
-    store = hub.storage(offer.kind, offer.name)
+    store = offer.folder
     folder = store.parent / ".locks" / store.name
     folder.mkdir(parents=True, exist_ok=True)
     waited = False
@@ -218,10 +218,13 @@ def _require_space(offer: DownloadOffer, folder: Path) -> None:
     missing = max(0, offer.missing_bytes - parts)
     free = shutil.disk_usage(folder).free
     if missing + _SPARE_BYTES > free:
+        hint = "free some space there (`hf cache ls` shows what it holds), or set HF_HOME to a folder of another disk"
         raise GymError(
             ErrorCode.DISK_FULL,
             f"{offer.name}: {readable_bytes(missing)} are to be fetched, {folder} has room for {readable_bytes(free)}",
-            "free some space there (`hf cache ls` shows what it holds), or set HF_HOME to a folder of another disk",
+            hint
+            if offer.store is None
+            else "free some space there, or set GYM_HOME to a folder of another disk",
         )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -91,6 +92,8 @@ class DownloadOffer:
         licence: As the card states it; None when it states none.
         gated: Whether an account has to accept terms first.
         missing_bytes: What is not yet on this machine.
+        streamed: Its rows are streamed; nothing is kept.
+        store: A folder that is not shared with other programs, since a part of a repository is no copy of it to them.
     """
 
     kind: Literal["model", "dataset"]
@@ -101,6 +104,12 @@ class DownloadOffer:
     gated: bool
     missing_bytes: int
     streamed: bool = field(default=False)
+    store: Path | None = field(default=None)
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are kept: ``store``, or the repository's folder in the Hugging Face cache."""
+        return self.store or hub.storage(self.kind, self.name)
 
     @property
     def total_bytes(self) -> int:
@@ -194,6 +203,27 @@ def offer_dataset(name: str, subset: str | None = None, commit: str | None = Non
         sum(file.size_bytes for file in files),
         streamed=True,
     )
+
+
+def offer_dataset_files(
+    name: str, choose: Callable[[Collection[str]], Iterable[str]], store: Path, commit: str | None = None
+) -> DownloadOffer:
+    """Ask the Hub for some files of a data set, to be fetched into a folder of their own.
+
+    Args:
+        name: ``owner/name``.
+        choose: Gives those that are wanted of all paths.
+        store: The folder.
+        commit: Instead of the newest.
+
+    Raises:
+        GymError: As ``offer_dataset``.
+    """
+    info, listed = _read_info("dataset", name, commit)
+    files = tuple(listed[path] for path in dict.fromkeys(choose(listed)))
+    missing = sum(file.size_bytes for file in files if not (store / "blobs" / file.digest).is_file())
+    gated = info.gated is not False
+    return DownloadOffer("dataset", name, info.sha, files, _licence(info), gated, missing, store=store)
 
 
 def _offer(

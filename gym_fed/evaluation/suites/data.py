@@ -91,7 +91,7 @@ def _given(
             continue
         files = {split: hub_files(folder, entry.splits[split], subset) for split in splits}
         if all(files.values()):
-            rows = {split: _joined(dataset, split, found) for split, found in files.items()}
+            rows = {split: row_files_of(dataset, split, found) for split, found in files.items()}
             return TaskRows(rows, str(folder))
         reader = READERS.get(dataset)
         found = None if reader is None else reader(folder, subset or "")
@@ -105,5 +105,6 @@ def hub_files(folder: Path, pattern: str, subset: str | None) -> list[Path]:
     return sorted(folder.glob(pattern.format(subset=subset or "")))
 
 
-def _joined(dataset: str, split: str, files: list[Path]) -> list[Row]:
+def row_files_of(dataset: str, split: str, files: list[Path]) -> list[Row]:
+    """The rows of a split's files, in their order, as the definitions need them."""
     return as_harness(dataset, split, [row for file in files for row in read_rows(file)])

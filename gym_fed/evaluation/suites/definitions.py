@@ -63,6 +63,11 @@ class HarnessFunction:
             raise _not_as_tried(f"{self.file}: {self.name} cannot be loaded: {error}") from error
 
 
+def has_harness() -> bool:
+    """Whether lm-evaluation-harness is installed."""
+    return importlib.util.find_spec("lm_eval") is not None
+
+
 def harness_folder() -> Path:
     """The folder ``lm_eval/tasks`` of the installed harness.
 

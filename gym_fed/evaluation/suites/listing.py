@@ -67,6 +67,9 @@ class TaskEntry(StrictModel):
     pairs: list[str] = Field(default_factory=list)
     """Of languages, ``from-to``."""
 
+    rows: int | None = None
+    """That are evaluated, where they are not all of the data set's."""
+
     needs: Needs = Needs()
     """Else the task is refused."""
 

@@ -218,6 +218,10 @@ class _Job:
         licence = listing().datasets[self.dataset].licence
         return _spec(self.name, self.entry_name, definition, rows, licence, limit)
 
+    def found(self, places: Places) -> TaskRows | None:
+        """The rows that it is evaluated on; None where they are not on this machine."""
+        return self._rows(places, _used_splits(self.definition))
+
     def _rows(self, places: Places, splits: list[str]) -> TaskRows | None:
         entry = listing().datasets[self.dataset]
         if self.entry.each != "pair":
@@ -440,3 +444,21 @@ def _unavailable(missing: Mapping[str, str], data: Path | None) -> GymError:
         f"fetch them: gym eval fetch {' '.join(missing)}; or give a folder that has them with --data; "
         "or name the tasks that are here: `gym eval list` shows which",
     )
+
+
+def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
+    """Whether the rows of all tasks of an entry are on this machine, and what differs from the whole set.
+
+    Raises:
+        GymError: As ``tasks_of``, but for sets that are not here.
+    """
+    entry = listing().tasks[entry_name]
+    if listing().datasets[str(entry.dataset)].package is not None:
+        return True, ""
+    partial = ""
+    for job in _of_entry(entry_name):
+        found = job.found(places)
+        if found is None:
+            return False, ""
+        partial = partial or found.partial
+    return True, partial

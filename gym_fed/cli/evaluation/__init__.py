@@ -1,0 +1,4 @@
+"""`gym eval`.
+
+Neighbours: imports models; imported by main.
+"""

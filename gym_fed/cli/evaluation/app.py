@@ -1,0 +1,11 @@
+"""`gym eval`: evaluate models on suites of tasks; the suites, and the rows that they need."""
+
+from __future__ import annotations
+
+import typer
+
+from gym_fed.cli.evaluation.suites import fetch_suites, list_suites
+
+app = typer.Typer(help="Evaluate models on suites of tasks, and get the rows for them.", no_args_is_help=True)
+app.command("list")(list_suites)
+app.command("fetch")(fetch_suites)

@@ -1,0 +1,230 @@
+"""Fetches the data sets of suites: offered with bytes and licence, agreed to, verified, turned into JSON Lines, locked.
+
+    offers = offers_for(["core"], home)
+    fetch_offers(offers, home)
+
+The first fetch of a set notes its commit, and the sha256 of every file, in ``evals.lock``; later ones are of that
+commit, unless an update is asked for. No code of a data set is ever run.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_fed.downloads import hub
+from gym_fed.downloads.fetch import Report, fetch, silent
+from gym_fed.downloads.offer import DownloadOffer, RepoFile, offer_dataset_files
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.suites.data import row_files_of
+from gym_fed.evaluation.suites.listing import listing, unknown_task
+from gym_fed.evaluation.suites.row_files import SUFFIXES, rows_bytes
+from gym_fed.evaluation.suites.store import (
+    LockedDataset,
+    LockedFile,
+    locked_file,
+    read_lock,
+    split_path,
+    write_lock,
+)
+from gym_fed.evaluation.suites.tasks import members
+from gym_fed.files import make_folder, write_atomically
+
+
+@dataclass(frozen=True)
+class WantedSplit:
+    """One split of one subset, and the pattern of its files in the repository."""
+
+    subset: str | None
+    split: str
+    pattern: str
+
+
+@dataclass(frozen=True)
+class DatasetOffer:
+    """What would be fetched of one data set.
+
+    Attributes:
+        dataset: Its name in the registry.
+        download: The files, their bytes, the licence that the card states.
+        wanted: The splits that are made from them.
+        licence: As the registry has it.
+    """
+
+    dataset: str
+    download: DownloadOffer
+    wanted: tuple[WantedSplit, ...]
+    licence: str
+
+    def describe(self) -> str:
+        """One line for the person who decides."""
+        stated = f"{self.dataset}: {self.download.describe()}"
+        return stated if self.download.licence else f"{stated}; its authors: {self.licence}"
+
+
+def datasets_of(names: Sequence[str]) -> dict[str, list[WantedSplit]]:
+    """The splits that the tasks of suites, groups, tasks and data sets need, by data set; of the package's own none.
+
+    Raises:
+        GymError: ``USAGE`` for an unknown name.
+    """
+    known = listing()
+    entries: dict[str, None] = {}
+    for name in names:
+        if name in known.suites or name in known.tasks:
+            entries.update(dict.fromkeys(known.entries(name)))
+        elif name in known.datasets:
+            entries.update(dict.fromkeys(key for key, task in known.tasks.items() if task.dataset == name))
+        else:
+            raise unknown_task(name, known.datasets)
+    found: dict[str, dict[WantedSplit, None]] = {}
+    for entry_name in entries:
+        entry = known.tasks[entry_name]
+        dataset = known.datasets[str(entry.dataset)]
+        if dataset.hub is None:
+            continue
+        for subset, _ in members(entry_name).values():
+            for one in str(subset).split("-") if entry.each == "pair" else [subset]:
+                for split, pattern in dataset.splits.items():
+                    wanted = WantedSplit(one, split, pattern.format(subset=one or ""))
+                    found.setdefault(str(entry.dataset), {})[wanted] = None
+    return {name: list(splits) for name, splits in found.items()}
+
+
+def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> list[DatasetOffer]:
+    """Ask the Hub for the data sets of which something is missing here; of those that are whole nothing is asked.
+
+    Args:
+        names: As for ``datasets_of``.
+        home: Of the fetched sets.
+        update: Ask for the newest commit of every set, whatever is here.
+
+    Raises:
+        GymError: As ``datasets_of`` and ``offer_dataset``; ``HASH_MISMATCH`` where a file changed on this machine, or
+            at the Hub within the commit that the lock names; ``UNAVAILABLE`` for a repository whose files are laid out
+            in another way.
+    """
+    lock = read_lock(home)
+    offers = []
+    for name, wanted in datasets_of(names).items():
+        locked = lock.datasets.get(name)
+        paths = [split_path(name, one.subset, one.split) for one in wanted]
+        if not update and all(locked_file(home, lock, name, path) is not None for path in paths):
+            continue
+        entry = listing().datasets[name]
+        commit = None if locked is None or update else locked.commit
+        store = home / "hub" / str(entry.hub).replace("/", "--")
+        with _our_remedy(name, home):
+            download = offer_dataset_files(str(entry.hub), _Chosen(name, wanted), store, commit)
+        if locked is not None and not update:
+            _require_same(name, locked, download)
+        offers.append(DatasetOffer(name, download, tuple(wanted), entry.licence))
+    return offers
+
+
+def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = silent) -> list[Path]:
+    """Fetch what was agreed to and write the splits and the lock; a set that is done stays done when the next fails.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        GymError: As ``gym_fed.downloads.fetch``; ``DATA_INVALID`` for a file that holds no rows.
+    """
+    written = []
+    for offer in offers:
+        with _our_remedy(offer.dataset, home):
+            snapshot = fetch(offer.download, report)
+        lock = read_lock(home)
+        before = lock.datasets.get(offer.dataset)
+        same = before is not None and before.commit == offer.download.commit
+        files = dict(before.files) if before is not None and same else {}
+        by_path = {file.path: file for file in offer.download.files}
+        for wanted in offer.wanted:
+            path = split_path(offer.dataset, wanted.subset, wanted.split)
+            sources = [by_path[one] for one in sorted(fnmatch.filter(by_path, wanted.pattern))]
+            files[path] = _convert(offer.dataset, wanted, snapshot, sources, home / "data" / path)
+            written.append(home / "data" / path)
+        made = LockedDataset(
+            hub=offer.download.name,
+            endpoint=hub.endpoint(),
+            commit=offer.download.commit,
+            licence=offer.download.licence,
+            files=files,
+        )
+        write_lock(home, lock.model_copy(update={"datasets": {**lock.datasets, offer.dataset: made}}))
+    return written
+
+
+@contextmanager
+def _our_remedy(name: str, home: Path) -> Iterator[None]:
+    """What to do where the Hub cannot be reached: these files are no part of the Hugging Face cache."""
+    try:
+        yield
+    except GymError as error:
+        if error.code is not ErrorCode.UNAVAILABLE or "--data" in str(error.hint):
+            raise
+        raise GymError(
+            error.code,
+            error.message,
+            f"run `gym eval fetch {name}` where there is a network, and copy {home} from there; or give a folder that "
+            "has the files with --data; or set HF_ENDPOINT to a mirror",
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Of a repository's paths those of the splits."""
+
+    dataset: str
+    wanted: Sequence[WantedSplit]
+
+    def __call__(self, listed: Collection[str]) -> Iterator[str]:
+        for one in self.wanted:
+            found = sorted(path for path in fnmatch.filter(listed, one.pattern) if path.endswith(SUFFIXES))
+            if not found:
+                raise GymError(
+                    ErrorCode.UNAVAILABLE,
+                    f"{self.dataset}: {listing().datasets[self.dataset].hub} at {hub.endpoint()} has no files "
+                    f"{one.pattern}",
+                    "its layout has changed, or the mirror is not whole: give a folder with --data",
+                )
+            yield from found
+
+
+def _require_same(name: str, locked: LockedDataset, download: DownloadOffer) -> None:
+    sources = {path: digest for file in locked.files.values() for path, digest in file.sources.items()}
+    for file in download.files:
+        if sources.get(file.path, file.digest) != file.digest:
+            raise GymError(
+                ErrorCode.HASH_MISMATCH,
+                f"{name}: {file.path} of {download.name}: {hub.endpoint()} names another sha256 than evals.lock does "
+                f"for commit {locked.commit[:12]}",
+                "check HF_ENDPOINT; to take what it has now: gym eval fetch --update",
+            )
+
+
+def _convert(
+    dataset: str, wanted: WantedSplit, snapshot: Path, sources: Sequence[RepoFile], target: Path
+) -> LockedFile:
+    """Write a split as JSON Lines."""
+    rows = row_files_of(dataset, wanted.split, [snapshot / file.path for file in sources])
+    if not rows:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{dataset}: {', '.join(file.path for file in sources)}: no rows",
+            "try another HF_ENDPOINT, or give a folder with --data",
+        )
+    data = rows_bytes(rows)
+    make_folder(target.parent)
+    write_atomically(target, data)
+    return LockedFile(
+        sha256=hashlib.sha256(data).hexdigest(),
+        bytes=len(data),
+        rows=len(rows),
+        sources={file.path: file.digest for file in sources},
+    )
