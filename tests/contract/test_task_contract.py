@@ -10,8 +10,9 @@ import pytest
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.listing import ASSETS, listing
+from gym_fed.evaluation.suites.members import members
 from gym_fed.evaluation.suites.rendering import render
-from gym_fed.evaluation.suites.tasks import TaskSpec, members, tasks_of
+from gym_fed.evaluation.suites.tasks import EvalTask, tasks_of
 from tools.tiny_suite import FOLDER, MAX_BYTES, files
 
 OURS = [name for name, entry in listing().tasks.items() if entry.dataset in ("tiny", "tools")]
@@ -21,7 +22,7 @@ GIVEN = {  # evaluated rows of the files that lie in the shared folder
 }  # fmt: skip
 
 
-def _require_contract(task: TaskSpec, most: int | None = None) -> None:
+def _require_contract(task: EvalTask, most: int | None = None) -> None:
     config = {
         key: task.config[key]
         for key in ("doc_to_text", "doc_to_target", "doc_to_choice")

@@ -72,7 +72,7 @@ def fetch_suites(
 ) -> None:
     """Fetch the rows of suites from the Hugging Face Hub; of all commands of `gym eval` this alone uses a network.
 
-    Shows bytes, sources and licences and asks once. What was fetched is kept with its sha256 in evals.lock.
+    Shows bytes, sources and licences before it needs consent. What was fetched is kept with its sha256 in evals.lock.
     """
     from gym_fed.downloads.terminal import progress
     from gym_fed.evaluation.suites.fetch import fetch_offers, offers_for

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.layouts import READERS, as_harness, folders
-from gym_fed.evaluation.suites.listing import ASSETS, DatasetEntry
+from gym_fed.evaluation.suites.listing import ASSETS, EvalDataset
 from gym_fed.evaluation.suites.row_files import Row, read_rows
 from gym_fed.evaluation.suites.store import EvalsLock, locked_file, split_path
 
@@ -43,7 +43,7 @@ class Places:
     lock: EvalsLock
 
     def rows(
-        self, dataset: str, entry: DatasetEntry, subset: str | None, splits: Iterable[str]
+        self, dataset: str, entry: EvalDataset, subset: str | None, splits: Iterable[str]
     ) -> TaskRows | None:
         """The rows of a subset, first from the folder that was given; None where they are nowhere.
 
@@ -80,7 +80,7 @@ def require_folder(data: Path) -> None:
 
 
 def _given(
-    data: Path, dataset: str, entry: DatasetEntry, subset: str | None, splits: list[str]
+    data: Path, dataset: str, entry: EvalDataset, subset: str | None, splits: list[str]
 ) -> TaskRows | None:
     """Rows of a folder: as ``gym eval fetch`` writes them, as the Hub has them, or as the authors publish them."""
     own = {split: data / split_path(dataset, subset, split) for split in splits}

@@ -22,6 +22,7 @@ from gym_fed.downloads.offer import DownloadOffer, RepoFile, offer_dataset_files
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.data import row_files_of
 from gym_fed.evaluation.suites.listing import listing, unknown_task
+from gym_fed.evaluation.suites.members import members
 from gym_fed.evaluation.suites.row_files import SUFFIXES, rows_bytes
 from gym_fed.evaluation.suites.store import (
     LockedDataset,
@@ -31,7 +32,6 @@ from gym_fed.evaluation.suites.store import (
     split_path,
     write_lock,
 )
-from gym_fed.evaluation.suites.tasks import members
 from gym_fed.files import make_folder, write_atomically
 
 
@@ -119,7 +119,7 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
         commit = None if locked is None or update else locked.commit
         store = home / "hub" / str(entry.hub).replace("/", "--")
         with _our_remedy(name, home):
-            download = offer_dataset_files(str(entry.hub), _Chosen(name, wanted), store, commit)
+            download = offer_dataset_files(str(entry.hub), _SplitFiles(name, wanted), store, commit)
         if locked is not None and not update:
             _require_same(name, locked, download)
         offers.append(DatasetOffer(name, download, tuple(wanted), entry.licence))
@@ -177,7 +177,7 @@ def _our_remedy(name: str, home: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _SplitFiles:
     """Of a repository's paths those of the splits."""
 
     dataset: str

@@ -21,7 +21,7 @@ _MBPP_TEST, _MBPP_EXAMPLES = range(11, 511), (2, 3, 4)
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRows:
     """Rows in a folder.
 
     Attributes:
@@ -35,10 +35,10 @@ class Found:
     partial: str = ""
 
 
-Reader = Callable[[Path, str], Found | None]
+Reader = Callable[[Path, str], FoundRows | None]
 
 
-def mmlu(folder: Path, subset: str) -> Found | None:
+def mmlu(folder: Path, subset: str) -> FoundRows | None:
     """``test/SUBJECT_test.csv`` and ``dev/SUBJECT_dev.csv``: question, four answers, a letter or a number from 0."""
     splits: dict[str, list[Row]] = {}
     files = []
@@ -49,8 +49,10 @@ def mmlu(folder: Path, subset: str) -> Found | None:
     if not splits:
         return None
     if "test" not in splits:
-        return Found({"test": splits["dev"]}, tuple(files), "the 5 dev rows of the subject, without examples")
-    return Found(splits, tuple(files))
+        return FoundRows(
+            {"test": splits["dev"]}, tuple(files), "the 5 dev rows of the subject, without examples"
+        )
+    return FoundRows(splits, tuple(files))
 
 
 def _mmlu_row(file: Path, row: Row, subset: str) -> Row:
@@ -62,7 +64,7 @@ def _mmlu_row(file: Path, row: Row, subset: str) -> Row:
     return {"question": values[0], "subject": subset, "choices": values[1:5], "answer": gold}
 
 
-def arc(folder: Path, subset: str) -> Found | None:
+def arc(folder: Path, subset: str) -> FoundRows | None:
     """``test.jsonl`` of query, choices and gold, or AllenAI's ``ARC-Easy-Test.jsonl``."""
     own = subset.lower().replace("-", "_")
     file = _first(folder, f"{subset}-Test.jsonl", f"{subset}/{subset}-Test.jsonl")
@@ -70,7 +72,9 @@ def arc(folder: Path, subset: str) -> Found | None:
         file = _first(folder, "test.jsonl")
     if file is None:
         return None
-    return Found({"test": [_arc_row(file, row) for row in read_rows(file)]}, (file,), "the test split only")
+    return FoundRows(
+        {"test": [_arc_row(file, row) for row in read_rows(file)]}, (file,), "the test split only"
+    )
 
 
 def _arc_row(file: Path, row: Row) -> Row:
@@ -96,12 +100,12 @@ def _arc_row(file: Path, row: Row) -> Row:
     }
 
 
-def winogrande(folder: Path, subset: str) -> Found | None:
+def winogrande(folder: Path, subset: str) -> FoundRows | None:
     """AllenAI's ``dev.jsonl`` of sentence and options, or one of two beginnings and their continuation."""
     file = _first(folder, "dev.jsonl")
     if file is None:
         return None
-    return Found({"validation": [_winogrande_row(file, row) for row in read_rows(file)]}, (file,))
+    return FoundRows({"validation": [_winogrande_row(file, row) for row in read_rows(file)]}, (file,))
 
 
 def _winogrande_row(file: Path, row: Row) -> Row:
@@ -121,13 +125,13 @@ def _winogrande_row(file: Path, row: Row) -> Row:
     }
 
 
-def truthfulqa(folder: Path, subset: str) -> Found | None:
+def truthfulqa(folder: Path, subset: str) -> FoundRows | None:
     """``TruthfulQA.csv``; its columns of answers are split at semicolons."""
     file = _first(folder, "TruthfulQA.csv")
     if file is None:
         return None
     rows = [_truthfulqa_row(file, row) for row in read_rows(file)]
-    return Found({"validation": rows}, (file,), "mc1 and mc2 are made from the columns of the CSV file")
+    return FoundRows({"validation": rows}, (file,), "mc1 and mc2 are made from the columns of the CSV file")
 
 
 def _truthfulqa_row(file: Path, row: Row) -> Row:
@@ -148,7 +152,7 @@ def _answers(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(";") if part.strip()))
 
 
-def gsm8k(folder: Path, subset: str) -> Found | None:
+def gsm8k(folder: Path, subset: str) -> FoundRows | None:
     """``train.jsonl`` and ``test.jsonl``; without the second, rows of the first that are no examples."""
     test = _first(folder, "test.jsonl")
     train = _first(folder, "train.jsonl")
@@ -157,11 +161,13 @@ def gsm8k(folder: Path, subset: str) -> Found | None:
     rows = [_gsm8k_row(train, row) for row in read_rows(train)]
     if test is not None:
         tests = [_gsm8k_row(test, row) for row in read_rows(test)]
-        return Found({"test": tests, "train": rows}, (test, train))
+        return FoundRows({"test": tests, "train": rows}, (test, train))
     if len(rows) <= _GSM8K_EXAMPLES:
         raise _unlike(train, f"more than {_GSM8K_EXAMPLES} rows, where there is no test.jsonl")
     split = {"train": rows[:_GSM8K_EXAMPLES], "test": rows[_GSM8K_EXAMPLES:]}
-    return Found(split, (train,), f"train rows from number {_GSM8K_EXAMPLES} on; models may have learnt them")
+    return FoundRows(
+        split, (train,), f"train rows from number {_GSM8K_EXAMPLES} on; models may have learnt them"
+    )
 
 
 def _gsm8k_row(file: Path, row: Row) -> Row:
@@ -170,7 +176,7 @@ def _gsm8k_row(file: Path, row: Row) -> Row:
     return {"question": str(row["question"]), "answer": str(row["answer"])}
 
 
-def mbpp(folder: Path, subset: str) -> Found | None:
+def mbpp(folder: Path, subset: str) -> FoundRows | None:
     """``mbpp.jsonl``: the rows 11 to 510 are the test split, as its authors count."""
     file = _first(folder, "mbpp.jsonl")
     if file is None:
@@ -179,28 +185,28 @@ def mbpp(folder: Path, subset: str) -> Found | None:
     if missing := [number for number in (*_MBPP_EXAMPLES, *_MBPP_TEST) if number not in rows]:
         raise _unlike(file, f"task_id 1 to 510 ({missing[0]} is missing)")
     tests = [rows[number] for number in _MBPP_TEST]
-    return Found({"test": tests, "prompt": [rows[number] for number in _MBPP_EXAMPLES]}, (file,))
+    return FoundRows({"test": tests, "prompt": [rows[number] for number in _MBPP_EXAMPLES]}, (file,))
 
 
-def humaneval(folder: Path, subset: str) -> Found | None:
+def humaneval(folder: Path, subset: str) -> FoundRows | None:
     """``HumanEval.jsonl.gz``."""
     file = _first(folder, "HumanEval.jsonl.gz", "HumanEval.jsonl")
-    return None if file is None else Found({"test": read_rows(file)}, (file,))
+    return None if file is None else FoundRows({"test": read_rows(file)}, (file,))
 
 
-def bbh(folder: Path, subset: str) -> Found | None:
+def bbh(folder: Path, subset: str) -> FoundRows | None:
     """``TASK.json`` with examples of input and target."""
     file = _first(folder, f"{subset}.json", f"bbh/{subset}.json")
     if file is None:
         return None
     rows = [{"input": str(row["input"]), "target": str(row["target"])} for row in read_rows(file)]
-    return Found({"test": rows}, (file,))
+    return FoundRows({"test": rows}, (file,))
 
 
-def ifeval(folder: Path, subset: str) -> Found | None:
+def ifeval(folder: Path, subset: str) -> FoundRows | None:
     """``ifeval_input_data.jsonl``, or ``input_data.jsonl`` as Google Research publishes it."""
     file = _first(folder, "ifeval_input_data.jsonl", "input_data.jsonl")
-    return None if file is None else Found({"train": read_rows(file)}, (file,))
+    return None if file is None else FoundRows({"train": read_rows(file)}, (file,))
 
 
 READERS: Mapping[str, Reader] = {

@@ -27,7 +27,7 @@ class Suite(StrictModel):
     """Names of tasks and groups."""
 
 
-class Needs(StrictModel):
+class MetricNeeds(StrictModel):
     """What a task's metric needs besides the extra ``eval``, and would otherwise fetch by itself."""
 
     packages: list[str] = Field(default_factory=list)
@@ -70,7 +70,7 @@ class TaskEntry(StrictModel):
     rows: int | None = None
     """That are evaluated, where they are not all of the data set's."""
 
-    needs: Needs = Needs()
+    needs: MetricNeeds = MetricNeeds()
     """Else the task is refused."""
 
     @model_validator(mode="after")
@@ -82,7 +82,7 @@ class TaskEntry(StrictModel):
         return self
 
 
-class DatasetEntry(StrictModel):
+class EvalDataset(StrictModel):
     """A data set and where it comes from."""
 
     licence: str
@@ -101,7 +101,7 @@ class DatasetEntry(StrictModel):
     """Instead of ``hub``: its folder among our assets."""
 
 
-class Listing(StrictModel):
+class SuiteRegistry(StrictModel):
     """The whole file."""
 
     suites: dict[str, Suite]
@@ -110,11 +110,11 @@ class Listing(StrictModel):
     tasks: dict[str, TaskEntry]
     """By name; a suite and a task never share one."""
 
-    datasets: dict[str, DatasetEntry]
+    datasets: dict[str, EvalDataset]
     """By name."""
 
     @model_validator(mode="after")
-    def _names_exist(self) -> Listing:
+    def _names_exist(self) -> SuiteRegistry:
         named = [name for found in (self.suites, self.tasks) for one in found.values() for name in one.tasks]
         if unknown := [name for name in named if name not in self.tasks]:
             raise ValueError(f"no task is called {unknown[0]!r}")
@@ -135,9 +135,9 @@ class Listing(StrictModel):
 
 
 @cache
-def listing() -> Listing:
+def listing() -> SuiteRegistry:
     """The registry, read once."""
-    return load_config(ASSETS / "registry.yaml", Listing)
+    return load_config(ASSETS / "registry.yaml", SuiteRegistry)
 
 
 def unknown_task(name: str, also: Iterable[str] = ()) -> GymError:

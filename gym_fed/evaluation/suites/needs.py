@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.suites.listing import Needs
+from gym_fed.evaluation.suites.listing import MetricNeeds
 
 
-def missing_needs(needs: Needs) -> list[str]:
+def missing_needs(needs: MetricNeeds) -> list[str]:
     """What of ``needs`` is not on this machine, in words."""
     found = [f"the package {name}" for name in needs.packages if importlib.util.find_spec(name) is None]
     if needs.nltk is not None and not any((folder / needs.nltk).is_dir() for folder in _nltk_folders()):
@@ -19,7 +19,7 @@ def missing_needs(needs: Needs) -> list[str]:
     return found
 
 
-def require(task: str, needs: Needs) -> None:
+def require(task: str, needs: MetricNeeds) -> None:
     """Refuse a task whose metric cannot run here.
 
     Raises:

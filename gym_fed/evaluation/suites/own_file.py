@@ -63,7 +63,7 @@ class Metric(StrictModel):
         return None if values is None else [_expression(value) for value in values]
 
 
-class Step(StrictModel):
+class AnswerStep(StrictModel):
     """One step of a filter: what is taken out of a generated answer."""
 
     function: Literal["regex", "take_first", "remove_whitespace", "lowercase", "uppercase"]
@@ -77,7 +77,7 @@ class Step(StrictModel):
     """Of ``regex``: the answer where nothing matches."""
 
     @model_validator(mode="after")
-    def _only_for_regex(self) -> Step:
+    def _only_for_regex(self) -> AnswerStep:
         given = (self.regex_pattern, self.group_select, self.fallback)
         if self.function == "regex" and self.regex_pattern is None:
             raise ValueError("regex needs regex_pattern")
@@ -95,7 +95,7 @@ class Filter(StrictModel):
     """Steps with a name; each gives a figure of its own."""
 
     name: str = Field(min_length=1, max_length=60)
-    filter: list[Step] = Field(min_length=1)
+    filter: list[AnswerStep] = Field(min_length=1)
 
 
 class GenerationKwargs(StrictModel):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.suites.tasks import TaskSpec, tasks_of
+from gym_fed.evaluation.suites.tasks import EvalTask, tasks_of
 
 CHOICES = """\
 task: capitals
@@ -35,7 +35,7 @@ def _task(folder: Path, text: str = CHOICES, rows: list[dict[str, Any]] | None =
     return file
 
 
-def _of(file: Path) -> TaskSpec:
+def _of(file: Path) -> EvalTask:
     return tasks_of([str(file)], home=file.parent)[0]
 
 

@@ -1,0 +1,171 @@
+"""One task as the harness takes it: its definition with our metric and rows in place, checked, with its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.suites import grading
+from gym_fed.evaluation.suites.data import TaskRows
+from gym_fed.evaluation.suites.definitions import named, resolved
+from gym_fed.evaluation.suites.rendering import refuse, sandboxed, value_of
+from gym_fed.evaluation.suites.row_files import Row, rows_sha256
+
+TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
+_RENDERED_ROWS = 8
+_SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+
+Kind = Literal["choices", "text", "code", "schema", "translation"]
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """One task, all of whose rows are here.
+
+    Attributes:
+        name: As the harness or we call it.
+        group: The entry of the registry that it belongs to; its own name for a task that stands alone.
+        version: Of the definition, as its author counts.
+        config: For the harness's ``ConfigurableTask(config=...)``: functions are loaded, ``custom_dataset`` gives the
+            rows that ``lock`` is of, splits that are not here are None.
+        lock: sha256 of definition and rows: what another must have to reproduce it. ``limit`` is not in it.
+        kind: How an answer is judged.
+        metric: The task's first metric.
+        licence: Of the rows, SPDX; ``own`` for a file of one's own.
+        source: Where the rows came from.
+        partial: What differs from the whole set; empty for the whole.
+        limit: Most rows to evaluate; None for all.
+        split: The one that is evaluated.
+        rows: By split, as read; ``rows[split]`` are evaluated, the others are examples.
+    """
+
+    name: str
+    group: str
+    version: str
+    config: Mapping[str, Any] = field(repr=False)
+    lock: str
+    kind: Kind
+    metric: str
+    licence: str
+    source: str
+    partial: str
+    limit: int | None
+    split: str
+    rows: Mapping[str, Sequence[Row]] = field(repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        """How many are evaluated."""
+        whole = len(self.rows[self.split])
+        return whole if self.limit is None else min(self.limit, whole)
+
+
+def used_splits(definition: Mapping[str, Any]) -> list[str]:
+    """The split that is evaluated, and the one that examples come from, if there are any."""
+    evaluated = definition.get("test_split") or definition.get("validation_split")
+    pool = definition.get("fewshot_split") or definition.get("training_split")
+    given = (definition.get("fewshot_config") or {}).get("samples")
+    splits = [evaluated, pool] if definition.get("num_fewshot") and given is None else [evaluated]
+    return [str(split) for split in dict.fromkeys(splits) if split is not None]
+
+
+def eval_task(
+    name: str,
+    group: str,
+    definition: dict[str, Any],
+    found: TaskRows,
+    licence: str,
+    limit: int | None,
+    *,
+    is_own: bool = False,
+) -> EvalTask:
+    splits = used_splits(definition)
+    if empty := [split for split in splits if not found.splits.get(split)]:
+        more = f" ({found.partial})" if found.partial else ""
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"task {name}: {found.source}: there are no rows of the split {empty[0]!r}{more}",
+            "give the whole set" if empty[0] == splits[0] else "evaluate without examples: num_fewshot 0",
+        )
+    split, used = splits[0], {key: found.splits[key] for key in splits}
+    lock = _digest({"definition": named(definition), "rows": {key: rows_sha256(used[key]) for key in used}})
+    grade = definition.pop("grade", None)
+    if grade is not None:
+        _grade_here(definition, grade)
+    config = resolved(definition)
+    refuse(name, config, _processed(config, used[split][:_RENDERED_ROWS]), _RENDERED_ROWS)
+    has_choices = config.get("doc_to_choice") is not None
+    if grade is not None:
+        target = config["doc_to_target"]
+        config["process_results"] = grading.process_results(
+            grade, lambda row: value_of("doc_to_target", target, row, has_choices)
+        )
+    if is_own:
+        config.update({key: sandboxed(key, config[key], has_choices) for key in TEMPLATES})
+    for key in _SPLITS:
+        if config.get(key) not in used:
+            config[key] = None
+    config.update(
+        task=name, dataset_path="json", dataset_name=None, dataset_kwargs={}, custom_dataset=_table(used)
+    )
+    metrics = config.get("metric_list") or [{"metric": "acc"}]
+    version = (config.get("metadata") or {}).get("version", 1)
+    return EvalTask(
+        name=name,
+        group=group,
+        version=str(version),
+        config=config,
+        lock=lock,
+        kind=_kind(config, grade),
+        metric=str(metrics[0]["metric"]),
+        licence=licence,
+        source=found.source,
+        partial=found.partial,
+        limit=limit,
+        split=split,
+        rows=used,
+    )
+
+
+def _processed(config: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
+    """Rows as the definition's ``process_docs`` makes them."""
+    if config.get("process_docs") is None:
+        return list(rows)
+    from datasets import Dataset
+
+    return [dict(row) for row in config["process_docs"](Dataset.from_list(list(rows)))]
+
+
+def _grade_here(definition: dict[str, Any], grade: str) -> None:
+    """Our metric in the place of the definition's, whose functions are then never loaded."""
+    metric = {"metric": grading.GRADES[grade], "aggregation": "mean", "higher_is_better": True}
+    definition["metric_list"] = [metric]
+    for key in ("filter_list", "unsafe_code", "process_results"):
+        definition.pop(key, None)
+
+
+def _table(rows: Mapping[str, Sequence[Row]]) -> Callable[..., Any]:
+    """The harness's ``custom_dataset``: it calls this with the metadata, and nothing is written to a cache."""
+
+    def dataset(**_: Any) -> Any:
+        from datasets import Dataset, DatasetDict
+
+        return DatasetDict({split: Dataset.from_list(list(found)) for split, found in rows.items()})
+
+    return dataset
+
+
+def _kind(config: Mapping[str, Any], grade: str | None) -> Kind:
+    if grade is not None:
+        kinds: dict[str, Kind] = {"json_schema": "schema", "chrf": "translation"}
+        return kinds.get(grade, "code")
+    return "choices" if config.get("output_type") == "multiple_choice" else "text"
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
