@@ -89,6 +89,18 @@ class KVCache:
             raise ValueError(f"length {length} is not from 0 to {self._length}")
         self._length = length
 
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer that count, as views where that is possible."""
+        keys, values = self._layers[layer]
+        return keys[:, : self._length], values[:, : self._length]
+
+    def branch(self, tokens: int) -> KVCache:
+        """A cache for another text with the same beginning, with memory for so many tokens behind it.
+
+        The beginning is read from this one, which must not be truncated below it while the branch is in use.
+        """
+        return _Branch(self, tokens)
+
     def _empty(self, like: Tensor) -> Tensor:
         heads, _, dim = like.shape
         return torch.empty(heads, self._capacity, dim, dtype=like.dtype, device=like.device)
@@ -97,6 +109,41 @@ class KVCache:
         new = self._empty(old)
         new[:, : self._length] = old[:, : self._length]
         return new
+
+
+class _Branch(KVCache):
+    """A cache that keeps only what follows the beginning that it shares.
+
+    Args:
+        beginning: Holds the beginning: its tokens of now.
+        capacity_hint: Tokens behind it.
+    """
+
+    def __init__(self, beginning: KVCache, capacity_hint: int) -> None:
+        super().__init__(capacity_hint)
+        self._beginning = beginning
+        self._shared = beginning.length
+
+    @property
+    def length(self) -> int:
+        return self._shared + self._length
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        own = super().write(layer, keys, values)
+        return self._behind_beginning(layer, own)
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._behind_beginning(layer, super().read(layer))
+
+    def truncate(self, length: int) -> None:
+        super().truncate(length - self._shared)
+
+    def _behind_beginning(self, layer: int, own: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        keys, values = self._beginning.read(layer)
+        return (
+            torch.cat((keys[:, : self._shared], own[0]), dim=1),
+            torch.cat((values[:, : self._shared], own[1]), dim=1),
+        )
 
 
 NAME = "gym_fed_packed"

@@ -49,6 +49,7 @@ class Chunk:
         cache: The request's own; the tokens are appended to it.
         variant: None: the base.
         wants_logits: Whether to compute the logits after the last token.
+        num_logits: After how many of its last tokens they are computed then; scoring a text needs more than one.
         hidden: Collects the last hidden states of its tokens, for an embedding.
     """
 
@@ -57,6 +58,12 @@ class Chunk:
     variant: LoadedVariant | None = None
     wants_logits: bool = True
     hidden: HiddenMean | None = None
+    num_logits: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits that a step returns for it."""
+        return self.num_logits if self.wants_logits else 0
 
 
 class MultiVariantModel:
@@ -137,16 +144,16 @@ class MultiVariantModel:
         """Run all chunks in one forward.
 
         Returns:
-            Logits ``[chunks that want them, vocabulary]`` float32, in order. A broken variant changes only its own
-            rows, which may be NaN.
+            Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant
+            changes only its own rows, which may be NaN.
 
         Raises:
-            GymError: ``USAGE`` for an empty chunk, for two chunks of one cache, and for a variant that was loaded for
-                another kernel. The caches are unchanged then.
+            GymError: ``USAGE`` for an empty chunk, for more logits than a chunk has tokens, for two chunks of one
+                cache, and for a variant that was loaded for another kernel. The caches are unchanged then.
         """
         ends, tokens = self._packed(chunks)
         self._windows = tokens.windows
-        wanted = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.wants_logits]
+        wanted = [at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)]
         keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         states: list[Tensor] = []
         watch = None
@@ -182,6 +189,8 @@ class MultiVariantModel:
     def _packed(self, chunks: Sequence[Chunk]) -> tuple[list[int], attention.PackedTokens]:
         if not chunks or not all(chunk.token_ids for chunk in chunks):
             raise GymError(ErrorCode.USAGE, "a step needs chunks of at least one token each")
+        if not all(chunk.num_logits in range(1, len(chunk.token_ids) + 1) for chunk in chunks):
+            raise GymError(ErrorCode.USAGE, "num_logits must be from 1 to the tokens of the chunk")
         if len({id(chunk.cache) for chunk in chunks}) != len(chunks):
             raise GymError(ErrorCode.USAGE, "two chunks of one step have the same cache")
         ends, spans, at = [], [], 0
@@ -213,13 +222,15 @@ class MultiVariantModel:
         if self._active is None or self._active.variants != tuple(variants):
             self._active = ActiveVariants(variants, self.layout)
         number = {id(variant): at for at, variant in enumerate(variants)}
-        body, head, wanted = [], [], 0
+        body: list[tuple[int, int, int]] = []
+        head: list[tuple[int, int, int]] = []
+        wanted = 0
         for chunk, end in zip(chunks, ends, strict=True):
             if chunk.variant is not None:
-                body.append((number[id(chunk.variant)], end - len(chunk.token_ids), end))
-                if chunk.wants_logits:
-                    head.append((number[id(chunk.variant)], wanted, wanted + 1))
-            wanted += chunk.wants_logits
+                _append(body, number[id(chunk.variant)], end - len(chunk.token_ids), end)
+                if chunk.rows:
+                    _append(head, number[id(chunk.variant)], wanted, wanted + chunk.rows)
+            wanted += chunk.rows
         return StepRows(
             self._active,
             Segments(body, ends[-1], self._bulk_rows, self._device),
@@ -271,6 +282,14 @@ class MultiVariantModel:
                     f"{wanted}, but its attention uses {self._windows.get(layer, 'no keys at all')}",
                     "use a model that passes its window to its attention, such as Mistral or Qwen3",
                 )
+
+
+def _append(spans: list[tuple[int, int, int]], variant: int, start: int, stop: int) -> None:
+    """Add a variant's rows, to its last span where they follow it."""
+    if spans and spans[-1][0] == variant and spans[-1][2] == start:
+        spans[-1] = (variant, spans[-1][1], stop)
+    else:
+        spans.append((variant, start, stop))
 
 
 def _require_servable(model: nn.Module, kernel: str) -> None:

@@ -1,0 +1,289 @@
+"""Scores a base and its variants in this process, through the packed steps that serve them.
+
+A window of requests becomes a tree of token sequences (``tree``); its nodes are computed depth first, many in a step,
+each behind the KV cache of its parent. A window is computed under every model before the next begins, so that what is
+done of an evaluation is done under all of them. Log-softmax is in float32, of the scored rows only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gym_fed.config.serving import EngineConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
+from gym_fed.evaluation.scoring.tree import ScoredText, TreeNode, tree, windows
+from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
+from gym_fed.serving.forward.multi_variant import Chunk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gym_fed.serving.engine.generation import Generation
+    from gym_fed.serving.forward.attention import KVCache
+    from gym_fed.serving.forward.loaded import LoadedVariant
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+
+_WINDOW_TOKENS = 4096
+_STEP_TOKENS = 1024
+_LOGITS_BYTES = 128 << 20
+_AT_ONCE = 64
+
+
+class LocalScorer:
+    """A ``Scorer`` of a model that is being served.
+
+    Args:
+        served: The base.
+        tokenizer: Its tokenizer.
+        variants: By name; None is the base itself.
+        max_length: Context in tokens; by default the model's own.
+        step_tokens: Most tokens of a step.
+        on_close: Frees what the caller opened.
+
+    Raises:
+        GymError: ``USAGE`` for no models.
+    """
+
+    def __init__(
+        self,
+        served: MultiVariantModel,
+        tokenizer: Any,
+        variants: Mapping[str, LoadedVariant | None],
+        *,
+        max_length: int | None = None,
+        step_tokens: int = _STEP_TOKENS,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        if not variants:
+            raise GymError(ErrorCode.USAGE, "there is no model to evaluate")
+        self.models = tuple(variants)
+        self.tokenizer = tokenizer
+        config = served.model.config.get_text_config()
+        self.max_length = max_length or int(config.max_position_embeddings)
+        self._served = served
+        self._variants = dict(variants)
+        self._step_tokens = step_tokens
+        self._most_rows = max(1, _LOGITS_BYTES // (4 * served.vocabulary))
+        self._on_close = on_close
+
+    def close(self) -> None:
+        self._on_close()
+
+    def loglikelihoods(
+        self, continuations: Sequence[Continuation]
+    ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
+        """See ``Scorer``.
+
+        Raises:
+            GymError: ``USAGE``; ``MODEL_INVALID`` for a model whose probabilities are no numbers.
+        """
+        texts = [self._text(place, asked) for place, asked in enumerate(continuations)]
+        for window in windows(texts, _WINDOW_TOKENS):
+            found: dict[str, dict[int, Loglikelihood]] = {}
+            for name, variant in self._variants.items():
+                found[name] = self._score(name, variant, window)
+            for text in window:
+                yield text.place, {name: found[name][text.place] for name in self.models}
+
+    def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
+        """See ``Scorer``.
+
+        Raises:
+            GymError: ``USAGE``, ``TOO_LARGE``.
+        """
+        most = max((request.max_tokens for request in prompts), default=1)
+        kept = [self._kept(request) for request in prompts]
+        config = EngineConfig(
+            max_concurrent=_AT_ONCE,
+            max_queued_per_user=2 * _AT_ONCE * len(self.models),
+            max_queued=2 * _AT_ONCE * len(self.models),
+            max_batch_tokens=max(16, self._step_tokens),
+            kv_cache_size=max(4 << 30, self._served.bytes_per_token * (self.max_length + most)),
+        )
+        order = deque(sorted(range(len(prompts)), key=lambda place: -len(kept[place])))
+        flying: deque[tuple[int, dict[str, Generation]]] = deque()
+        with Engine(self._served, self.tokenizer, _Held(self._variants), config) as engine:
+            while order or flying:
+                while order and len(flying) < _AT_ONCE:
+                    place = order.popleft()
+                    sampling = _sampling(prompts[place])
+                    sent = {
+                        name: engine.submit(
+                            GenerationRequest(kept[place], sampling, None if variant is None else name)
+                        )
+                        for name, variant in self._variants.items()
+                    }
+                    flying.append((place, sent))
+                place, sent = flying.popleft()
+                cut = len(prompts[place].prompt_ids) - len(kept[place])
+                yield (
+                    place,
+                    {
+                        name: self._answer(prompts[place], answer.result(), cut)
+                        for name, answer in sent.items()
+                    },
+                )
+
+    # Log-likelihoods.
+
+    def _text(self, place: int, asked: Continuation) -> ScoredText:
+        if not asked.context_ids or not asked.continuation_ids:
+            raise GymError(ErrorCode.USAGE, f"request {place}: context and continuation need a token each")
+        if len(asked.continuation_ids) > self.max_length:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"request {place}: a continuation of {len(asked.continuation_ids)} tokens; the model's context is "
+                f"{self.max_length}",
+            )
+        whole = asked.context_ids + asked.continuation_ids
+        kept = whole[-(self.max_length + 1) :]
+        return ScoredText(place, kept[:-1], asked.continuation_ids, len(whole) - len(kept))
+
+    def _score(
+        self, name: str, variant: LoadedVariant | None, window: Sequence[ScoredText]
+    ) -> dict[int, Loglikelihood]:
+        """A window under one model."""
+        sums = _Sums(window, self._served)
+        # Depth first: a node's cache is freed once what follows it is computed.
+        waiting: list[tuple[TreeNode, KVCache | None]] = [
+            (node, None) for node in reversed(tree(window, self._step_tokens))
+        ]
+        while waiting:
+            nodes: list[TreeNode] = []
+            chunks: list[Chunk] = []
+            tokens = rows = 0
+            while waiting:
+                node, parent = waiting[-1]
+                length, wanted = node.end - node.begin, node.num_logits
+                if chunks and (tokens + length > self._step_tokens or rows + wanted > self._most_rows):
+                    break
+                waiting.pop()
+                cache = self._served.new_cache(length) if parent is None else parent.branch(length)
+                chunks.append(Chunk(node.token_ids, cache, variant, wanted > 0, num_logits=max(1, wanted)))
+                nodes.append(node)
+                tokens, rows = tokens + length, rows + wanted
+            sums.add(nodes, self._served.step(chunks))
+            for node, chunk in zip(reversed(nodes), reversed(chunks), strict=True):
+                waiting += [(child, chunk.cache) for child in reversed(node.children)]
+        return sums.results(name)
+
+    # Answers.
+
+    def _kept(self, request: AnswerRequest) -> list[int]:
+        if not request.prompt_ids:
+            raise GymError(ErrorCode.USAGE, "a prompt needs a token")
+        room = self.max_length - request.max_tokens
+        if room < 1:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"an answer of {request.max_tokens} tokens leaves no room for a prompt: the model's context is "
+                f"{self.max_length}",
+                "set max_gen_toks of the task's generation_kwargs lower",
+            )
+        return list(request.prompt_ids[-room:])
+
+    def _answer(self, request: AnswerRequest, output: CompletionOutput, cut: int) -> AnswerResult:
+        # Decoded alone, as the harness does: the engine's text goes on from the prompt, with a first space.
+        text = str(self.tokenizer.decode(list(output.token_ids), skip_special_tokens=True))
+        for stop in request.until:
+            text = text.split(stop)[0] if stop else text
+        margins = tuple(
+            token.logprob - max((logprob for other, _, logprob in token.top if other != token.token_id))
+            for token in output.logprobs
+        )
+        reason = "stop" if output.finish_reason == "stop" else "length"
+        return AnswerResult(text, tuple(output.token_ids), reason, cut, margins)
+
+
+class _Sums:
+    """Log-likelihoods of a window's texts, summed node by node."""
+
+    def __init__(self, window: Sequence[ScoredText], served: MultiVariantModel) -> None:
+        self._window = window
+        self._number = {text.place: number for number, text in enumerate(window)}
+        device = torch.device(served.layout.device)
+        self._logprobs = torch.zeros(len(window), dtype=torch.float64, device=device)
+        self._greedy = torch.ones(len(window), dtype=torch.bool, device=device)
+
+    @torch.inference_mode()
+    def add(self, nodes: Sequence[TreeNode], logits: Tensor) -> None:
+        """Take the logits ``[rows, vocabulary]`` of some nodes, those of a node's last tokens one behind the other."""
+        rows: list[int] = []
+        targets: list[int] = []
+        owners: list[int] = []
+        start = 0
+        for node in nodes:
+            begin = node.end - node.num_logits  # the position of its first row
+            for text in node.texts:
+                for position in range(max(begin, text.first_scored), node.end):
+                    rows.append(start + position - begin)
+                    targets.append(text.targets[position - text.first_scored])
+                    owners.append(self._number[text.place])
+            start += node.num_logits
+        if not rows:
+            return
+        device = logits.device
+        row, target = torch.tensor(rows, device=device), torch.tensor(targets, device=device)
+        owner = torch.tensor(owners, device=device)
+        found = logits[row, target] - torch.logsumexp(logits, dim=1)[row]
+        self._logprobs.index_add_(0, owner, found.to(torch.float64))
+        wrong = owner[logits.argmax(dim=1)[row] != target]
+        self._greedy[wrong] = False
+
+    def results(self, name: str) -> dict[int, Loglikelihood]:
+        """By place.
+
+        Raises:
+            GymError: ``MODEL_INVALID``.
+        """
+        if not bool(torch.isfinite(self._logprobs).all()):
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{name}: its log-likelihoods are not finite",
+                "leave it out, or train it again",
+            )
+        values, greedy = self._logprobs.tolist(), self._greedy.tolist()
+        return {
+            text.place: Loglikelihood(values[number], greedy[number], text.cut)
+            for number, text in enumerate(self._window)
+        }
+
+
+def _sampling(request: AnswerRequest) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        seed=request.seed,
+        stop=tuple(stop for stop in request.until if stop),
+        logprobs=2,
+    )
+
+
+class _Held:
+    """A ``VariantSource`` of variants that stay in memory."""
+
+    def __init__(self, variants: Mapping[str, LoadedVariant | None]) -> None:
+        self._variants = {name: variant for name, variant in variants.items() if variant is not None}
+
+    def prefetch(self, name: str) -> None:
+        self.acquire(name)
+
+    def poll(self, name: str) -> LoadedVariant | None:
+        return self.acquire(name)
+
+    def lacks_room(self, name: str) -> bool:
+        return False
+
+    def acquire(self, name: str) -> LoadedVariant:
+        if name not in self._variants:
+            raise GymError(ErrorCode.NOT_FOUND, f"no variant {name!r}")
+        return self._variants[name]
+
+    def release(self, variant: LoadedVariant) -> None:
+        """They stay."""

@@ -1,0 +1,118 @@
+"""Texts that begin alike, as a tree: each common beginning is computed once, and what follows branches off it.
+
+The choices of a question share the question, and the questions of a task share its examples. A node holds the tokens
+that its texts have in common; a text is read from the nodes on its way, of which its own last one is the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+LEAST_SHARED = 8
+"""Fewer common tokens are not worth a branch."""
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """Tokens of which the last are scored.
+
+    Attributes:
+        place: In what was asked for.
+        ids: Inputs of the model: context and continuation without the last token.
+        targets: The continuation; ``targets[-1]`` follows ``ids``.
+        cut: Tokens that were left out before ``ids``.
+    """
+
+    place: int
+    ids: tuple[int, ...]
+    targets: tuple[int, ...]
+    cut: int
+
+    @property
+    def first_scored(self) -> int:
+        """The position whose logits are for the first of ``targets``."""
+        return len(self.ids) - len(self.targets)
+
+
+@dataclass
+class TreeNode:
+    """The tokens ``[begin, end)`` of all of ``texts``, in which they are alike.
+
+    Attributes:
+        children: What follows, in each of which some of the texts go on.
+    """
+
+    begin: int
+    end: int
+    texts: Sequence[ScoredText]
+    children: list[TreeNode] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return list(self.texts[0].ids[self.begin : self.end])
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its last tokens some text is scored after."""
+        return max(0, self.end - max(self.begin, min(text.first_scored for text in self.texts)))
+
+
+def windows(texts: Sequence[ScoredText], max_tokens: int) -> Iterator[list[ScoredText]]:
+    """Sorted by their tokens, so that those which begin alike stay together, in parts of about ``max_tokens``."""
+    part: list[ScoredText] = []
+    tokens = 0
+    for text in sorted(texts, key=lambda text: text.ids):
+        new = len(text.ids) - (common(part[-1].ids, text.ids) if part else 0)
+        if part and tokens + new > max_tokens:
+            yield part
+            part, tokens, new = [], 0, len(text.ids)
+        part.append(text)
+        tokens += new
+    if part:
+        yield part
+
+
+def tree(texts: Sequence[ScoredText], max_tokens: int) -> list[TreeNode]:
+    """The tree of sorted texts: its first nodes. No node has more than ``max_tokens``."""
+    first: list[TreeNode] = []
+    open_levels: list[tuple[Sequence[ScoredText], int, list[TreeNode]]] = [(texts, 0, first)]
+    while open_levels:
+        some, begin, nodes = open_levels.pop()
+        for end, alike in _parts(some, begin, max_tokens):
+            node = TreeNode(begin, end, alike)
+            nodes.append(node)
+            if longer := [text for text in alike if len(text.ids) > end]:
+                open_levels.append((longer, end, node.children))
+    return first
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts have in common from the beginning."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    low, high = 0, most  # one[:low] is equal, one[:high] is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _parts(
+    texts: Sequence[ScoredText], begin: int, max_tokens: int
+) -> Iterator[tuple[int, Sequence[ScoredText]]]:
+    """Texts that are alike up to ``begin``, and all longer, by what they go on with, and how far they share it."""
+    first = 0
+    while first < len(texts):
+        end, last = len(texts[first].ids), first + 1
+        while last < len(texts):
+            alike = min(end, common(texts[first].ids, texts[last].ids))
+            if alike == begin or (alike - begin < LEAST_SHARED and alike < len(texts[first].ids)):
+                break
+            end, last = alike, last + 1
+        yield min(end, begin + max_tokens), texts[first:last]
+        first = last
