@@ -353,20 +353,29 @@ def _encoder(tokenizer: Any, max_length: int) -> Any:
     from lm_eval.models.utils import has_bos_prefix
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+    def one(context: Sequence[int | None], ids: Sequence[int]) -> Continuation:
+        if context[0] is None:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                "a text is scored from its first word on, and the tokenizer has no token to begin with",
+                "evaluate the model's folder, or leave the task out",
+            )
+        return Continuation(tuple(int(token or 0) for token in context), tuple(ids))
+
     class Encoder(TemplateLM):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.tokenizer = tokenizer
 
         @property
-        def eot_token_id(self) -> int:
-            return int(tokenizer.eos_token_id)
+        def eot_token_id(self) -> int | None:
+            found: int | None = tokenizer.eos_token_id
+            return found
 
         @property
-        def prefix_token_id(self) -> int:
-            return int(
-                tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-            )
+        def prefix_token_id(self) -> int | None:
+            found: int | None = tokenizer.bos_token_id
+            return self.eot_token_id if found is None else found
 
         @property
         def eos_text(self) -> str | None:
@@ -385,7 +394,7 @@ def _encoder(tokenizer: Any, max_length: int) -> Any:
             return list(tokenizer.encode(string, **({"add_special_tokens": False} if bare else {})))
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
-            return [Continuation(tuple(context), tuple(ids)) for _text, context, ids in requests]
+            return [one(context, ids) for _text, context, ids in requests]
 
         def windows(self, text: str) -> tuple[Continuation, ...]:
             parts = get_rolling_token_windows(
@@ -394,9 +403,7 @@ def _encoder(tokenizer: Any, max_length: int) -> Any:
                 max_seq_len=max_length,
                 context_len=1,
             )
-            return tuple(
-                Continuation(tuple(context), tuple(ids)) for context, ids in map(make_disjoint_window, parts)
-            )
+            return tuple(one(context, ids) for context, ids in map(make_disjoint_window, parts))
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
             return [self.windows(one.args[0]) for one in requests]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from gym_fed.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -101,3 +105,16 @@ class EvalResults:
     tasks: Mapping[str, TaskResult]
     seconds: float
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, task: str) -> dict[str, float]:
+        """The values of a task by metric, and ``num_examples``."""
+        found = self.tasks[task]
+        values = {name: figure.value for name, figure in found.figures.items()}
+        return {**values, "num_examples": len(found.samples)}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the values of every task as JSON."""
+        target = Path(path)
+        document = {task: self[task] for task in self.tasks}
+        write_atomically(target, f"{json.dumps(document, indent=2, sort_keys=True)}\n".encode())
+        return target

@@ -80,6 +80,28 @@ class RemoteWriter:
         except httpx.HTTPError as error:
             raise _unreachable(place, error) from error
 
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The first choice of ``/v1/completions``, whole.
+
+        Raises:
+            GymError: As the server refuses it; ``UNAVAILABLE`` for an answer that is none.
+        """
+        import httpx
+
+        place = f"{self._url}/completions"
+        try:
+            answer = self._client.post(place, json=body)
+        except httpx.HTTPError as error:
+            raise _unreachable(place, error) from error
+        if answer.status_code != 200:
+            raise _refusal(place, answer)
+        try:
+            return dict(answer.json()["choices"][0])
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, f"{place}: not an answer", "is it a server with OpenAI's API?"
+            ) from error
+
     def close(self) -> None:
         """Close the connections."""
         self._client.close()

@@ -1,0 +1,261 @@
+"""`Evaluator`: models on the tasks of suites, of one's own files, and on generated tasks.
+
+    results = Evaluator(benchmarks=["tiny"], model="gym-nano").run()
+    results["tiny_arithmetic"]["exact_match"]
+
+Every outcome is on the disk before the next is computed, so that the same call goes on after a kill; results that are
+there already are read, not computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.harness import (
+    Preparation,
+    PreparedRequest,
+    PromptOptions,
+    TaskSource,
+    require_harness,
+)
+from gym_fed.evaluation.own_rows import is_own, own_rows
+from gym_fed.evaluation.results import EvalResults
+from gym_fed.evaluation.running import RunningFile
+from gym_fed.evaluation.scoring.opening import (
+    ModelRequest,
+    OpenModels,
+    open_models,
+    require_named,
+    template_digest,
+)
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.scoring.scorer import Scorer
+
+OUT = Path("evals")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        done: Requests, of earlier runs too.
+        total: Requests.
+        task: Of the last one.
+    """
+
+    done: int
+    total: int
+    task: str
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Evaluator:
+    """Measures models on tasks.
+
+    Args:
+        benchmarks: Names of suites and tasks (``gym eval list``), task files, generated tasks (``gym data tasks``), of
+            which held-out rows are asked, and files of conversations.
+        model: A name or folder as for ``load_model``; ``BASE:VARIANT``; a ``.gymdelta``; the result of
+            ``Trainer.train``; a ``ModelRequest``, which may name many variants.
+        num_examples: Most rows of each task.
+        num_fewshot: Examples in each prompt; None: as each task says.
+        apply_chat_template: Whether prompts are conversations in the model's template.
+        data: Folder of evaluation sets, looked at before those that were fetched.
+        out: Folder of records; None keeps nothing, and cannot be continued.
+        fresh: Compute again what has a record.
+        on_progress: Called after every request.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` without the extra ``eval``; as ``tasks_of``: an unknown task with the nearest
+            names, a set that is not on this machine with the command that fetches it; as ``require_named``.
+    """
+
+    def __init__(
+        self,
+        benchmarks: Sequence[str],
+        model: Any,
+        *,
+        num_examples: int | None = None,
+        num_fewshot: int | None = None,
+        apply_chat_template: bool = False,
+        data: str | Path | None = None,
+        out: str | Path | None = None,
+        fresh: bool = False,
+        on_progress: OnProgress = lambda progress: None,
+    ) -> None:
+        if not benchmarks:
+            raise GymError(ErrorCode.USAGE, "no benchmark is named", "gym eval list shows them")
+        require_harness()
+        self.benchmarks = list(benchmarks)
+        self.request = model if isinstance(model, ModelRequest) else ModelRequest(model)
+        self.options = PromptOptions(num_fewshot, num_examples, apply_chat_template)
+        self._out = None if out is None else Path(out)
+        self._fresh = fresh
+        self._on_progress = on_progress
+        require_named(self.request)
+        self._own = [name for name in self.benchmarks if is_own(name)]
+        self._specs = self._suite_tasks(None if data is None else Path(data))
+
+    def run(self) -> EvalResults:
+        """The results of the model; of several, of the first.
+
+        Raises:
+            GymError: As ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the same.
+            KeyboardInterrupt: On Ctrl-C; the same call goes on.
+        """
+        return next(iter(self.run_all().values()))
+
+    def run_all(self) -> dict[str, EvalResults]:
+        """The results of every model, by what results call it, computed in one pass. Raises as ``run``."""
+        with open_models(self.request) as models:
+            if models.scorer.max_length >= 1 << 30 and self.options.apply_chat_template:
+                raise GymError(
+                    ErrorCode.USAGE,
+                    "--apply-chat-template needs the tokenizer, which the server has",
+                    "leave it out, or evaluate the model's folder",
+                )
+            tokenizer = models.scorer.tokenizer
+            sources = [
+                *self._specs,
+                *(own_rows(name, tokenizer, self.options.limit) for name in self._own),
+            ]
+            identities = self._identities(models, sources)
+            found = {name: self._recorded(identities[name]) for name in identities}
+            if any(results is None for results in found.values()):
+                found = {**self._computed(models, sources, identities)}
+            return {models.names[name]: results for name, results in found.items() if results is not None}
+
+    def submit_to_leaderboard(self, *, model_name: str, organization: str) -> Any:
+        """``EvalResults.submit_to_leaderboard`` of ``run``."""
+        return self.run().submit_to_leaderboard(model_name=model_name, organization=organization)
+
+    def _suite_tasks(self, data: Path | None) -> list[TaskSource]:
+        names = [name for name in self.benchmarks if name not in self._own]
+        if not names:
+            return []
+        from gym_fed.evaluation.suites.tasks import tasks_of
+
+        return list(tasks_of(names, data, self.options.limit))
+
+    def _identities(
+        self, models: OpenModels, sources: Sequence[TaskSource]
+    ) -> dict[str, Mapping[str, str]]:
+        locks = sorted((source.name, str(source.version), source.lock) for source in sources)
+        asked = {
+            "tasks": locks,
+            "limit": self.options.limit,
+            "num_fewshot": self.options.num_fewshot,
+        }
+        shared = {
+            "suite": f"sha256:{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()}",
+            "template": template_digest(models.scorer.tokenizer, self.options.apply_chat_template),
+            "decoding": "greedy",
+        }
+        return {name: {**models.identities[name], **shared} for name in models.scorer.models}
+
+    def _recorded(self, identity: Mapping[str, str]) -> EvalResults | None:
+        if self._out is None or self._fresh:
+            return None
+        from gym_fed.evaluation.records.reader import find_record
+
+        return find_record(identity, self._out)
+
+    def _computed(
+        self,
+        models: OpenModels,
+        sources: Sequence[TaskSource],
+        identities: Mapping[str, Mapping[str, str]],
+    ) -> dict[str, EvalResults]:
+        began = time.monotonic()
+        scorer = models.scorer
+        preparation = Preparation(sources, scorer.tokenizer, scorer.max_length, self.options)
+        with RunningFile(self._out, identities) as running:
+            waiting = [request for request in preparation.requests if not running.has(request.key)]
+            _require_loglikelihoods(scorer, waiting)
+            done = len(preparation.requests) - len(waiting)
+            self._on_progress(Progress(done, len(preparation.requests), ""))
+            for request, outcome in _outcomes(scorer, waiting):
+                running.add(request.key, outcome)
+                done += 1
+                self._on_progress(Progress(done, len(preparation.requests), request.key[0]))
+            seconds = time.monotonic() - began
+            made = {}
+            for name in scorer.models:
+                tasks = preparation.results(running.outcomes[name])
+                facts = {**_facts(), "benchmarks": self.benchmarks, "models_in_pass": len(scorer.models)}
+                if len(self.benchmarks) == 1:
+                    facts["suite"] = self.benchmarks[0]
+                made[name] = EvalResults(models.names[name], identities[name], tasks, seconds, facts)
+            if self._out is not None:
+                from gym_fed.evaluation.records.writer import write_record
+
+                for results in made.values():
+                    write_record(results, self._out)
+            running.remove()
+        return made
+
+
+def _require_loglikelihoods(scorer: Scorer, requests: Sequence[PreparedRequest]) -> None:
+    from gym_fed.evaluation.scoring.api import ApiScorer
+
+    tasks = list(dict.fromkeys(request.key[0] for request in requests if request.continuations))
+    if tasks and isinstance(scorer, ApiScorer):
+        scorer.require_loglikelihoods(tasks)
+
+
+def _outcomes(scorer: Scorer, requests: Sequence[PreparedRequest]) -> Any:
+    """Each request with its outcomes by model, as they are done; texts longer than the context are summed."""
+    from gym_fed.evaluation.scoring.scorer import Loglikelihood
+
+    scored = [request for request in requests if request.continuations]
+    parts = [(number, part) for number, request in enumerate(scored) for part in request.continuations]
+    found: dict[int, dict[str, Loglikelihood]] = {}
+    left = {number: len(request.continuations) for number, request in enumerate(scored)}
+    for place, by_model in scorer.loglikelihoods([part for _, part in parts]):
+        number = parts[place][0]
+        before = found.get(number)
+        found[number] = dict(by_model) if before is None else _summed(before, by_model)
+        left[number] -= 1
+        if not left[number]:
+            yield scored[number], found.pop(number)
+    asked = [request for request in requests if request.answer is not None]
+    for place, answers in scorer.answers([request.answer for request in asked if request.answer]):
+        yield asked[place], answers
+
+
+def _summed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: replace(
+            one[name],
+            logprob=one[name].logprob + other[name].logprob,
+            is_greedy=one[name].is_greedy and other[name].is_greedy,
+            cut=one[name].cut + other[name].cut,
+        )
+        for name in one
+    }
+
+
+def _facts() -> dict[str, Any]:
+    """Of machine and libraries."""
+    from importlib.metadata import version
+
+    import torch
+
+    return {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        **{name: version(name) for name in ("gym-fed", "lm-eval", "torch", "transformers")},
+    }

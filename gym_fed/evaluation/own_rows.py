@@ -1,0 +1,87 @@
+"""Rows of one's own as a task: held-out rows of a generated task, or a file of conversations, by exact match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TASKS
+
+_MOST_TOKENS = 64
+
+
+def is_own(name: str) -> bool:
+    """Whether a benchmark is a generated task or a file of conversations, not a task of a suite."""
+    return name in TASKS or (Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml"))
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """A task for ``harness.Preparation``.
+
+    Attributes:
+        name: Of the generated task, or the file's.
+        rows: ``prompt`` as the model gets it, and ``answer``.
+    """
+
+    name: str
+    rows: Sequence[Mapping[str, str]]
+    version: str = "1"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """See ``TaskSource``."""
+        return {
+            "custom_dataset": self._dataset,
+            "test_split": "test",
+            "output_type": "generate_until",
+            "num_fewshot": 0,
+            "doc_to_text": "{{prompt}}",
+            "doc_to_target": "{{answer}}",
+            "generation_kwargs": {"until": ["\n\n\n\n"], "max_gen_toks": _MOST_TOKENS},
+            "filter_list": [
+                {"name": "stripped", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}
+            ],
+            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        }
+
+    @property
+    def lock(self) -> str:
+        """See ``TaskSource``."""
+        from gym_fed.evaluation.harness import row_sha256
+
+        return row_sha256({"task": self.name, "version": self.version, "rows": list(self.rows)})
+
+    def _dataset(self, **_: Any) -> Any:
+        from datasets import Dataset
+
+        return {"test": Dataset.from_list([dict(row) for row in self.rows])}
+
+
+def own_rows(name: str, tokenizer: Any, limit: int | None) -> OwnRows:
+    """The rows of a benchmark for which ``is_own`` holds, with prompts in the chat template.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for rows without an answer; as ``load_rows``; ``CONFIG_INVALID`` for a tokenizer
+            without a chat template.
+    """
+    from gym_fed.data.encoding import require_chat_template
+    from gym_fed.data.generated import generate
+    from gym_fed.data.reading import load_rows
+
+    found = generate(name, limit or 100, split="heldout") if name in TASKS else list(load_rows(name))[:limit]
+    made = []
+    for number, row in enumerate(found, start=1):
+        messages = row.get("messages") or [
+            {"role": "user", "content": row.get("prompt", "")},
+            {"role": "assistant", "content": row.get("completion", "")},
+        ]
+        if len(messages) < 2 or messages[-1]["role"] != "assistant" or not messages[-1]["content"]:
+            raise GymError(ErrorCode.DATA_INVALID, f"{name}: row {number} does not end with an answer")
+        require_chat_template(tokenizer)
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        made.append({"prompt": str(prompt), "answer": str(messages[-1]["content"]).strip()})
+    return OwnRows(Path(name).name, made)

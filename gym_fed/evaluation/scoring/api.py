@@ -1,0 +1,143 @@
+"""Scores a model behind a server with OpenAI's API: answers always, log-likelihoods where it gives those of a prompt.
+
+The server has the tokenizer. Here a text's characters stand for its tokens (``Characters``), and whole texts are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
+from gym_fed.serving.chat.remote_writer import RemoteWriter
+
+MAX_LENGTH = 1 << 30
+"""The server knows its model's context, and refuses what does not fit."""
+_AT_ONCE = 8
+_T = TypeVar("_T")
+
+
+class Characters:
+    """In the place of a tokenizer: every character is a token of its own."""
+
+    chat_template: str | None = None
+    bos_token: str | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Code points."""
+        return [ord(character) for character in text]
+
+    def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
+        """The text again."""
+        if ids is None:
+            return ""
+        return "".join(map(chr, [ids] if isinstance(ids, int) else ids))
+
+
+class ApiScorer:
+    """A ``Scorer`` of one model behind ``/v1/completions``.
+
+    Args:
+        url: With or without ``/v1``.
+        model: What the server calls it; empty takes the one base that it serves.
+        api_key: Sent as a bearer token.
+
+    Raises:
+        GymError: ``UNAVAILABLE``, ``UNAUTHENTICATED``, or ``NOT_FOUND`` for a model that the server does not list.
+    """
+
+    def __init__(self, url: str, model: str, *, api_key: str | None = None) -> None:
+        self._writer = RemoteWriter(url, model or None, api_key=api_key)
+        self.model = self._writer.base
+        self.models = (self.model,)
+        self.tokenizer: Any = Characters()
+        self.max_length = MAX_LENGTH
+        self._url = url
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def require_loglikelihoods(self, tasks: Sequence[str]) -> None:
+        """Ask the server for the log-probabilities of a prompt.
+
+        Raises:
+            GymError: ``UNAVAILABLE`` naming the tasks that need them.
+        """
+        try:
+            found = self._score(Continuation((ord("a"),), (ord(" "), ord("b"))))
+        except GymError as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"{self._url} gives no log-probabilities of a prompt (echo with logprobs: {error.message}), "
+                f"which these tasks need: {', '.join(tasks)}",
+                "leave them out, or evaluate the model's folder",
+            ) from error
+        assert found.logprob <= 0
+
+    def loglikelihoods(
+        self, continuations: Sequence[Continuation]
+    ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
+        """See ``Scorer``."""
+        for place, found in _each(self._score, continuations):
+            yield place, {self.model: found}
+
+    def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
+        """See ``Scorer``. An API gives texts, not their tokens: ``token_ids`` and ``margins`` are empty."""
+        for place, found in _each(self._answer, prompts):
+            yield place, {self.model: found}
+
+    def _score(self, asked: Continuation) -> Loglikelihood:
+        context = self.tokenizer.decode(asked.context_ids)
+        text = context + self.tokenizer.decode(asked.continuation_ids)
+        body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        choice = self._writer.complete({"model": self.model, **body})
+        try:
+            given = choice["logprobs"]
+            places, logprobs, tops = given["text_offset"], given["token_logprobs"], given["top_logprobs"]
+            scored = [at for at, place in enumerate(places) if len(context) <= place < len(text)]
+            values = [float(logprobs[at]) for at in scored]
+            greedy = all(values[n] >= max(map(float, tops[at].values())) for n, at in enumerate(scored))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise GymError(ErrorCode.UNAVAILABLE, "the answer has no logprobs of its prompt") from error
+        if not values:
+            raise GymError(ErrorCode.UNAVAILABLE, "the answer leaves its prompt out")
+        return Loglikelihood(sum(values), greedy)
+
+    def _answer(self, request: AnswerRequest) -> AnswerResult:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": self.tokenizer.decode(request.prompt_ids),
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+        }
+        until = [stop for stop in request.until if stop]
+        if until:
+            body["stop"] = until[:4]  # OpenAI's limit; the others end the text here
+        choice = self._writer.complete(body)
+        text = str(choice.get("text", ""))
+        for stop in until:
+            text = text.split(stop)[0]
+        return AnswerResult(text, (), "stop" if choice.get("finish_reason") == "stop" else "length")
+
+
+def _each(ask: Callable[[Any], _T], requests: Sequence[Any]) -> Iterator[tuple[int, _T]]:
+    """Some at once, each as it is done."""
+    waiting = iter(enumerate(requests))
+    flying: dict[Future[_T], int] = {}
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="gym-eval") as pool:
+        try:
+            while True:
+                while len(flying) < _AT_ONCE and (following := next(waiting, None)) is not None:
+                    flying[pool.submit(ask, following[1])] = following[0]
+                if not flying:
+                    return
+                done, _ = wait(flying, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield flying.pop(future), future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,270 @@
+"""Opens what a user calls a model for evaluation: folder, run, adapter, variant, `.gymdelta`, or a server.
+
+One base is in memory; its variants are beside it as they are served, and a pass goes through all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import NANO, LoadedModel, is_hub_name, load_adapted, model_name, pick_device
+from gym_fed.version import __version__
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.evaluation.scoring.scorer import Scorer
+    from gym_fed.serving.forward.loaded import LoadedVariant
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+
+BASE = "base"
+ENGINE = f"gym-fed {__version__}, packed steps"
+_EXPORTED = {
+    ".gguf": "evaluate the model that it was exported from, or serve the file: llama-server -m FILE, and --api URL",
+    ".onnx": "evaluate the model that it was exported from",
+}
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """What is to be evaluated.
+
+    Attributes:
+        model: A name or folder as for ``load_model``, ``BASE:VARIANT``, a ``.gymdelta``; or a loaded model.
+        base: Of a ``.gymdelta``; None: the name in its manifest.
+        adapters: Put on in order, and merged.
+        variants: Of the store, by name. With ``store`` and none named: the base and all of them.
+        store: Folder of variants; None: ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``.
+        api: Address of a server with OpenAI's API, in the place of all of these but ``model``.
+        device: As for ``pick_device``.
+        dtype: ``float32`` or ``bfloat16``.
+    """
+
+    model: Any
+    base: str | None = None
+    adapters: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    store: Path | None = None
+    api: str | None = None
+    api_key: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class OpenModels:
+    """Models ready to be scored; close it.
+
+    Attributes:
+        scorer: Over all of them.
+        names: What results call each of ``scorer.models``.
+        identities: Of each, what its results are keyed by, apart from the tasks.
+    """
+
+    scorer: Scorer
+    names: Mapping[str, str]
+    identities: Mapping[str, Mapping[str, str]]
+
+    def close(self) -> None:
+        """Free them."""
+        self.scorer.close()
+
+    def __enter__(self) -> OpenModels:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def models_needed(request: ModelRequest) -> list[str]:
+    """The models of this request that ``gym_fed.downloads`` could fetch, should they be missing."""
+    if request.api is not None or not isinstance(request.model, str | Path):
+        return []
+    request = _in_parts(request)
+    name = request.base if str(request.model).endswith(".gymdelta") else str(request.model)
+    return [one for one in (name, *request.adapters) if one is not None]
+
+
+def require_named(request: ModelRequest) -> None:
+    """Refuse what cannot be opened, before tasks are read and weights are loaded.
+
+    Raises:
+        GymError: ``USAGE`` for options that do not go together; ``UNAVAILABLE`` for a format that is not evaluated;
+            ``FILE_NOT_FOUND`` and ``MODEL_NOT_FOUND``.
+    """
+    local = {"--base": request.base, "--variant": request.variants, "--variants": request.store}
+    if request.api is not None:
+        for option, value in {**local, "--adapter": request.adapters}.items():
+            if value:
+                raise GymError(ErrorCode.USAGE, f"{option} does not go with --api", "leave one of them out")
+        return
+    if not isinstance(request.model, str | Path):
+        return
+    path = Path(str(request.model)).expanduser()
+    if (remedy := _EXPORTED.get(path.suffix)) is not None:
+        raise GymError(ErrorCode.UNAVAILABLE, f"{path}: {path.suffix} files are not evaluated", remedy)
+    if path.suffix == ".gymdelta" and not path.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: no such file", "name a .gymdelta file")
+    if request.base is not None and path.suffix != ".gymdelta":
+        raise GymError(ErrorCode.USAGE, "--base goes with a .gymdelta file", "leave it out")
+    if path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.onnx")):
+        raise GymError(ErrorCode.UNAVAILABLE, f"{path}: ONNX is not evaluated", _EXPORTED[".onnx"])
+
+
+def open_models(request: ModelRequest) -> OpenModels:
+    """Load the base once, and each variant beside it.
+
+    Raises:
+        GymError: As ``require_named``, ``load_model``, ``MultiVariantModel``, ``VariantStore`` and ``DeltaFile.open``.
+    """
+    require_named(request)
+    if request.api is not None:
+        from gym_fed.evaluation.scoring.api import ApiScorer
+
+        scorer = ApiScorer(request.api, str(request.model), api_key=request.api_key)
+        identity = {"model": f"{request.api} {scorer.model}", "delta": "none", "dtype": "unknown", "engine": "api"}
+        return OpenModels(scorer, {scorer.model: scorer.model}, {scorer.model: identity})
+    request = _in_parts(request)
+    delta = _delta_file(request.model)
+    source = request.model if delta is None else (request.base or _base_of(delta))
+    loaded, name = _loaded(source, request)
+    return _open_local(loaded, name, request, delta)
+
+
+def _open_local(
+    loaded: LoadedModel, name: str, request: ModelRequest, delta: Path | None
+) -> OpenModels:
+    import torch
+
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.evaluation.scoring.local import LocalScorer
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+
+    base = BaseSpec.of(loaded.model.float(), model_name(name))
+    model = loaded.model.to(device=pick_device(request.device), dtype=getattr(torch, request.dtype))
+    model = model.requires_grad_(False).eval()
+    with ExitStack() as stack:
+        served = stack.enter_context(MultiVariantModel(model))
+        found = _variants(request, delta, base, served, stack)
+        scorer = LocalScorer(served, loaded.tokenizer, found, on_close=stack.pop_all().close)
+    names = {key: name if key == BASE else f"{name}:{key}" for key in found}
+    if delta is not None:
+        names = {key: str(request.model) for key in found}
+    identities = {
+        key: {
+            "model": base.digest,
+            "delta": "none" if variant is None else variant.delta_sha256,
+            "dtype": request.dtype,
+            "engine": ENGINE,
+        }
+        for key, variant in found.items()
+    }
+    return OpenModels(scorer, names, identities)
+
+
+def _loaded(source: Any, request: ModelRequest) -> tuple[LoadedModel, str]:
+    from gym_fed.modeling.adapters import merged
+
+    if isinstance(source, str | Path):
+        found = load_adapted(str(source), request.adapters)
+        name = str(source) if not request.adapters else "+".join((str(source), *request.adapters))
+    else:
+        name = getattr(source, "name", None) or "model"
+        found = LoadedModel(source.model, source.tokenizer, name)
+    return LoadedModel(merged(found.model, name), found.tokenizer, name), name
+
+
+def _variants(
+    request: ModelRequest,
+    delta: Path | None,
+    base: BaseSpec,
+    served: MultiVariantModel,
+    stack: ExitStack,
+) -> dict[str, LoadedVariant | None]:
+    """What is scored, by name."""
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.files import file_sha256
+    from gym_fed.serving.forward.variant_weights import loaded_variant
+    from gym_fed.serving.store.store import VariantStore
+
+    if delta is not None:
+        with DeltaFile.open(delta, base) as opened:
+            return {delta.stem: loaded_variant(delta.stem, opened, served.layout, file_sha256(delta))}
+    if not request.variants and request.store is None:
+        return {BASE: None}
+    store = stack.enter_context(
+        VariantStore.open(
+            variants_folder(request.store),
+            base=base,
+            layout=served.layout,
+            require_signature=False,
+            create=False,
+            cache_bytes=1 << 62,
+        )
+    )
+    names = list(request.variants) or [BASE, *store.names()]
+    return {name: None if name == BASE else store.acquire(name) for name in dict.fromkeys(names)}
+
+
+def variants_folder(store: Path | None) -> Path:
+    """Where variants are kept: the folder that was named, ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``."""
+    home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed")
+    return (store or Path(os.environ.get("GYM_VARIANTS") or home / "variants")).expanduser()
+
+
+def _in_parts(request: ModelRequest) -> ModelRequest:
+    """``BASE:VARIANT`` as base and variant."""
+    from dataclasses import replace
+
+    if not isinstance(request.model, str) or ":" not in request.model or Path(request.model).exists():
+        return request
+    base, _, variant = request.model.rpartition(":")
+    here = base == NANO or Path(base).expanduser().is_dir() or (is_hub_name(base) and "/" in base)
+    if not base or not variant or not here:
+        return request
+    if request.variants:
+        raise GymError(
+            ErrorCode.USAGE, f"{request.model} names a variant, and --variant others", "name all with --variant"
+        )
+    return replace(request, model=base, variants=(variant,))
+
+
+def _delta_file(model: Any) -> Path | None:
+    path = Path(str(model)).expanduser() if isinstance(model, str | Path) else None
+    return path if path is not None and path.suffix == ".gymdelta" else None
+
+
+def _base_of(delta: Path) -> str:
+    """The base that a delta names.
+
+    Raises:
+        GymError: ``USAGE`` where it is not a model of this machine.
+    """
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.models import folder_here
+
+    with DeltaFile.open(delta) as opened:
+        name = str(opened.manifest.base_model)
+    if not (name == NANO or is_hub_name(name)) or folder_here(name) is None:
+        raise GymError(
+            ErrorCode.USAGE, f"{delta}: which base? It was made for {name!r}", "name it with --base MODEL"
+        )
+    return name
+
+
+def template_digest(tokenizer: Any, applied: bool) -> str:
+    """What prompts depend on: the chat template, where it is used."""
+    if not applied:
+        return "none"
+    return f"sha256:{hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()}"
+
+
+def named_variants(texts: Sequence[str]) -> tuple[str, ...]:
+    """Names of an option that may be repeated and may have commas."""
+    return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
