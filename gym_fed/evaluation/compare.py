@@ -1,0 +1,268 @@
+"""Compares two runs row by row: the difference with its confidence interval and p, and McNemar's test for accuracies.
+
+Rows are paired by their digest. Two models answer the same rows, so their scores rise and fall together; the paired
+difference is known far better than the two means are. With 200 rows even that cannot show 2 points.
+
+Sources: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 13 (percentile interval) and 16
+(resampling under the hypothesis of no difference); McNemar 1947, in its exact form; Koehn 2004 for paired resampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
+
+RESAMPLES = 10_000
+_BLOCK = 1 << 22  # draws at once: 32 MiB
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean of one run's values minus another's, over the same rows.
+
+    Attributes:
+        difference: First minus second.
+        stderr: Standard error of ``difference``; None for fewer than two rows.
+        lower: Of the confidence interval.
+        upper: Of the confidence interval.
+        p_value: How often chance alone gives a difference as large, either way.
+        num_samples: How many rows.
+        mcnemar_p: Exact, two-sided; None unless all values are 0 or 1.
+        first_only: Rows that only the first has right; None as above.
+        second_only: Rows that only the second has right.
+    """
+
+    difference: float
+    stderr: float | None
+    lower: float
+    upper: float
+    p_value: float
+    num_samples: int
+    mcnemar_p: float | None = None
+    first_only: int | None = None
+    second_only: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """One task in two runs.
+
+    Attributes:
+        task: Name.
+        metrics: By name; of the rows that both have.
+        first: Means of the first run over these rows.
+        second: Means of the second.
+        higher_is_better: Which way each metric is better.
+        only_first: How many rows the second lacks.
+        only_second: How many rows the first lacks.
+        notes: What else differs, such as the number of examples in the prompt.
+    """
+
+    task: str
+    metrics: Mapping[str, PairedDifference]
+    first: Mapping[str, float]
+    second: Mapping[str, float]
+    higher_is_better: Mapping[str, bool]
+    only_first: int
+    only_second: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs, task by task.
+
+    Attributes:
+        first: Name of the first model.
+        second: Name of the second.
+        confidence: Of the intervals.
+        tasks: By name: those that both have.
+        missing: Tasks that only one of them has.
+    """
+
+    first: str
+    second: str
+    confidence: float
+    tasks: Mapping[str, TaskComparison]
+    missing: tuple[str, ...] = field(default=())
+
+
+def compare_results(
+    first: EvalResults,
+    second: EvalResults,
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    shared_only: bool = False,
+) -> Comparison:
+    """Compare two runs on the tasks that both have.
+
+    Args:
+        first: What is compared.
+        second: With what; a positive difference means that ``first`` is higher.
+        confidence: Of the intervals, between 0 and 1.
+        resamples: Of the bootstrap.
+        seed: The same seed gives the same intervals.
+        shared_only: Compare on the rows that both have, where they do not have the same; otherwise refused.
+
+    Raises:
+        GymError: ``USAGE`` when no task is in both, or rows differ.
+    """
+    names = [name for name in first.tasks if name in second.tasks]
+    if not names:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"no task is in both: {', '.join(first.tasks)} and {', '.join(second.tasks)}",
+            "evaluate both models on the same tasks",
+        )
+    tasks = {
+        name: _compared(first.tasks[name], second.tasks[name], confidence, resamples, seed, shared_only)
+        for name in names
+    }
+    missing = tuple(sorted(first.tasks.keys() ^ second.tasks.keys()))
+    return Comparison(first.model, second.model, confidence, tasks, missing)
+
+
+def paired_difference(
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> PairedDifference:
+    """The mean difference of two runs' values over the same rows, in the same order.
+
+    The interval is the percentile interval of the bootstrap over rows. ``p_value`` resamples the differences moved to a
+    mean of 0 and counts those at least as far from it as the one that was seen, itself included.
+
+    Args:
+        first: One value a row.
+        second: As many.
+        confidence: Of the interval, between 0 and 1.
+        resamples: Of the bootstrap, at least 100.
+        seed: Of the bootstrap.
+
+    Raises:
+        GymError: ``USAGE`` for no rows, unequal lengths, or settings out of range.
+    """
+    if len(first) != len(second) or not first:
+        raise GymError(ErrorCode.USAGE, f"{len(first)} and {len(second)} values cannot be paired")
+    if not 0 < confidence < 1 or resamples < 100:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"confidence {confidence:g}, resamples {resamples}",
+            "confidence lies between 0 and 1, resamples are at least 100",
+        )
+    one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    differences = one - other
+    count, mean = len(differences), float(differences.mean())
+    means = _bootstrap_means(differences, resamples, seed)
+    tail = (1 - confidence) / 2
+    lower, upper = np.quantile(means, [tail, 1 - tail])
+    # A tolerance, so that equal sums that rounded otherwise count as equal.
+    extreme = int(np.count_nonzero(np.abs(means - mean) >= abs(mean) - 1e-12))
+    mcnemar: tuple[float, int, int] | tuple[None, None, None] = (None, None, None)
+    if np.isin(one, (0.0, 1.0)).all() and np.isin(other, (0.0, 1.0)).all():
+        only_first, only_second = int((one > other).sum()), int((other > one).sum())
+        mcnemar = (exact_mcnemar(only_first, only_second), only_first, only_second)
+    return PairedDifference(
+        difference=mean,
+        stderr=float(differences.std(ddof=1) / math.sqrt(count)) if count > 1 else None,
+        lower=float(lower),
+        upper=float(upper),
+        p_value=(extreme + 1) / (resamples + 1),
+        num_samples=count,
+        mcnemar_p=mcnemar[0],
+        first_only=mcnemar[1],
+        second_only=mcnemar[2],
+    )
+
+
+def exact_mcnemar(only_first: int, only_second: int) -> float:
+    """Two-sided p of McNemar's exact test: of rows that one alone has right, each is as likely the other's.
+
+    Args:
+        only_first: Rows that only the first has right.
+        only_second: Rows that only the second has right.
+    """
+    total = only_first + only_second
+    term = ways = 1  # C(total, 0), and the sum up to the smaller count
+    for taken in range(min(only_first, only_second)):
+        term = term * (total - taken) // (taken + 1)
+        ways += term
+    return min(1.0, 2 * ways / (1 << total)) if total else 1.0
+
+
+def _bootstrap_means(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+    """Means of as many rows, drawn with replacement; float64 ``[resamples]``."""
+    generator, count = np.random.default_rng(seed), len(values)
+    at_once = max(1, _BLOCK // count)
+    means = [
+        values[generator.integers(count, size=(min(at_once, resamples - start), count))].mean(axis=1)
+        for start in range(0, resamples, at_once)
+    ]
+    return np.concatenate(means)
+
+
+def _compared(
+    first: TaskResult, second: TaskResult, confidence: float, resamples: int, seed: int, shared_only: bool
+) -> TaskComparison:
+    ours, theirs = _by_row(first), _by_row(second)
+    shared = [key for key in ours if key in theirs]
+    only_first, only_second = len(ours) - len(shared), len(theirs) - len(shared)
+    if not shared or ((only_first or only_second) and not shared_only):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{first.task}: the runs share {len(shared)} rows; {only_first} are in the first alone, "
+            f"{only_second} in the second alone",
+            "give --shared-rows to compare on those" if shared else "evaluate both on the same rows",
+        )
+    pairs = [(ours[key].metrics, theirs[key].metrics) for key in shared]
+    found, means, others = {}, {}, {}
+    for metric in first.figures:
+        if metric not in second.figures or not all(metric in a and metric in b for a, b in pairs):
+            continue  # of the whole set, such as chrF: no row has a value of its own
+        ones, twos = [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs]
+        found[metric] = paired_difference(ones, twos, confidence=confidence, resamples=resamples, seed=seed)
+        means[metric], others[metric] = float(np.mean(ones)), float(np.mean(twos))
+    return TaskComparison(
+        task=first.task,
+        metrics=found,
+        first=means,
+        second=others,
+        higher_is_better={metric: first.figures[metric].higher_is_better for metric in found},
+        only_first=only_first,
+        only_second=only_second,
+        notes=_notes(first, second, found),
+    )
+
+
+def _by_row(task: TaskResult) -> dict[tuple[str, int], SampleResult]:
+    """Samples by their row; a row that stands twice has a number, too."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for sample in task.samples:
+        found[sample.row_sha256, seen[sample.row_sha256]] = sample
+        seen[sample.row_sha256] += 1
+    return found
+
+
+def _notes(first: TaskResult, second: TaskResult, compared: Container[str]) -> tuple[str, ...]:
+    notes = []
+    if first.num_fewshot != second.num_fewshot:
+        notes.append(f"{first.num_fewshot} examples in each prompt against {second.num_fewshot}")
+    if (first.version, first.lock) != (second.version, second.lock):
+        notes.append("the definition of the task or its data differ")
+    left = [m for m in first.figures if m not in compared]
+    if left:
+        notes.append(f"not of single rows, so not compared: {', '.join(left)}")
+    return tuple(notes)

@@ -1,0 +1,65 @@
+"""Where a record lies: its file is named by a digest of all that its results depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from gym_fed.evaluation.results import EvalResults
+from gym_fed.identity.canonical import canonical_json
+
+SEVERAL = "several"
+"""Stands for the suite of a run of several tasks that no suite was named for."""
+
+_MAX_PART = 80
+
+
+def record_id(identity: Mapping[str, str]) -> str:
+    """The id of the record with these results: the same identity has the same id, on every machine.
+
+    The schema wants a UUID of version 4 for a name; the bits of this one are of a sha256.
+    """
+    digest = hashlib.sha256(canonical_json(dict(identity))).digest()
+    return str(uuid.UUID(bytes=digest[:16], version=4))
+
+
+def is_record_id(text: str) -> bool:
+    """Whether a text has the form of a record's id."""
+    return re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text, re.ASCII) is not None
+
+
+def model_id(model: str) -> tuple[str, str]:
+    """Developer and name of a model as the schema's paths need them; a folder's developer is ``local``."""
+    parts = [part for part in re.split(r"[/\\]", model) if part not in ("", ".", "..")]
+    developer = parts[0] if len(parts) == 2 and model == "/".join(parts) else "local"
+    return _part(developer), _part(parts[-1] if parts else "model")
+
+
+def record_path(results: EvalResults, folder: Path) -> Path:
+    """Where the record of these results is written: ``data/SUITE/DEVELOPER/MODEL/ID.json``."""
+    suite = results.facts.get("suite")
+    if not isinstance(suite, str):
+        suite = next(iter(results.tasks)) if len(results.tasks) == 1 else SEVERAL
+    developer, model = model_id(results.model)
+    return folder / "data" / _part(suite) / developer / model / f"{record_id(results.identity)}.json"
+
+
+def paths_of(record: str, folder: Path) -> list[Path]:
+    """The files of a record by its id, or by the beginning of one; sorted."""
+    if not re.fullmatch(r"[0-9a-f-]{1,36}", record, re.ASCII):
+        return []
+    found = (folder / "data").glob(f"*/*/*/{record}*.json")
+    return sorted(path for path in found if is_record_id(path.stem))
+
+
+def samples_path(path: Path) -> Path:
+    """The file of samples beside a record's document."""
+    return path.with_name(f"{path.stem}_samples.jsonl")
+
+
+def _part(text: str) -> str:
+    """A text as one part of a path."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-")[:_MAX_PART] or "unnamed"

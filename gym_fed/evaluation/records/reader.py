@@ -1,0 +1,244 @@
+"""Reads records, also those of others: bounded in bytes and rows, every field by its type, samples by their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.records.document import Document, Instance
+from gym_fed.evaluation.records.keys import paths_of, record_id, samples_path
+from gym_fed.evaluation.records.writer import IDENTITY
+from gym_fed.evaluation.results import EvalResults, Figure, SampleResult, TaskResult
+from gym_fed.json_files import MAX_DEPTH, is_deeper, read_object
+from gym_fed.text import plain
+
+MAX_LINE_BYTES = 16 << 20
+_HINT = "fetch it again, or evaluate again with --fresh"
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_FLOATS, _INTS = TypeAdapter(tuple[float, ...]), TypeAdapter(tuple[int, ...])
+_METRICS = TypeAdapter(dict[str, float])
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record as it was read.
+
+    Attributes:
+        document: The JSON file.
+        results: What it says, with every sample.
+    """
+
+    document: Document
+    results: EvalResults
+
+
+def find_record(identity: Mapping[str, str], folder: str | Path) -> EvalResults | None:
+    """The results of an earlier run with this identity; None where there is none.
+
+    Raises:
+        GymError: As ``read_record``: a record that is damaged is not passed over.
+    """
+    found = paths_of(record_id(identity), Path(folder))
+    if not found:
+        return None
+    results = read_record(found[0])
+    if dict(results.identity) != dict(identity):
+        raise _bad(found[0], "its name is that of another identity")
+    return results
+
+
+def named_record(reference: str, folder: str | Path) -> Path:
+    """The record that a person means: a file, an id, or the beginning of one.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` where there is none, ``USAGE`` where several begin so.
+    """
+    path = Path(reference)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"no record at {path}", "see: gym eval show")
+        return path
+    found = paths_of(reference.lower(), Path(folder))
+    if not found:
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"no record {plain(reference, 60)} in {folder}", "see: gym eval show"
+        )
+    if len(found) > 1:
+        raise GymError(ErrorCode.USAGE, f"{len(found)} records begin with {reference}", "give more of the id")
+    return found[0]
+
+
+def read_record(path: str | Path) -> EvalResults:
+    """The results that a record holds; see ``open_record``."""
+    return open_record(path).results
+
+
+def open_record(path: str | Path) -> Record:
+    """Read a record and all its samples.
+
+    Args:
+        path: Of its document; the samples lie beside it.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming file, line and field for what is no record, was cut, or
+            has other samples than the document says.
+    """
+    path = Path(path)
+    document = read_document(path)
+    stated = Path(document.detailed_evaluation_results.file_path).name
+    if stated != samples_path(path).name:
+        raise _bad(path, f"names the samples {stated}, which are not its own")
+    tasks = _tasks(path, document)
+    samples: dict[str, list[SampleResult]] = {name: [] for name in tasks}
+    for number, instance in enumerate(_instances(path, document), 1):
+        where = samples_path(path), f"line {number}"
+        if instance.evaluation_name not in samples:
+            raise _bad(*where, f"is of task {plain(instance.evaluation_name, 60)}, which the document lacks")
+        if (instance.evaluation_id, instance.model_id) != (document.evaluation_id, document.model_info.id):
+            raise _bad(*where, "is of another run")
+        of_task = samples[instance.evaluation_name]
+        of_task.append(_sample(where, instance))
+        if len(of_task) > 1 and of_task[-2].number >= of_task[-1].number:
+            raise _bad(*where, f"sample {of_task[-1].number} stands after {of_task[-2].number}")
+    details = document.eval_library.additional_details
+    results = EvalResults(
+        model=document.model_info.name,
+        identity={
+            key.removeprefix(IDENTITY): value
+            for key, value in document.model_info.additional_details.items()
+            if key.startswith(IDENTITY)
+        },
+        tasks={name: replace(task, samples=tuple(samples[name])) for name, task in tasks.items()},
+        seconds=_number(path, details.get("seconds", "0")),
+        facts=_facts(path, details.get("facts", "{}")),
+    )
+    if path.stem != record_id(results.identity):
+        raise _bad(path, "its name is not that of its identity")
+    return Record(document, results)
+
+
+def read_document(path: Path) -> Document:
+    """The document of a record, without its samples; raises as ``open_record``."""
+    try:
+        found = read_object(path, ErrorCode.DATA_INVALID, _HINT) if path.is_file() else None
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
+    if found is None:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no record at {path}", "see: gym eval show")
+    return _checked(Document, json.dumps(found), path)
+
+
+def _instances(path: Path, document: Document) -> Iterator[Instance]:
+    """The lines of the samples' file; its digest and count are checked behind the last."""
+    file, stated = samples_path(path), document.detailed_evaluation_results
+    digest, number = hashlib.sha256(), 0
+    if not file.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no samples at {file}", _HINT)
+    with file.open("rb") as stream:
+        while line := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise _bad(file, f"line {number} is longer than {MAX_LINE_BYTES} bytes")
+            if number > stated.total_rows:
+                raise _bad(file, f"has more than the {stated.total_rows} lines that the document states")
+            digest.update(line)
+            yield _checked(Instance, line, file, f"line {number}")
+    if number != stated.total_rows or digest.hexdigest() != stated.checksum:
+        raise _bad(file, "is not the file that the document names by its sha256: it was cut or altered")
+
+
+def _tasks(path: Path, document: Document) -> dict[str, TaskResult]:
+    """Tasks without their samples."""
+    tasks: dict[str, TaskResult] = {}
+    for result in document.evaluation_results:
+        name, metric = result.evaluation_name, result.metric_config.metric_id
+        details, details_of = result.source_data.additional_details, result.score_details
+        error = details_of.uncertainty.standard_error
+        figure = Figure(
+            details_of.score,
+            None if error is None else error.value,
+            details_of.uncertainty.num_samples,
+            not result.metric_config.lower_is_better,
+        )
+        shots = _whole(path, details.get("num_fewshot", ""))
+        known = tasks.get(name)
+        if known is None:
+            known = TaskResult(name, details.get("version", ""), shots, {}, (), details.get("lock", ""))
+        if metric in known.figures:
+            raise _bad(path, f"has {plain(name, 60)}/{plain(metric, 60)} twice")
+        tasks[name] = replace(known, figures={**known.figures, metric: figure})
+    return tasks
+
+
+def _sample(where: tuple[Path, str], instance: Instance) -> SampleResult:
+    kept = instance.metadata
+    try:
+        logprobs = _FLOATS.validate_json(kept.logprobs)
+        token_ids = _INTS.validate_json(kept.token_ids)
+        margins = _FLOATS.validate_json(kept.margins)
+        metrics = _METRICS.validate_json(kept.metrics)
+    except ValidationError as error:
+        raise _bad(*where, f"metadata: {first_problem(error)}") from error
+    if any(math.isnan(value) for value in (*logprobs, *margins, *metrics.values())):
+        raise _bad(*where, "has a value that is no number")
+    is_generation = any(one.extraction_method == "generation" for one in instance.answer_attribution)
+    return SampleResult(
+        number=int(instance.sample_id),
+        row_sha256=kept.row_sha256,
+        prompt=instance.input.raw,
+        choices=tuple(instance.input.choices or ()),
+        logprobs=logprobs,
+        answer=instance.output.raw[0] if is_generation and instance.output.raw else None,
+        token_ids=token_ids,
+        target=instance.input.reference[0] if instance.input.reference else "",
+        metrics=metrics,
+        cut=_whole(where[0], kept.cut),
+        margins=margins,
+    )
+
+
+def _facts(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, "its facts are no JSON") from error
+    if not isinstance(found, dict) or is_deeper(found, MAX_DEPTH):
+        raise _bad(path, "its facts are no mapping")
+    return found
+
+
+def _number(path: Path, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError as error:
+        raise _bad(path, f"{plain(text, 40)} is no number") from error
+    if not math.isfinite(found):
+        raise _bad(path, f"{plain(text, 40)} is no number")
+    return found
+
+
+def _whole(path: Path, text: str) -> int:
+    if len(text) > 9 or not (text.isascii() and text.isdecimal()):
+        raise _bad(path, f"{plain(text, 40)} is no whole number")
+    return int(text)
+
+
+def _checked(model: type[_Model], data: str | bytes, file: Path, line: str = "") -> _Model:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise _bad(file, line, first_problem(error, "the record")) from error
+
+
+def _bad(file: Path, *what: str) -> GymError:
+    return GymError(ErrorCode.DATA_INVALID, f"{file}: {', '.join(filter(None, what))}", _HINT)
