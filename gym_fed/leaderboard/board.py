@@ -18,6 +18,7 @@ from gym_fed.text import plain
 
 MAX_LINE_BYTES = 1 << 20
 MAX_LINES = 100_000
+MAX_BYTES = 256 << 20
 MIN_SAMPLES = 16
 """Fewest samples that a reproduction re-runs, where the submission has as many."""
 
@@ -112,6 +113,14 @@ class Leaderboard:
             )
         return found[0]
 
+    @classmethod
+    def opened_to_add(cls, path: str | Path) -> Leaderboard:
+        """As the constructor, without the half of a line that a kill may have left."""
+        with _locked(Path(path)):
+            _require_size(Path(path))
+            drop_torn_line(Path(path))
+            return cls(path)
+
     def add(self, content: Submission | Reproduction, key: SigningKey) -> Line:
         """Sign a line and append it; it is on the disk when this returns.
 
@@ -121,6 +130,7 @@ class Leaderboard:
                 came meanwhile.
         """
         with _locked(self.path):
+            _require_size(self.path)
             drop_torn_line(self.path)
             now = Leaderboard(self.path)
             line = sign_line(content, key, now.last)
@@ -133,6 +143,7 @@ class Leaderboard:
         """Lines of the file, each by form, chain and signature."""
         if not self.path.is_file():
             return
+        _require_size(self.path)
         chain = Chain()
         with self.path.open("rb") as file:
             number = 0
@@ -188,6 +199,11 @@ class Leaderboard:
         if not min(MIN_SAMPLES, total) <= found.num_samples <= total or found.parted > found.num_samples:
             raise corrupt(f"{where}: re-ran {found.num_samples} of {total} samples")
         (standing.reproduced if found.outcome == "reproduced" else standing.differs).append(line)
+
+
+def _require_size(path: Path) -> None:
+    if path.is_file() and path.stat().st_size > MAX_BYTES:
+        raise GymError(ErrorCode.TOO_LARGE, f"{path}: larger than a leaderboard is: {MAX_BYTES} bytes")
 
 
 def _entry(raw: bytes) -> Entry:

@@ -52,7 +52,7 @@ def submit(
             )
     require_own_figures(results)
     path = Path(board)
-    opened = Leaderboard(path)  # a damaged board is refused before anything is written
+    opened = Leaderboard.opened_to_add(path)  # a damaged board is refused before anything is written
     named = replace(results, model=model_name, facts=_public(results))
     written = write_record(named, records_folder(path), organization=organization)
     content = Submission(
