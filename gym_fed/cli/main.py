@@ -19,6 +19,7 @@ from gym_fed.cli.doctor import doctor
 from gym_fed.cli.evaluation.app import app as eval_app
 from gym_fed.cli.export import export
 from gym_fed.cli.grade import grade
+from gym_fed.cli.leaderboard.app import app as leaderboard_app
 from gym_fed.cli.models.app import app as models_app
 from gym_fed.cli.runs import app as runs_app
 from gym_fed.cli.soup.app import app as soup_app
@@ -105,7 +106,7 @@ app.add_typer(api_app, name="api")
 app.add_typer(configs_app, name="configs")
 app.add_typer(data_app, name="data")
 app.add_typer(delta_app, name="delta")
-app.add_typer(eval_app, name="eval")
+app.add_typer(leaderboard_app, name="leaderboard")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
 app.add_typer(soup_app, name="soup")

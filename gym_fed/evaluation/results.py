@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gym_fed.leaderboard.lines import Line
 
 from gym_fed.files import write_atomically
 
@@ -106,15 +109,10 @@ class EvalResults:
     seconds: float
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def __getitem__(self, task: str) -> dict[str, float]:
-        """The values of a task by metric, and ``num_examples``."""
-        found = self.tasks[task]
-        values = {name: figure.value for name, figure in found.figures.items()}
-        return {**values, "num_examples": len(found.samples)}
+    def submit_to_leaderboard(
+        self, *, model_name: str, organization: str, board: str | Path = "leaderboard.jsonl"
+    ) -> Line:
+        """Sign the results with this home's key and append them to a board; see ``gym_fed.leaderboard.submit``."""
+        from gym_fed.leaderboard.submit import submit
 
-    def save(self, path: str | Path) -> Path:
-        """Write the values of every task as JSON."""
-        target = Path(path)
-        document = {task: self[task] for task in self.tasks}
-        write_atomically(target, f"{json.dumps(document, indent=2, sort_keys=True)}\n".encode())
-        return target
+        return submit(self, model_name=model_name, organization=organization, board=board)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.keys import paths_of, samples_path
 from gym_fed.evaluation.records.reader import read_record
 from gym_fed.evaluation.records.replay import compare_sample
+from gym_fed.evaluation.records.rerun import Rerun
 from gym_fed.evaluation.results import EvalResults, SampleResult
 from gym_fed.files import file_sha256
 from gym_fed.identity.keys import SigningKey
@@ -27,9 +28,6 @@ from gym_fed.leaderboard.lines import BoardTask, Line, Reproduction, challenge_c
 from gym_fed.leaderboard.submit import records_folder, require_own_figures
 from gym_fed.text import plain
 from gym_fed.version import __version__
-
-Rerun = Callable[[EvalResults, Mapping[str, Sequence[int]]], EvalResults]
-"""Evaluates rows again, by task and number, as the given results say that it was done; gives the new results."""
 
 SAME_RUN = ("model", "delta", "template")
 """Parts of an identity that must be equal: another engine, device or version is what a reproduction is for."""

@@ -1,0 +1,268 @@
+"""`gym eval show`, `compare` and `replay`: what earlier runs found, how two differ, and one sample again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.cli.evaluation.options import FolderOption
+from gym_fed.console import AsJson, err, out, print_json, print_table
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.compare import Comparison
+    from gym_fed.evaluation.results import EvalResults, SampleResult
+
+RecordArgument = Annotated[
+    str, typer.Argument(metavar="RECORD", help="Its id, the beginning of one, or its file.")
+]
+EVALS = Path("evals")
+
+
+def show_record(
+    record: Annotated[
+        str | None, typer.Argument(metavar="[RECORD]", help="Its id or file; without it, all are listed.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, help="Show so many samples of each task, too.")
+    ] = 0,
+    folder: FolderOption = EVALS,
+    as_json: AsJson = False,
+) -> None:
+    """List the records of a folder, or show one: figures with their errors, and samples."""
+    if record is None:
+        _list(folder, as_json)
+        return
+    from gym_fed.evaluation.records.reader import named_record, read_record
+
+    path = named_record(record, folder)
+    results = read_record(path)
+    if as_json:
+        print_json({"id": path.stem, "file": str(path), **_as_json(results, samples)})
+        return
+    out.print(f"{path.stem}  {results.model}")
+    _print_figures(results)
+    for task in results.tasks.values():
+        for sample in task.samples[:samples]:
+            _print_sample(task.task, sample)
+
+
+def compare_records(
+    first: RecordArgument,
+    second: RecordArgument,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of the intervals.")] = 0.95,
+    shared_rows: Annotated[
+        bool, typer.Option("--shared-rows", help="Where rows differ, compare on those that both have.")
+    ] = False,
+    folder: FolderOption = EVALS,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two records row by row: the difference, its confidence interval, and p."""
+    from gym_fed.evaluation.compare import compare_results
+    from gym_fed.evaluation.records.reader import named_record, read_record
+
+    runs = [read_record(named_record(name, folder)) for name in (first, second)]
+    compared = compare_results(runs[0], runs[1], confidence=confidence, shared_only=shared_rows)
+    if as_json:
+        print_json(asdict(compared))
+        return
+    print_comparison(compared)
+
+
+def replay_sample(
+    record: RecordArgument,
+    sample: Annotated[int, typer.Option("--sample", min=0, help="Its number.")],
+    task: Annotated[
+        str | None, typer.Option("--task", help="Of which task; needed where the record has several.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Where the model is now.", show_default="the record's")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FOLDER", help="A folder of evaluation sets.")
+    ] = None,
+    folder: FolderOption = EVALS,
+    as_json: AsJson = False,
+) -> None:
+    """Run one sample of a record again and compare what comes out."""
+    from gym_fed.evaluation.records.reader import named_record, read_record
+    from gym_fed.evaluation.records.replay import compare_sample
+    from gym_fed.evaluation.records.rerun import rerun_on
+
+    results = read_record(named_record(record, folder))
+    name, before = _sample_of(results, task, sample)
+    benchmarks = results.facts.get("benchmarks", [])
+    own = [one for one in benchmarks if isinstance(one, str)] if isinstance(benchmarks, list) else []
+    again = rerun_on(model or results.model, data, own)(results, {name: [sample]})
+    (now,) = again.tasks[name].samples
+    changed = {
+        key: (results.identity.get(key, ""), again.identity.get(key, ""))
+        for key in ("model", "delta", "template", "dtype", "engine")
+        if results.identity.get(key, "") != again.identity.get(key, "")
+    }
+    found = compare_sample(before, now)
+    if as_json:
+        print_json(
+            {
+                "task": name,
+                "sample": sample,
+                "same": found.difference is None,
+                **asdict(found),
+                "identity_differs": changed,
+                "before": asdict(before),
+                "again": asdict(now),
+            }
+        )
+    else:
+        for key, (old, new) in changed.items():
+            err.print(f"note: {key} is {new}, and was {old}")
+        _print_sample(name, now)
+        out.print(_outcome(found.difference, found.parted, found.logprob_error))
+    if found.difference is not None:
+        raise typer.Exit(ErrorCode.EXPORT_DIFFERS.exit_code)
+
+
+def print_comparison(compared: Comparison) -> None:
+    """Two runs as a table: means, difference with interval, p, and what was not compared."""
+    from gym_fed.tables import TextTable
+
+    level = f"{compared.confidence:.0%}"
+    table = TextTable(
+        "task", "metric", "n", "first", "second", "first - second", f"{level} interval", "p", "McNemar p"
+    )
+    for task in compared.tasks.values():
+        for metric, found in task.metrics.items():
+            mcnemar = "" if found.mcnemar_p is None else f"{found.mcnemar_p:.4f}"
+            table.add_row(
+                task.task,
+                metric if task.higher_is_better[metric] else f"{metric} (lower is better)",
+                str(found.num_samples),
+                f"{task.first[metric]:.4f}",
+                f"{task.second[metric]:.4f}",
+                f"{found.difference:+.4f}",
+                f"{found.lower:+.4f} to {found.upper:+.4f}",
+                f"{found.p_value:.4f}",
+                mcnemar,
+            )
+    out.print(f"first: {compared.first}; second: {compared.second}")
+    print_table(table)
+    for task in compared.tasks.values():
+        if task.only_first or task.only_second:
+            err.print(
+                f"{task.task}: {task.only_first} rows of the first alone, {task.only_second} of the second alone, "
+                "are left out"
+            )
+        for note in task.notes:
+            err.print(f"{task.task}: {note}")
+    if compared.missing:
+        err.print(f"only in one of them: {', '.join(compared.missing)}")
+
+
+def _list(folder: Path, as_json: bool) -> None:
+    from gym_fed.evaluation.records.keys import is_record_id
+    from gym_fed.evaluation.records.reader import read_document
+    from gym_fed.tables import TextTable
+
+    paths = sorted(path for path in (folder / "data").glob("*/*/*/*.json") if is_record_id(path.stem))
+    if not paths and not folder.is_dir():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "name the folder of records: --out"
+        )
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            document = read_document(path)
+        except GymError as error:
+            err.print(f"left out: {error}", style="yellow")
+            continue
+        figures = {
+            result.evaluation_result_id: result.score_details.score for result in document.evaluation_results
+        }
+        when, model = document.evaluation_timestamp, document.model_info.name
+        found.append({"id": path.stem, "model": model, "at": when, "file": str(path), "figures": figures})
+    if as_json:
+        print_json(found)
+        return
+    table = TextTable("record", "model", "at", "figures")
+    for one in found:
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in one["figures"].items())
+        table.add_row(one["id"], one["model"], one["at"], figures)
+    print_table(table)
+
+
+def _print_figures(results: EvalResults) -> None:
+    from gym_fed.tables import TextTable
+
+    table = TextTable("task", "metric", "value", "standard error", "n", "examples in the prompt")
+    for task in results.tasks.values():
+        for metric, figure in task.figures.items():
+            error = "" if figure.stderr is None else f"{figure.stderr:.4f}"
+            n, shots = str(figure.num_samples), str(task.num_fewshot)
+            table.add_row(task.task, metric, f"{figure.value:.4f}", error, n, shots)
+    print_table(table)
+
+
+def _print_sample(task: str, sample: SampleResult) -> None:
+    out.print(f"\n{task}, sample {sample.number}:", style="bold")
+    out.print(sample.prompt[-2000:])
+    for choice, value in zip(sample.choices, sample.logprobs, strict=False):
+        mark = "*" if choice == sample.target or choice.strip() == sample.target.strip() else " "
+        out.print(f"  {mark} {value:10.4f}  {choice[:300]}")
+    if sample.answer is not None:
+        out.print(f"  answer: {sample.answer[:2000]}")
+        out.print(f"  right:  {sample.target[:300]}")
+    out.print("  " + ", ".join(f"{name} {value:g}" for name, value in sample.metrics.items()))
+
+
+def _outcome(difference: str | None, parted: int | None, error: float) -> str:
+    if difference is not None:
+        return f"differs: {difference}"
+    if parted is not None:
+        return f"the same up to token {parted}, where two tokens were as likely"
+    return f"the same; log-likelihoods within {error:.2g} nats"
+
+
+def _sample_of(results: EvalResults, task: str | None, number: int) -> tuple[str, SampleResult]:
+    if task is None and len(results.tasks) > 1:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"the record has {len(results.tasks)} tasks",
+            f"--task {next(iter(results.tasks))}",
+        )
+    name = task or next(iter(results.tasks))
+    if name not in results.tasks:
+        raise GymError(
+            ErrorCode.USAGE, f"the record has no task {name}", f"one of {', '.join(results.tasks)}"
+        )
+    for sample in results.tasks[name].samples:
+        if sample.number == number:
+            return name, sample
+    raise GymError(
+        ErrorCode.USAGE,
+        f"{name} has no sample {number}",
+        f"it has {len(results.tasks[name].samples)} samples",
+    )
+
+
+def _as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
+    tasks = {
+        name: {
+            "version": task.version,
+            "num_fewshot": task.num_fewshot,
+            "lock": task.lock,
+            "figures": {metric: asdict(figure) for metric, figure in task.figures.items()},
+            "samples": [asdict(sample) for sample in task.samples[:samples]],
+        }
+        for name, task in results.tasks.items()
+    }
+    return {
+        "model": results.model,
+        "identity": dict(results.identity),
+        "seconds": results.seconds,
+        "facts": dict(results.facts),
+        "tasks": tasks,
+    }

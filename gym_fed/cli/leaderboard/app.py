@@ -1,0 +1,172 @@
+"""`gym leaderboard`: show a board of results, add to it, verify what others added, and write it as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.cli.evaluation.options import FolderOption
+from gym_fed.cli.variant.options import KeyOption, signing_key
+from gym_fed.console import AsJson, err, print_json, print_result, print_table
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.leaderboard.board import Standing
+
+app = typer.Typer(
+    help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
+)
+
+BoardOption = Annotated[Path, typer.Option("--board", envvar="GYM_LEADERBOARD", help="The board's file.")]
+HeadOption = Annotated[
+    str | None,
+    typer.Option("--head", help="A hash seen as the board's head before: refuse a board without it."),
+]
+DEFAULT = Path("leaderboard.jsonl")
+
+
+@app.command()
+def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson = False) -> None:
+    """Check every line of a board and list its submissions, with who reproduced them."""
+    from gym_fed.leaderboard.board import Leaderboard
+    from gym_fed.tables import TextTable
+
+    opened = Leaderboard(_there(board), head=head)
+    if as_json:
+        submissions = [_as_json(standing) for standing in opened.standings.values()]
+        print_json({"board": str(board), "head": opened.head, "submissions": submissions})
+        return
+    table = TextTable("line", "model", "organization", "key", "status", "figures")
+    for standing in opened.standings.values():
+        said = standing.submission
+        figures = ", ".join(
+            f"{task.task} {task.figures[task.main_metric].value:.4f} {task.main_metric} (n={task.num_samples})"
+            for task in said.tasks
+        )
+        line = str(standing.line.entry.sequence)
+        signer = standing.line.signer[:13]
+        table.add_row(line, said.model_name, said.organization, signer, standing.status, figures)
+    print_table(table)
+    err.print(f"head {opened.head}", style="dim")
+
+
+@app.command()
+def add(
+    record: Annotated[
+        str, typer.Argument(metavar="RECORD", help="Its id, the beginning of one, or its file.")
+    ],
+    model_name: Annotated[str, typer.Option("--model-name", help="What the board calls the model.")],
+    organization: Annotated[str, typer.Option("--organization", help="Who submits it.")],
+    board: BoardOption = DEFAULT,
+    folder: FolderOption = Path("evals"),
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign a record's results and append them to a board; the record is copied beside it."""
+    from gym_fed.evaluation.records.reader import named_record, read_record
+    from gym_fed.leaderboard.submit import submit
+
+    results = read_record(named_record(record, folder))
+    line = submit(
+        results, model_name=model_name, organization=organization, board=board, key=signing_key(key)
+    )
+    print_result(
+        as_json,
+        {
+            "board": str(board),
+            "line": line.entry.sequence,
+            "hash": line.entry.hash,
+            "status": "self-reported",
+        },
+        f"line {line.entry.sequence} of {board}: self-reported until another key reproduces it",
+        note=f"hash {line.entry.hash}",
+    )
+
+
+@app.command()
+def verify(
+    line: Annotated[str, typer.Argument(metavar="LINE", help="Number or hash of a submission.")],
+    model: Annotated[str, typer.Option("--model", help="Your copy of the model that was submitted.")],
+    board: BoardOption = DEFAULT,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="How many to re-run.")] = 32,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FOLDER", help="A folder of evaluation sets.")
+    ] = None,
+    key: KeyOption = None,
+    head: HeadOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Re-run random samples of a submission on your own model and rows, and sign what came out."""
+    from gym_fed.evaluation.records.rerun import rerun_on
+    from gym_fed.leaderboard.board import Leaderboard
+    from gym_fed.leaderboard.verify import verify as run
+
+    opened = Leaderboard(_there(board), head=head)
+    standing = opened.named(line)
+    found = run(opened, standing, rerun_on(model, data), signing_key(key), samples)
+    count = sum(map(len, found.drawn.values()))
+    lines = [f"{task}, sample {number}: {text}" for task, number, text in found.differences]
+    outcome = f"differs in {len(lines)} of {count} samples" if lines else f"reproduced: {count} samples"
+    print_result(
+        as_json,
+        {
+            "line": standing.line.entry.sequence,
+            "outcome": "differs" if lines else "reproduced",
+            "samples": {task: list(numbers) for task, numbers in found.drawn.items()},
+            "differences": [
+                {"task": task, "sample": number, "difference": text}
+                for task, number, text in found.differences
+            ],
+            "parted_after_ties": found.parted,
+        },
+        *lines,
+        f"{outcome}, {found.parted} answers parted after a tie; line {found.line.entry.sequence} says so",
+    )
+
+
+@app.command("html")
+def write_html(
+    file: Annotated[Path, typer.Argument(metavar="FILE.html", help="Where to write the page.")],
+    board: BoardOption = DEFAULT,
+    title: Annotated[str, typer.Option("--title", help="Its heading.")] = "Leaderboard",
+    head: HeadOption = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a board as one static page."""
+    from gym_fed.files import write_atomically
+    from gym_fed.leaderboard.board import Leaderboard
+    from gym_fed.leaderboard.page import board_page
+
+    if file.exists() and not overwrite:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+    opened = Leaderboard(_there(board), head=head)
+    write_atomically(file, board_page(opened, title).encode("utf-8"))
+    print_result(
+        as_json, {"file": str(file), "submissions": len(opened.standings)}, note=f"the page is {file}"
+    )
+
+
+def _there(board: Path) -> Path:
+    if not board.is_file():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND,
+            f"no leaderboard at {board}",
+            "name it with --board, or add a first line",
+        )
+    return board
+
+
+def _as_json(standing: Standing) -> dict[str, Any]:
+    said = standing.submission
+    return {
+        "line": standing.line.entry.sequence,
+        "hash": standing.line.entry.hash,
+        "signer": standing.line.signer,
+        "status": standing.status,
+        "reproduced_by": [line.signer for line in standing.reproduced],
+        "disputed_by": [line.signer for line in standing.differs],
+        **said.model_dump(mode="json"),
+    }
