@@ -62,11 +62,16 @@ def rows_per_band(threshold: float) -> int:
     return 1
 
 
+def folded(text: str) -> str:
+    """A text in which case and the width of spaces do not count."""
+    return " ".join(text.casefold().split())
+
+
 def signature(text: str) -> Any:
     """Minima of the text's runs of five characters, a ``LeanMinHash``; case and the width of spaces do not count."""
     from datasketch import LeanMinHash
 
-    said = " ".join(text.casefold().split())
+    said = folded(text)
     shingles = list(
         {said[at : at + SHINGLE_CHARACTERS] for at in range(max(len(said) - SHINGLE_CHARACTERS + 1, 1))}
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gym_fed.errors import ErrorCode, GymError
+
+ContaminatedRows = Literal["drop", "keep", "refuse"]
 
 EXAMPLE = "example"
 _EXAMPLE_TASKS = ["copy", "reverse", "upper"]
@@ -20,21 +22,30 @@ class Data:
     rows: list[dict[str, Any]]
     description: str
     digest: str
+    contamination: str = ""
+    """How many rows contain evaluation rows and what was done with them; empty for none."""
 
 
-_cache: dict[tuple[str, str, str, int, int], Data] = {}
+_cache: dict[tuple[str, str, str, str, int, int], Data] = {}
 
 
-def load_data(path: str | None, format: str = "auto", columns: str | None = None) -> Data:
+def load_data(
+    path: str | None,
+    format: str = "auto",
+    columns: str | None = None,
+    contaminated_rows: ContaminatedRows = "drop",
+) -> Data:
     """The rows of a file, or the built-in example for None or ``example``. A file is read once a process.
 
     Args:
         path: Of the file.
         format: A name in ``gym_fed.kinds.FORMATS``, or ``auto``.
         columns: What the file calls its columns; see ``parse_columns``.
+        contaminated_rows: What is done with rows that contain evaluation rows; see ``Policy``.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming the row; ``USAGE`` for columns that cannot be read.
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming the row; ``POLICY_REFUSED`` for rows that contain
+            evaluation rows, where they are to be refused, and where no others are left; ``USAGE`` for columns that cannot be read.
     """
     if path in (None, EXAMPLE):
         if columns:
@@ -42,7 +53,14 @@ def load_data(path: str | None, format: str = "auto", columns: str | None = None
         return _example()
     file = Path(str(path)).expanduser()
     stamp = file.stat() if file.is_file() else None
-    key = (str(file), format, columns or "", stamp.st_mtime_ns if stamp else 0, stamp.st_size if stamp else 0)
+    key = (
+        str(file),
+        format,
+        columns or "",
+        contaminated_rows,
+        stamp.st_mtime_ns if stamp else 0,
+        stamp.st_size if stamp else 0,
+    )
     if key not in _cache:
         from gym_fed.data.columns import parse_columns
         from gym_fed.data.reading import load_rows
@@ -50,8 +68,31 @@ def load_data(path: str | None, format: str = "auto", columns: str | None = None
 
         rows = load_rows(file, format, columns=parse_columns(columns))
         _cache.clear()
-        _cache[key] = Data(rows, str(file), file_sha256(file))
+        kept, found = _judged(rows, contaminated_rows, str(file))
+        _cache[key] = Data(kept, str(file), file_sha256(file), found)
     return _cache[key]
+
+
+def _judged(
+    rows: list[dict[str, Any]], contaminated_rows: ContaminatedRows, name: str
+) -> tuple[list[dict[str, Any]], str]:
+    """The rows to train on, and what is to be said of the others."""
+    from gym_fed.data.rows import place_of
+    from gym_fed.evaluation.contamination.check import ContaminationCheck, filters_here
+
+    check = ContaminationCheck(filters_here())
+    clean = [row for number, row in enumerate(rows, 1) if check.find(place_of(row, number), row) is None]
+    if len(clean) == len(rows):
+        return rows, ""
+    first = check.report.first[0]
+    found = f"{check.report.describe()}; the first: {first.place}, a row of {first.suite}"
+    if contaminated_rows == "refuse" or (contaminated_rows == "drop" and not clean):
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"{name}: {found}",
+            "remove them (`gym data show FILE` lists them), or set contaminated_rows in policy.yaml",
+        )
+    return (clean, f"{found}; left out") if contaminated_rows == "drop" else (rows, f"{found}; kept")
 
 
 def _example() -> Data:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -62,6 +63,10 @@ class Policy(StrictModel):
 
     require_secure_aggregation: bool = False
     """Refuse hubs and tasks that let the hub see single updates."""
+
+    contaminated_rows: Literal["drop", "keep", "refuse"] = "drop"
+    """Own rows that contain rows of an evaluation suite on this machine: leave them out, train on them all the same, or
+    do not join. They are counted and shown in every case."""
 
     base_digests: list[str] | None = None
     """Bases that may be trained, by digest; any that is on this machine when absent."""

@@ -105,7 +105,7 @@ def perform(
             the data, the model or the training give.
     """
     policy.check(spec)
-    data = load_data(setup.data, setup.data_format, setup.columns)
+    data = load_data(setup.data, setup.data_format, setup.columns, policy.contaminated_rows)
     folder = TaskFolder(home.task_folder(message_id))
     fetched = BaseStore(home).find(spec.base_digest)
     source = base_source(setup.model or fetched, spec.base_model)

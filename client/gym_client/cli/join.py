@@ -152,7 +152,10 @@ class _Joining:
     def run(self) -> AgentResult:
         """Trust, terms, consent, enrolment, and rounds until the end."""
         self._display.busy(f"reading {self._setup.data or 'the built-in example'}")
-        data = load_data(self._setup.data, self._setup.data_format, self._setup.columns)
+        rows = self._policy.contaminated_rows
+        data = load_data(self._setup.data, self._setup.data_format, self._setup.columns, rows)
+        if data.contamination:
+            self._display.report("contamination", data.contamination)
         with self._meet() as client:
             status, offer = self._terms(client, data)
             self._display.busy("")

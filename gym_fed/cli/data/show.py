@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
     from gym_fed.data.preview import PreviewedSequence, Segment
     from gym_fed.data.row_counts import RowCounts
+    from gym_fed.evaluation.contamination.check import ContaminationCheck, ContaminationReport
 
 _LEARNT, _READ = "bold green", "dim"
 
@@ -46,6 +47,14 @@ def show(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the config.")
     ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against",
+            metavar="SUITE",
+            help="Look for evaluation rows of this suite. [default: of every suite that is on this machine]",
+        ),
+    ] = None,
     ignore_unsupported: Annotated[
         bool,
         typer.Option(
@@ -61,6 +70,9 @@ def show(
         "--max-length": max_length is not None,
     }
     of_configs = {"--set": bool(set_), "--ignore-unsupported": ignore_unsupported}
+    from gym_fed.evaluation.contamination.check import ContaminationCheck, filters_here
+
+    contamination = ContaminationCheck(filters_here(against))
     if source.endswith((".yaml", ".yml")):
         _refuse(of_files, "data files", "a config has keys for that")
         from gym_fed.config.llamafactory.files import load_training_config
@@ -68,10 +80,10 @@ def show(
         config, notes = load_training_config(source, set_ or [], ignore_unsupported=ignore_unsupported)
         for note in notes:
             err.print(f"note: {note}")
-        view = _of_config(config, model, limit)
+        view = _of_config(config, model, limit, contamination)
     else:
         _refuse(of_configs, "training configs", "omit it")
-        view = _of_file(source, model, format, columns, max_length, limit)
+        view = _of_file(source, model, format, columns, max_length, limit, contamination)
 
     from gym_fed.data.preview import Statistics
     from gym_fed.data.row_counts import RowCounts
@@ -88,7 +100,8 @@ def show(
         raise GymError(ErrorCode.DATA_INVALID, f"{source}: holds no rows", "add at least one row")
     counts = view.counts or statistics.counts
     counts.unread = dict(view.unread)
-    figures = {**statistics.summary(), "learned": counts.as_dict()}
+    report = contamination.report
+    figures = {**statistics.summary(), "learned": counts.as_dict(), "contamination": asdict(report)}
     if as_json:
         rows = [_as_json(place, sequences, view.tokenizer) for place, sequences in shown]
         print_json({"source": source, "model": view.model, **figures, "rows_shown": rows})
@@ -101,6 +114,7 @@ def show(
         out.print("all rows are prompts, for training by rewards; sft needs completions, too")
         counts = RowCounts(unread=counts.unread)
     _print_counts(counts, view.max_length)
+    _print_contamination(report)
 
 
 @dataclass(frozen=True)
@@ -128,6 +142,7 @@ def _of_file(
     columns: str | None,
     max_length: int | None,
     limit: int | None,
+    contamination: ContaminationCheck,
 ) -> _View:
     from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.locations import find_files
@@ -142,18 +157,21 @@ def _of_file(
     tokenizer = load_tokenizer(name)
     unread: Counter[str] = Counter()
 
-    def noted(row: Row) -> Row:
+    def noted(place: str, row: Row) -> Row:
         unread.update(unread_keys([row]))
+        contamination.find(place, row)
         return row
 
     rows = (
-        (place, sequences_of(tokenizer, noted(row), max_length=max_length))
+        (place, sequences_of(tokenizer, noted(place, row), max_length=max_length))
         for place, row in islice(iter_rows(source, format, rename=rename), limit)
     )
     return _View(name, tokenizer, max_length, rows, unread)
 
 
-def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> _View:
+def _of_config(
+    config: TrainingConfig, model: str | None, limit: int | None, contamination: ContaminationCheck
+) -> _View:
     """Rows of ``data:`` as the algorithm of the config takes them."""
     from gym_fed.data.chat_templates.choice import use_chat_template
     from gym_fed.data.preview import sequences_of
@@ -169,6 +187,8 @@ def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> 
     name = model or given or "gym-nano"
     tokenizer = use_chat_template(load_tokenizer(name), config.chat_template)
     rows = rows_to_learn(config, rows_of(config))[:limit]
+    for number, row in enumerate(rows, 1):
+        contamination.find(place_of(row, number), row)
     default = algorithm.assistant_only_default
     assistant_only = default and not config.packing
     if config.assistant_only_loss is not None:
@@ -236,6 +256,16 @@ def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) 
         out.print(f"{figures['sequences_cut']} sequences are cut at max_length={max_length}")
     if figures["nothing_to_learn"]:
         err.print(f"{figures['nothing_to_learn']} sequences have nothing to learn", style="yellow")
+
+
+def _print_contamination(report: ContaminationReport) -> None:
+    """How many rows hold evaluation rows, and the first of them; a warning, as figures on those suites mean nothing."""
+    if not report.contaminated:
+        out.print(report.describe())
+        return
+    err.print(f"warning: {report.describe()}", style="yellow")
+    for found in report.first:
+        err.print(f"  {found.place}: {found.suite}: ... {found.words} ...")
 
 
 def _print_counts(counts: RowCounts, max_length: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Evaluates single rows of a record again: tasks, rows and model are those of this machine, only numbers the record's."""
+"""Evaluates single rows of a record again: task, rows and model are of this machine, only numbers of the record."""
 
 from __future__ import annotations
 

@@ -1,0 +1,123 @@
+"""Checks training rows against the suites whose rows are on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gym_fed.data.steps import Row, text_of
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.contamination.suite_filter import SuiteFilter, build_filter
+from gym_fed.identity.canonical import canonical_digest
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class ContaminatedRow:
+    """A training row that holds a run of words of an evaluation row.
+
+    Attributes:
+        place: Where the training row stands.
+        suite: Whose row it holds.
+        words: The run that was found.
+    """
+
+    place: str
+    suite: str
+    words: str
+
+
+@dataclass
+class ContaminationReport:
+    """What was found in some rows.
+
+    Attributes:
+        suites: That were checked against, each with the digest of its filter.
+        rates: Of each, the probability that a run of words is taken for one of the suite's.
+        rows: How many rows were looked at.
+        contaminated: How many hold a row of a suite.
+        first: The first of them.
+    """
+
+    suites: dict[str, str] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    rows: int = 0
+    contaminated: int = 0
+    first: list[ContaminatedRow] = field(default_factory=list)
+
+    def describe(self) -> str:
+        """One line for people."""
+        against = ", ".join(self.suites) or "no suite is here"
+        return f"{self.contaminated} of {self.rows} rows contain evaluation rows (checked: {against})"
+
+
+class ContaminationCheck:
+    """Looks at one row after the other.
+
+    Args:
+        filters: Of suites.
+
+    Attributes:
+        report: Of the rows so far.
+    """
+
+    def __init__(self, filters: Sequence[SuiteFilter]) -> None:
+        self._filters = list(filters)
+        self.report = ContaminationReport(
+            {one.suite: one.digest for one in self._filters}, {one.suite: one.rate for one in self._filters}
+        )
+
+    def find(self, place: str, row: Row) -> ContaminatedRow | None:
+        """What a row holds of a suite; None for a clean one."""
+        self.report.rows += 1
+        text = text_of(row)
+        for one in self._filters:
+            if (words := one.found_in(text)) is not None:
+                found = ContaminatedRow(place, one.suite, words)
+                self.report.contaminated += 1
+                if len(self.report.first) < _SHOWN:
+                    self.report.first.append(found)
+                return found
+        return None
+
+
+def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -> list[SuiteFilter]:
+    """The filters of suites whose rows are on this machine; each is built once and kept.
+
+    Args:
+        names: Suites or tasks; one that is not here is refused. None takes all suites, without those that are not here.
+        data: A folder of evaluation sets.
+
+    Raises:
+        GymError: As ``tasks_of``.
+    """
+    from gym_fed.evaluation.suites.listing import listing
+
+    found = []
+    for name in listing().suites if names is None else names:
+        try:
+            found.append(_filter_of(name, data))
+        except GymError as error:
+            if names is not None or error.code not in (ErrorCode.UNAVAILABLE, ErrorCode.MISSING_DEPENDENCY):
+                raise
+    return found
+
+
+@cache
+def _filter_of(name: str, data: Path | None) -> SuiteFilter:
+    from gym_fed.evaluation.suites.store import evals_home
+    from gym_fed.evaluation.suites.tasks import tasks_of
+
+    tasks = tasks_of([name], data)
+    locks = {task.name: task.lock for task in tasks}
+    kept = evals_home() / "filters" / f"{canonical_digest([1, name, locks])[:32]}.json"
+    if kept.is_file():
+        return SuiteFilter.load(kept)
+    rows: list[Any] = [row for task in tasks for row in task.rows[task.split]]
+    made = build_filter(name, rows, locks)
+    made.save(kept)
+    return made
