@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from huggingface_hub import parse_eval_result_entries
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.records.hub_yaml import HubDataset, eval_results_yaml
 from gym_fed.evaluation.records.keys import record_id, samples_path
 from gym_fed.evaluation.records.reader import find_record, named_record, read_record
 from gym_fed.evaluation.records.writer import write_record
@@ -153,3 +156,11 @@ def test_half_a_character_in_a_row_is_replaced_and_nothing_else(tmp_path: Path) 
     torn = replace(task, samples=(replace(task.samples[0], prompt="half \ud83d"),))
     (sample,) = read_record(write_record(results_of(torn), tmp_path)).tasks["t"].samples
     assert sample == replace(torn.samples[0], prompt="half \ufffd")
+
+
+def test_the_file_for_the_hub_has_the_tasks_that_the_hub_has_rows_of(results: EvalResults) -> None:
+    text = eval_results_yaml(results, {"wet": HubDataset("me/wet", revision="abc")}, date="2026-01-02")
+    (entry,) = parse_eval_result_entries(yaml.safe_load(text))
+    assert (entry.dataset_id, entry.task_id, entry.dataset_revision) == ("me/wet", "default", "abc")
+    assert entry.value == pytest.approx(2 / 3)
+    assert entry.notes == "acc, 0-shot, n=3, standard error 0.0500; gym-fed"

@@ -1,0 +1,81 @@
+"""`gym eval show` and `compare`, and `gym leaderboard`, as a person or a program calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.records.writer import write_record
+from gym_fed.identity.keys import SigningKey
+from tests.support.evaluations import choice_task, results_of
+
+RIGHT, WRONG = [True] * 8 + [False] * 2, [True] * 2 + [False] * 8
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    good = results_of(choice_task("wet", RIGHT), model="good")
+    bad = results_of(choice_task("wet", WRONG), model="bad", digest="c" * 64)
+    return [write_record(results, "evals").stem for results in (good, bad)]
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_records_are_listed_and_shown_with_their_samples(records: list[str]) -> None:
+    listed = json.loads(run("eval", "show", "--json"))
+    assert {one["id"]: one["figures"] for one in listed} == {
+        records[0]: {"wet/acc": 0.8},
+        records[1]: {"wet/acc": 0.2},
+    }
+    shown = json.loads(run("eval", "show", records[0][:8], "--samples", "1", "--json"))
+    assert shown["tasks"]["wet"]["figures"]["acc"]["stderr"] == 0.05
+    assert [sample["number"] for sample in shown["tasks"]["wet"]["samples"]] == [0]
+    assert "is water wet?" in run("eval", "show", records[0], "--samples", "1")
+
+
+def test_a_damaged_record_does_not_hide_the_others(records: list[str]) -> None:
+    (damaged,) = Path("evals").rglob(f"{records[0]}.json")
+    damaged.write_text("{")
+    assert [one["id"] for one in json.loads(run("eval", "show", "--json"))] == [records[1]]
+
+
+def test_two_records_are_compared_with_interval_and_p(records: list[str]) -> None:
+    found = json.loads(run("eval", "compare", *records, "--json"))["tasks"]["wet"]["metrics"]["acc"]
+    assert found["difference"] == pytest.approx(0.6)
+    assert (found["first_only"], found["second_only"]) == (6, 0)
+    assert found["lower"] > 0 and found["mcnemar_p"] == pytest.approx(0.03125)
+    assert "+0.6000" in run("eval", "compare", *records)
+
+
+def test_a_record_goes_on_a_board_and_its_page(records: list[str]) -> None:
+    run("leaderboard", "add", records[0], "--model-name", "good", "--organization", "me")
+    (shown,) = json.loads(run("leaderboard", "show", "--json"))["submissions"]
+    assert (shown["status"], shown["model_name"]) == ("self-reported", "good")
+    run("leaderboard", "html", "board.html")
+    assert "self-reported" in Path("board.html").read_text()
+
+
+def test_a_board_is_refused_where_its_head_was_another(records: list[str]) -> None:
+    run("leaderboard", "add", records[0], "--model-name", "good", "--organization", "me")
+    with pytest.raises(GymError, match="lines were cut off") as caught:
+        run("leaderboard", "show", "--head", "0" * 64)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_a_board_is_signed_with_the_key_that_is_named(records: list[str], tmp_path: Path) -> None:
+    key = SigningKey.generate()
+    key.save(tmp_path / "k.pem")
+    words = ("--model-name", "good", "--organization", "me", "--key", str(tmp_path / "k.pem"))
+    run("leaderboard", "add", records[0], *words)
+    assert json.loads(run("leaderboard", "show", "--json"))["submissions"][0]["signer"] == key.contributor

@@ -1,0 +1,94 @@
+"""The page of a board: complete in one file, and nothing that a submitter wrote runs in it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from gym_fed.identity.keys import SigningKey
+from gym_fed.leaderboard.board import Leaderboard
+from gym_fed.leaderboard.lines import BoardFigure, BoardTask, Submission
+from gym_fed.leaderboard.page import board_page
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</table></body><iframe src=//evil.example>",
+    "javascript:alert(1)",
+    "&lt;b&gt; &#60;",
+]
+
+
+class Seen(HTMLParser):
+    """Tags, attributes and texts of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def page_of(name: str, tmp_path: Path) -> str:
+    board = Leaderboard(tmp_path / "leaderboard.jsonl")
+    task = BoardTask(
+        task=name,
+        version=name,
+        num_fewshot=0,
+        lock=name,
+        num_samples=20,
+        main_metric=name,
+        figures={name: BoardFigure(value=0.5, stderr=0.1)},
+    )
+    said = Submission(
+        model_name=name,
+        organization=name,
+        record="0" * 36,
+        identity={"model": name, "delta": name},
+        results="0" * 64,
+        tasks=[task],
+        at=2**53 - 1,
+    )
+    board.add(said, SigningKey.generate())
+    return board_page(board, name)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_submitter_wrote_is_shown_as_text(name: str, tmp_path: Path) -> None:
+    seen, plain = Seen(), Seen()
+    seen.feed(page_of(name, tmp_path / "a"))
+    plain.feed(page_of("harmless", tmp_path / "b"))
+    assert seen.tags == plain.tags
+    assert [key for key, _ in seen.attributes] == [key for key, _ in plain.attributes]
+    assert seen.texts.count(name) >= 4
+
+
+def test_the_page_loads_nothing_and_knows_light_and_dark(tmp_path: Path) -> None:
+    page = page_of("mine", tmp_path)
+    assert re.findall(r"(?:src|href|@import|url\()", page) == []
+    assert "default-src 'none'" in page
+    assert "color-scheme:light dark" in page
+
+
+def test_the_page_has_every_figure_with_its_error_and_the_boards_head(tmp_path: Path) -> None:
+    page = page_of("mine", tmp_path)
+    assert 'data-value="0.5">0.5000' in page
+    assert "&plusmn; 0.1000, n=20" in page
+    assert "self-reported" in page
+    assert Leaderboard(tmp_path / "leaderboard.jsonl").head in page
+
+
+def test_a_board_without_lines_has_a_page(tmp_path: Path) -> None:
+    assert "0 submissions; head <code>none</code>" in board_page(Leaderboard(tmp_path / "none.jsonl"))
