@@ -45,8 +45,8 @@ def load_data(
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming the row; ``POLICY_REFUSED`` for rows that contain
-            evaluation rows, where they are to be refused, and where no others are left; ``USAGE`` for columns that cannot
-            be read.
+            evaluation rows, where they are to be refused, and where no others are left; ``USAGE`` for columns that
+            cannot be read.
     """
     if path in (None, EXAMPLE):
         if columns:
