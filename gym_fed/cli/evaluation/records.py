@@ -179,11 +179,11 @@ def _list(folder: Path, as_json: bool) -> None:
         except GymError as error:
             err.print(f"left out: {error}", style="yellow")
             continue
-        figures = {
+        values = {
             result.evaluation_result_id: result.score_details.score for result in document.evaluation_results
         }
         when, model = document.evaluation_timestamp, document.model_info.name
-        found.append({"id": path.stem, "model": model, "at": when, "file": str(path), "figures": figures})
+        found.append({"id": path.stem, "model": model, "at": when, "file": str(path), "figures": values})
     if as_json:
         print_json(found)
         return
