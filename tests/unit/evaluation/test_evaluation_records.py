@@ -89,6 +89,12 @@ Change = Callable[[dict[str, Any]], object]
         (lambda d: d.update(schema_version="9.9"), "schema_version"),
         (lambda d: d.update(more=1), "more: Extra inputs"),
         (lambda d: d["detailed_evaluation_results"].update(file_path="../../etc/passwd"), "file_path"),
+        (
+            lambda d: d["detailed_evaluation_results"].update(
+                file_path="data/tiny/local/gym-nano/00000000-0000-4000-8000-000000000000_samples.jsonl"
+            ),
+            "are not its own",
+        ),
         (lambda d: d["detailed_evaluation_results"].update(total_rows=1), "more than the 1 lines"),
         (lambda d: d["detailed_evaluation_results"].update(checksum="0" * 64), "cut or altered"),
         (lambda d: d["evaluation_results"].append(d["evaluation_results"][0]), "twice"),

@@ -322,6 +322,14 @@ def test_a_forged_reproduction_is_refused_by_every_reader(
         Leaderboard(board)
 
 
+def test_a_second_reproduction_by_one_key_is_refused_by_every_reader(board: Path) -> None:
+    found = verified(board).line.content
+    assert isinstance(found, Reproduction)
+    _appended(board, found, ANOTHER)
+    with pytest.raises(GymError, match="it counts once"):
+        Leaderboard(board)
+
+
 def test_a_torn_last_line_is_dropped_when_another_is_added(board: Path) -> None:
     with board.open("ab") as file:
         file.write(b'{"body":{"cont')
