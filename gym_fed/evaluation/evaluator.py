@@ -186,7 +186,7 @@ class Evaluator:
             _require_loglikelihoods(scorer, waiting)
             done = len(preparation.requests) - len(waiting)
             self._on_progress(Progress(done, len(preparation.requests), ""))
-            for request, outcome in _outcomes(scorer, waiting):
+            for request, outcome in computed(scorer, waiting):
                 running.add(request.key, outcome)
                 done += 1
                 self._on_progress(Progress(done, len(preparation.requests), request.key[0]))
@@ -215,7 +215,7 @@ def _require_loglikelihoods(scorer: Scorer, requests: Sequence[PreparedRequest])
         scorer.require_loglikelihoods(tasks)
 
 
-def _outcomes(scorer: Scorer, requests: Sequence[PreparedRequest]) -> Any:
+def computed(scorer: Scorer, requests: Sequence[PreparedRequest]) -> Any:
     """Each request with its outcomes by model, as they are done; texts longer than the context are summed."""
     from gym_fed.evaluation.scoring.scorer import Loglikelihood
 

@@ -63,11 +63,13 @@ class PromptOptions:
         num_fewshot: Examples of every prompt; None: as each task says. A task that is defined with 0 keeps 0.
         limit: Only the first so many rows of each task.
         apply_chat_template: Prompts are conversations in the template of the model, examples are turns of them.
+        rows: Only these rows, by number; None for all. Their prompts are those that they have among all.
     """
 
     num_fewshot: int | None = None
     limit: int | None = None
     apply_chat_template: bool = False
+    rows: frozenset[int] | None = None
 
 
 RequestKey = tuple[str, int, int, int]
@@ -167,6 +169,9 @@ class _Task:
             self._instances = [
                 instance for number in self._rows for instance in self._asked(number, encoder, options)
             ]
+            if options.rows is not None:  # after all prompts were made: their examples are drawn in turn
+                self._rows = {number: row for number, row in self._rows.items() if number in options.rows}
+                self._instances = [one for one in self._instances if one.doc_id in options.rows]
             self._task._instances = self._instances
         if not self._instances:
             raise GymError(ErrorCode.DATA_INVALID, f"task {source.name}: has no rows")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.files import write_atomically
+
 if TYPE_CHECKING:
     from gym_fed.leaderboard.lines import Line
-
-from gym_fed.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -116,3 +116,16 @@ class EvalResults:
         from gym_fed.leaderboard.submit import submit
 
         return submit(self, model_name=model_name, organization=organization, board=board)
+
+    def __getitem__(self, task: str) -> dict[str, float]:
+        """The values of a task by metric, and ``num_examples``."""
+        found = self.tasks[task]
+        values = {name: figure.value for name, figure in found.figures.items()}
+        return {**values, "num_examples": len(found.samples)}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the values of every task as JSON."""
+        target = Path(path)
+        document = {task: self[task] for task in self.tasks}
+        write_atomically(target, f"{json.dumps(document, indent=2, sort_keys=True)}\n".encode())
+        return target
