@@ -19,6 +19,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.history import History
 from gym_fed.identity.keys import server_id
 from gym_fed.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
+from gym_fed.ledger.evaluations import EvaluationCheck
 from gym_fed.ledger.heads import SignedHead
 from gym_fed.ledger.merkle import Frontier
 from gym_fed.ledger.restored import KIND as RESTORED
@@ -46,7 +47,8 @@ class Checked:
 
 
 class LedgerCheck:
-    """Verifies entries and heads in their order: chain, canonical form, roots, the hub's signatures and the owners'.
+    """Verifies entries and heads in their order: chain, canonical form, roots, the hub's signatures and the
+    owners', and that secret seeds of evaluations were revealed as promised.
 
     Args:
         public_key: Of the hub.
@@ -59,6 +61,7 @@ class LedgerCheck:
         self._chain = Chain()
         self.frontier = Frontier()
         self.history = History(server_id(public_key))
+        self._evaluations = EvaluationCheck()
         self._heads = 0
         self._last: SignedHead | None = None
 
@@ -67,6 +70,7 @@ class LedgerCheck:
         body = self._chain.add(entry)
         self.frontier.append(entry.hash)
         self.history.add(entry.kind, body)
+        self._evaluations.add(entry, body)
         if entry.kind == RESTORED:
             self._check_restored(entry, body)
         self._visit(entry, body)
