@@ -30,6 +30,7 @@ from gym_fed.kinds import AGGREGATORS
 from gym_server.accounts.accounts import Accounts
 from gym_server.accounts.keys import Keys
 from gym_server.accounts.session_key import create_session_key, session_key
+from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger.chain import Ledger
 from gym_server.rewards.payouts import Payouts
 from gym_server.rounds.admission import Admission
@@ -78,6 +79,8 @@ class Federation:
         limits = config.limits
         self.payouts = Payouts(database, self.ledger, self.server, tls, hold, limits.transfers_per_hour)
         self.round_store.at_commit.append(self.payouts.settle)
+        if config.gate.evals:
+            self.round_store.at_open.append(lambda tx, number: promise_seed(tx, self.ledger, number))
         self.keys = Keys(
             database, self.ledger, self.server, tls, self.payouts, hold, limits.account_changes_per_hour
         )

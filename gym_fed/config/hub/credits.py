@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -65,6 +65,13 @@ class RewardsConfig(StrictModel):
 
     participation_weight: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the pool that merged updates get for having worked, free-riders excepted. Absent: the rest."""
+
+    score_on: Literal["loss", "evals"] = "loss"
+    """``evals``: a part of the pool is split by what each update adds to the figures of ``gate.evals``, measured by the
+    soup without it. ``score`` stays on held-out loss and splits the rest."""
+
+    evals_share: Factor = 0.2
+    """With ``score_on: evals``, that part. Where no update adds anything it is split as the rest."""
 
     participation_ramp: bool = True
     """Split the participation part by the reputation that contributors had before the round, so that new keys earn
@@ -144,13 +151,15 @@ class RewardsConfig(StrictModel):
             raise ValueError(f"score_options: score {self.score!r} has none")
         return self
 
-    def check_gate(self, heldout: bool, screens: bool) -> None:
+    def check_gate(self, heldout: bool, screens: bool, evaluates: bool) -> None:
         """Raises ``Problems`` where the gate lacks what the score is measured on."""
         problems = []
         if self.measures and not heldout:
             problems.append(
                 Problem("rewards.score", f"{self.score!r} is measured on held-out data; set gate.heldout")
             )
+        if self.score_on == "evals" and not evaluates:
+            problems.append(Problem("rewards.score_on", "'evals' is measured on evaluations; set gate.evals"))
         if not screens and CONTRIBUTIONS.type_of(self.score).from_screens:
             problems.append(Problem("rewards.score", f"{self.score!r} needs gate.screen_updates: true"))
         if problems:
@@ -163,6 +172,10 @@ class RewardsConfig(StrictModel):
                 "rewards.score",
                 f"{self.score!r} looks into single updates, which {section} hides; write rewards: {{score: "
                 "participation}",
+            )
+        if self.score_on == "evals":
+            yield Problem(
+                "rewards.score_on", f"'evals' looks into single updates, which {section} hides; write loss"
             )
         for key in _OFF_WHERE_UPDATES_ARE_HIDDEN:
             if getattr(self, key):

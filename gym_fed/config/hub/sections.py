@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
@@ -73,7 +74,7 @@ class AdmissionConfig(StrictModel):
 
 
 class GateConfig(StrictModel):
-    """The coordinator's held-out set: what a soup, and each update in it, must not make worse."""
+    """What a soup must not make worse: the loss on the coordinator's held-out set, and evaluations."""
 
     heldout: str | None = None
     """A data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none: no gate."""
@@ -85,6 +86,17 @@ class GateConfig(StrictModel):
     screen_updates: bool = True
     """Also try each update alone at its share of the soup; reject what raises the loss by more than allowed below."""
     max_update_loss_increase: float = Field(0.05, ge=0)
+    evals: list[GateEvaluation] = Field(default_factory=list, max_length=16)
+    """Suites that a soup must not do worse on; single updates are screened by loss alone."""
+    evals_data: str | None = None
+    """A folder of evaluation sets, looked at before what ``gym eval fetch`` brought; relative to the hub's folder."""
+
+    @model_validator(mode="after")
+    def _suites_differ(self) -> GateConfig:
+        names = [one.suite for one in self.evals]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"evals: suite {repeated!r} is there twice")
+        return self
 
 
 class RootConfig(StrictModel):

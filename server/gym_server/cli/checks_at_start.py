@@ -21,6 +21,7 @@ from gym_fed.kinds import ALGORITHMS
 from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_fed.system_errors import system_error
 from gym_server.base.served import ServedBase, record_tensors
+from gym_server.evaluations.runner import check_measurable, suites_of
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
@@ -99,10 +100,15 @@ def _check_data(fed: Federation) -> list[Any]:
 
 def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
     """Whether the base is there with the weights that the federation began with, and can read the held-out rows."""
+    with _about("gate.evals"):
+        suites = suites_of(fed.config.gate, fed.folder)
     with _about("base_model"):
         model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
         ServedBase(fed)
     record_tensors(fed, model.model)
+    for suite in suites:
+        with _about("gate.evals"):
+            check_measurable(suite, model.model, model.tokenizer)
     if not heldout:
         return []
     longest = fed.config.gate.max_length

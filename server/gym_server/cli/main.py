@@ -23,6 +23,7 @@ from gym_fed.console import (
 )
 from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.care import add_care_commands
+from gym_server.cli.evaluation import add_evaluation_command
 from gym_server.cli.ledger import app as ledger_app
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.variants import app as variants_app
@@ -232,6 +233,7 @@ def model(
 
 add_account_commands(app)
 add_care_commands(app)
+add_evaluation_command(app)
 
 
 def main() -> None:

@@ -80,6 +80,7 @@ gate:
   max_loss_increase: 0.02       # nats
   screen_updates: true          # also try each update alone, at its share of the soup
   max_update_loss_increase: 0.05 # nats
+  # evals: [{{suite: tiny, limit: 64, max_drop: 0.02}}]  # tasks that no soup may lower (docs/evaluation-gate.md)
 
 # A hundred clean rows or more, others than gate.heldout's, for soup.aggregator fltrust_caf: the hub trains on them as
 # contributors train, and hears the updates that point its own update's way.

@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 from gym_fed.console import err
 from gym_fed.tables import TextTable, short_ids
 from gym_fed.text import plain
+from gym_server.evaluations.versions import last_evaluation, last_evaluation_line
 from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise
 from gym_server.rewards.reputations import rewards_of
@@ -97,6 +98,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
         "num_rounds": fed.config.rounds.num_rounds,
         "paused": paused(fed.database),
         "privacy": promise(fed) or None,
+        "evaluation": last_evaluation(fed),
         "contributors": [
             {
                 "contributor": row.contributor,
@@ -123,6 +125,8 @@ def status_table(found: dict[str, Any]) -> TextTable:
         spent, budget = found["privacy"]["epsilon_spent"], found["privacy"]["epsilon"]
         over = f", {SPENT}" if found["privacy"]["epsilon_after_next_round"] > budget else ""
         title += f", epsilon {spent:.3g} of {budget:g}{over}"
+    if found["evaluation"]:
+        title += f"; {last_evaluation_line(found['evaluation'])}"
     table = TextTable("contributor", "name", "status", "connected", "credits", title=title)
     shown = short_ids(row["contributor"] for row in found["contributors"])
     for row in found["contributors"]:

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, or_, select
 
 from gym_fed.ledger.entries import SEALED, Entry, corrupt, seal, subjects
+from gym_fed.ledger.evaluations import SEED_KIND, commitment
 from gym_fed.ledger.export import LedgerCheck
 from gym_fed.ledger.heads import SignedHead
 from gym_server.ledger.anchor import Anchor
@@ -25,6 +26,7 @@ from gym_server.store.tables import (
     accounts,
     contributions,
     credits,
+    evaluation_seeds,
     ledger,
     ledger_subjects,
     privacy_spending,
@@ -170,6 +172,13 @@ CHECKS: list[TableCheck] = [
         lambda kind, body: [(who, (value, body["height"])) for who, value in body["reputations"].items()],
         select(reputations),
         lambda row: (row.contributor, (row.value, row.height)),
+    ),
+    TableCheck(
+        "evaluation_seeds",
+        (SEED_KIND,),
+        lambda kind, body: [(body["server_round"], body["commitment"])],
+        select(evaluation_seeds),
+        lambda row: (row.server_round, commitment(row.seed, row.server_round)),
     ),
     TableCheck(
         "variants",

@@ -24,7 +24,17 @@ BUCKET = "at_bucket_seconds"
 AT_ADMISSION = ("admitted", "refused")
 """Verdicts that an update gets when it comes, before its round is merged."""
 _OF_ROUNDS = frozenset(
-    {SEALED, "verdict", "version", "aborted", "credit", "contribution", "privacy", "refused-summary"}
+    {
+        SEALED,
+        "verdict",
+        "version",
+        "aborted",
+        "credit",
+        "contribution",
+        "privacy",
+        "refused-summary",
+        "evaluated",
+    }
 )
 
 

@@ -44,6 +44,7 @@ def appraise(
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
     should_stop: Callable[[], bool],
+    evals: Mapping[str, float] | None = None,
 ) -> Appraisal:
     """Score what was merged, split the pool, and move the reputations.
 
@@ -57,6 +58,7 @@ def appraise(
         coefficients: What each merged update counts for in the aggregate, where the rule weighs whole updates.
         weights: Of the merged updates, where reputations make them.
         should_stop: Whether the hub is to stop.
+        evals: What each merged update adds to the evaluations; None where credits do not rest on them.
 
     Raises:
         ScoringStopped: When it is.
@@ -82,7 +84,11 @@ def appraise(
         {who[u]: score for u, score in measured.scores.items()} if config.measures else None,
         {who[u]: luck for u, luck in measured.luck.items()},
         together,
+        {who[u]: score for u, score in evals.items()} if evals is not None else None,
     )
+    measurement = dict(measured.measurement)
+    if evals is not None:
+        measurement["evals"] = {"share": config.evals_share, "pool": found.evals_pool, "scores": dict(evals)}
     sharing = {one: len(group) for group in found.together for one in group}
     contributions = [
         Contribution(
@@ -103,9 +109,7 @@ def appraise(
 
     def write(tx: Connection, height: int) -> None:
         groups = [[update_of[one] for one in group] for group in found.together]
-        account = RoundContributions(
-            height, contributions, measured.measurement, clusters, groups, found.unpaid
-        )
+        account = RoundContributions(height, contributions, measurement, clusters, groups, found.unpaid)
         record(tx, fed.ledger, server_round, account, config.reputation)
 
     judgements = [
@@ -175,14 +179,16 @@ class Split:
     Attributes:
         credits: Whole credits by contributor.
         earning: Contributors whose update counts as a positive contribution.
-        together: Those of them who were paid as one.
         unpaid: Why a part of the pool was not paid out; empty where all of it was.
+        together: Those of them who were paid as one.
+        evals_pool: Credits that were split by evaluations.
     """
 
     credits: dict[str, int]
     earning: frozenset[str]
     unpaid: str = ""
     together: list[list[str]] = field(default_factory=list)
+    evals_pool: int = 0
 
 
 def split(
@@ -191,6 +197,7 @@ def split(
     scores: Mapping[str, float] | None = None,
     luck: Mapping[str, float] | None = None,
     together: Callable[[Collection[str]], list[list[str]]] = lambda _: [],
+    evals: Mapping[str, float] | None = None,
 ) -> Split:
     """Split the pool over the contributors of the merged updates, each of whom has one.
 
@@ -201,24 +208,30 @@ def split(
         luck: For each the score up to which it may be chance.
         together: Given those who earn, groups of them that are paid as one: by the mean of their scores, with one part
             for having taken part (by the best reputation among them), divided equally.
+        evals: For each what the update adds to the evaluations; None where credits do not rest on them.
     """
     earning = _earning(config, reputations, scores, luck or {})
-    quality = round(config.pool * config.weights[0]) if scores is not None else 0
     ramp = config.participation_ramp and any(reputations[who] > 0.0 for who in earning)
     groups = together(earning)
     grouped = {who for group in groups for who in group}
     units = {group[0]: group for group in groups} | {who: [who] for who in reputations if who not in grouped}
-    values, work = dict.fromkeys(units, 0.0), dict.fromkeys(units, 0.0)
+    values, work, added = (dict.fromkeys(units, 0.0) for _ in range(3))
     for name, members in units.items():
         if name in earning:
             values[name] = sum(scores[who] for who in members) / len(members) if scores is not None else 0.0
             work[name] = max(reputations[who] for who in members) if ramp else 1.0
-    by_score, by_work = split_pool(quality, values), split_pool(config.pool - quality, work)
+            if evals is not None:
+                added[name] = max(0.0, sum(evals.get(who, 0.0) for who in members) / len(members))
+    evals_pool = round(config.pool * config.evals_share) if any(added.values()) else 0
+    rest = config.pool - evals_pool
+    quality = round(rest * config.weights[0]) if scores is not None else 0
+    by_score, by_work = split_pool(quality, values), split_pool(rest - quality, work)
+    by_evals = split_pool(evals_pool, added)
     found: dict[str, int] = {}
     for name, members in units.items():
-        found |= split_pool(by_score[name] + by_work[name], dict.fromkeys(members, 1.0))
+        found |= split_pool(by_score[name] + by_work[name] + by_evals[name], dict.fromkeys(members, 1.0))
     unpaid = "" if earning else "no update of the round gave anything that could be measured"
-    return Split(found, frozenset(earning), unpaid, groups)
+    return Split(found, frozenset(earning), unpaid, groups, evals_pool)
 
 
 def _earning(

@@ -102,9 +102,15 @@ class HubModel:
 
     def loss_with(self, delta: Path, scale: float = 1.0) -> float:
         """Held-out loss if ``delta`` were applied; the model itself is left as it was."""
+        with self.applied(delta, scale):
+            return self._measure()
+
+    @contextmanager
+    def applied(self, delta: Path, scale: float = 1.0) -> Iterator[None]:
+        """The model with ``delta`` on top; afterwards it is as it was."""
         with DeltaFile.open(delta, self.spec) as opened, self._restored(opened.names):
             apply_delta(self._loaded.model, opened, scale)
-            return self._measure()
+            yield
 
     def game(self, updates: Sequence[DeltaFile], coefficients: Sequence[float]) -> SoupGame:
         """The updates as players: what every coalition's soup does to the held-out loss."""

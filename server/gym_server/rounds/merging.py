@@ -6,8 +6,12 @@ Everything before the commit can be done again: the same updates and recipe give
 from __future__ import annotations
 
 import errno
+import functools
+import logging
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sqlalchemy import Connection
 
@@ -15,16 +19,20 @@ from gym_fed.config.schema.plugins import as_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
+from gym_server.evaluations.gate import RoundEvaluation, evaluation_of
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import Appraisal, appraise, reputation_weights
+from gym_server.rewards.scores import DIGITS, ScoringStopped
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.root import root_update
 from gym_server.rounds.round_store import Round, SoupRecord
 from gym_server.rounds.screens import ScreenedRound, ScreenedUpdate, is_no_worse, screen_updates
 from gym_server.rounds.soups import RESIDUAL, Ingredients, Soup, discard, make_soup, residual_name, soup_path
+
+log = logging.getLogger("gym_server")
 
 
 def merge_round(
@@ -39,29 +47,42 @@ def merge_round(
         fed.round_store.abort(current.server_round, privacy.SPENT)
         return
     screened = screen_updates(fed, model, current)
-    spending: Callable[[Connection], None] = _nothing_spent
+    spending: Callable[[Connection], None] = _nothing_to_write
     try:
         _check_enough_are_left(fed, screened)
         spending = privacy.spending(fed, current.server_round, [u.row.contributor for u in screened.kept])
         merged = _merge(fed, model, current, screened.kept)
         losses = _pass_gate(fed, model, merged.soup)
+        evaluation = _pass_evaluations(fed, model, current, merged.soup)
     except _RoundAborted as aborted:
         discard(fed, current.server_round)
-        fed.round_store.abort(current.server_round, aborted.reason, screened.rejections, spending)
+        write = functools.partial(_write_all, [spending, aborted.record])
+        fed.round_store.abort(current.server_round, aborted.reason, screened.rejections, write)
         return
     _store_soup(fed, merged.soup)
-    appraisal = _appraise(fed, model, current, screened, merged, should_stop)
+    added = _added_to_evaluations(fed, merged, evaluation, should_stop)
+    appraisal = _appraise(fed, model, current, screened, merged, should_stop, added)
     failpoint("before-commit")
-    fed.round_store.commit(current, _soup_record(current, merged, losses, appraisal), spending)
+    fed.round_store.commit(current, _soup_record(current, merged, losses, appraisal, evaluation), spending)
     failpoint("after-commit")
 
 
-class _RoundAborted(Exception):
-    """The round makes no version; ``reason`` is recorded."""
+def _nothing_to_write(tx: Connection) -> None:
+    """The privacy spending of a round that merged nothing, and the evaluation of one that had none."""
 
-    def __init__(self, reason: str) -> None:
+
+def _write_all(writes: Sequence[Callable[[Connection], None]], tx: Connection) -> None:
+    for write in writes:
+        write(tx)
+
+
+class _RoundAborted(Exception):
+    """The round makes no version; ``reason`` is recorded, and what ``record`` writes in the same transaction."""
+
+    def __init__(self, reason: str, record: Callable[[Connection], None] = _nothing_to_write) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.record = record
 
 
 @dataclass(frozen=True)
@@ -79,10 +100,6 @@ class _HeldOutLosses:
 
     before: float | None
     after: float | None
-
-
-def _nothing_spent(tx: Connection) -> None:
-    """The privacy spending of a round that merged nothing."""
 
 
 def _check_enough_are_left(fed: Federation, screened: ScreenedRound) -> None:
@@ -138,9 +155,54 @@ def _pass_gate(fed: Federation, model: HubModel, soup: Soup) -> _HeldOutLosses:
     return _HeldOutLosses(before, after)
 
 
+def _pass_evaluations(fed: Federation, model: HubModel, current: Round, soup: Soup) -> RoundEvaluation | None:
+    """Roll back a soup that certainly lowers a task by more than its suite allows."""
+    evaluation = evaluation_of(fed, model, current.server_round)
+    if evaluation is not None and (reason := evaluation.run(soup)):
+        raise _RoundAborted(reason, functools.partial(evaluation.write, "rolled back"))
+    return evaluation
+
+
 def _store_soup(fed: Federation, soup: Soup) -> None:
     fed.store.put_file(soup.path)
     soup.path.unlink()
+
+
+def _added_to_evaluations(
+    fed: Federation,
+    merged: _MergedRound,
+    evaluation: RoundEvaluation | None,
+    should_stop: Callable[[], bool],
+) -> dict[str, float] | None:
+    """By update, what the soup's evaluations lose without it; None where credits do not rest on them.
+
+    Empty where the rules cannot merge one update less: then nothing is split by evaluations.
+
+    Raises:
+        ScoringStopped: When ``should_stop`` said so.
+    """
+    if evaluation is None or fed.config.rewards.score_on != "evals":
+        return None
+    ingredients, found = merged.ingredients, dict[str, float]()
+    try:
+        fed.config.soup.check_feasible(len(ingredients.manifests) - 1)
+    except GymError as error:
+        log.warning("round %d: no credits by evaluations: %s", ingredients.server_round, error.message)
+        return found
+    for number, manifest in enumerate(ingredients.manifests):
+        if should_stop():
+            raise ScoringStopped
+        others = [place for place in range(len(ingredients.manifests)) if place != number]
+        weights = ingredients.weights
+        without = replace(
+            ingredients,
+            manifests=[ingredients.manifests[place] for place in others],
+            weights=None if weights is None else [weights[place] for place in others],
+        )
+        with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="rescore-") as folder:
+            soup = make_soup(fed, without, Path(folder) / "soup.gymdelta")
+            found[manifest.digest] = round(evaluation.value - evaluation.value_with(soup), DIGITS)
+    return found
 
 
 def _appraise(
@@ -150,6 +212,7 @@ def _appraise(
     screened: ScreenedRound,
     merged: _MergedRound,
     should_stop: Callable[[], bool],
+    added: dict[str, float] | None,
 ) -> Appraisal:
     return appraise(
         fed,
@@ -161,11 +224,16 @@ def _appraise(
         merged.soup.report.coefficients,
         merged.ingredients.weights,
         should_stop,
+        added,
     )
 
 
 def _soup_record(
-    current: Round, merged: _MergedRound, losses: _HeldOutLosses, appraisal: Appraisal
+    current: Round,
+    merged: _MergedRound,
+    losses: _HeldOutLosses,
+    appraisal: Appraisal,
+    evaluation: RoundEvaluation | None,
 ) -> SoupRecord:
     report, ingredients = merged.soup.report, merged.ingredients
     return SoupRecord(
@@ -179,7 +247,7 @@ def _soup_record(
         state=merged.state,
         judgements=appraisal.judgements,
         weights=ingredients.weight_of(),
-        also=[appraisal.record],
+        also=[appraisal.record, *([evaluation.on_commit()] if evaluation else [])],
         privacy=private_merge.entry_fields(ingredients.private, report.private),
         secure=ingredients.secure.entry_fields() if ingredients.secure else None,
         plugins=as_json(merged.soup.plugins),

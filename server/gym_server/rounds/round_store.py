@@ -104,8 +104,9 @@ class RoundStore:
         self._database = database
         self._ledger = ledger
         self.base_digest = base_digest
+        self.at_open: list[Callable[[Connection, int], object]] = []
         self.at_commit: list[Callable[[Connection], object]] = []
-        """Called at the end of a commit's transaction."""
+        """Called at the end of a commit's transaction; ``at_open`` of an opening's, with the round's number."""
 
     # ---- reading ----
 
@@ -203,11 +204,10 @@ class RoundStore:
                 raise GymError(ErrorCode.INTERNAL, f"round {last.server_round} is still {last.state}")
             number = last.server_round + 1 if last else 1
             height = int(tx.scalar(select(func.max(versions.c.height))) or 0)
-            tx.execute(
-                rounds.insert().values(
-                    server_round=number, state=OPEN, base_height=height, opened_at=time.time(), reason=""
-                )
-            )
+            opened = {"server_round": number, "state": OPEN, "base_height": height, "opened_at": time.time()}
+            tx.execute(rounds.insert().values(**opened))
+            for write in self.at_open:
+                write(tx, number)
         return self._get(number)
 
     @rerun

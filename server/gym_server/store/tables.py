@@ -292,6 +292,13 @@ privacy_seeds = _table(
     Column("seed_sha256", String, nullable=False, unique=True),
 )
 
+# Seeds that draw the rows which a round's soup is evaluated on, for the operator alone until the round is over.
+evaluation_seeds = _table(
+    "evaluation_seeds",
+    Column("server_round", Integer, primary_key=True),
+    Column("seed", LargeBinary, nullable=False),
+)
+
 # What every round whose noised sum was looked at cost each of its contributors.
 privacy_spending = _table(
     "privacy_spending",

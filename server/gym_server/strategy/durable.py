@@ -22,6 +22,7 @@ from gym_fed.config.hub.privacy import SecureTask
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_server.evaluations.seeds import promise_seed
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.privacy.secure_round import SecureAggregationRound
@@ -33,6 +34,7 @@ from gym_server.rounds.payload import ByReference, Payloads
 from gym_server.rounds.plugins import plugins_of_round
 from gym_server.rounds.round_store import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.store.away import StoreAway
+from gym_server.store.database import rerun
 from gym_server.strategy.backoff import RoundBackoff
 from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
@@ -212,6 +214,8 @@ class DurableDeltaSoup(Strategy):
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
         """From the state the round is in to its end; None when stopped."""
         server_round = current.server_round
+        if self._fed.config.gate.evals:
+            self._promise_seed(server_round)
         failpoint(f"state-{current.state}")
         while current.state in (OPEN, COLLECTING):
             if self._should_stop():
@@ -241,6 +245,12 @@ class DurableDeltaSoup(Strategy):
         except ScoringStopped:
             log.info("round %d: stopped while scoring; it continues from the merge", server_round)
             return None
+
+    @rerun
+    def _promise_seed(self, server_round: int) -> None:
+        """For a round that was opened before the config had evaluations."""
+        with self._fed.database.transaction() as tx:
+            promise_seed(tx, self._fed.ledger, server_round)
 
     def _push(self, server_round: int, grid: Grid) -> None:
         for message in self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gym_client.variants.variants import push_variant, sign_variant
+from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of
 from gym_server.rounds.admission import UpdateSubmission
@@ -47,6 +48,7 @@ MUST_HAVE_ROWS = (
     "transfers",
     "privacy_spending",
     "privacy_seeds",
+    "evaluation_seeds",
     "variants",
     "ledger",
     "ledger_heads",
@@ -94,6 +96,8 @@ class Filled:
     def round(self, number: int, committed: bool) -> None:
         round_store = self.fed.round_store
         current = round_store.open_next()
+        with self.fed.database.transaction() as tx:
+            promise_seed(tx, self.fed.ledger, number)
         round_store.start_collecting(number, self.strategy._new_spec(current))
         sent = [self.send(number, who) for who in (0, 1)]
         self.send(number, 2, server_round=number + 7)  # refused

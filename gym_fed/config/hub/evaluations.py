@@ -1,0 +1,58 @@
+"""Evaluations at the gate: which suites a soup must not do worse on, on how many rows, by how much."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from pathlib import Path
+
+import yaml
+from pydantic import Field, field_validator
+
+from gym_fed.config.schema.base import StrictModel
+
+_REGISTRY = Path(__file__).parents[2] / "assets" / "suites" / "registry.yaml"
+
+
+class GateEvaluation(StrictModel):
+    """A suite that every soup is evaluated on, beside the version it starts from and on the same rows."""
+
+    suite: str
+    """A suite, a group or a task (``gym eval list`` prints them), or a task file, relative to the hub's folder."""
+
+    limit: int = Field(64, ge=8, le=100_000)
+    """Rows of each task, drawn anew for every round by a secret seed."""
+
+    max_drop: float = Field(0.02, ge=0)
+    """Of a task's metric: a soup that certainly lowers it by more is rolled back."""
+
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Of that certainty: one-sided, of the paired difference over the rows that were drawn."""
+
+    apply_chat_template: bool = False
+    """Whether prompts are conversations in the model's chat template, as models that were tuned on such need."""
+
+    @field_validator("suite")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        names, beginnings = evaluation_names()
+        if name in names or name.endswith((".yaml", ".yml")) or name.startswith(beginnings):
+            return name
+        close = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
+        near = f"; did you mean {', '.join(close)}?" if close else "; gym eval list prints them"
+        raise ValueError(f"no suite or task has this name{near}")
+
+
+@cache
+def evaluation_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of suites and tasks, and how names of a group's members begin, which the hub looks up when it starts.
+
+    The registry is read as plain YAML: a config imports no evaluation.
+    """
+    found = yaml.safe_load(_REGISTRY.read_text(encoding="utf-8"))
+    groups = [
+        entry["dataset"] if entry.get("each") == "task" else name
+        for name, entry in found["tasks"].items()
+        if entry.get("each") or "*" in entry.get("harness", "")
+    ]
+    return (*found["suites"], *found["tasks"]), tuple(f"{group}_" for group in groups)

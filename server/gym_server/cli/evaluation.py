@@ -1,0 +1,44 @@
+"""`gym-server eval`: versions of a hub on suites of tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gym_fed.console import AsJson, print_result
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+
+
+def add_evaluation_command(app: typer.Typer) -> None:
+    """Register the command of this module."""
+    app.command("eval")(evaluate)
+
+
+def evaluate(
+    folder: Folder = DEFAULT_FOLDER,
+    version: Annotated[
+        list[int] | None,
+        typer.Option("--version", help="Height; may be repeated.", show_default="all versions"),
+    ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option("--suite", help="Suite or task; may be repeated.", show_default="gate.evals, or tiny"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows of each task.")] = 64,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--apply-chat-template/--no-chat-template",
+            help="Whether prompts are conversations in the model's template.",
+            show_default="as gate.evals",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate versions of the hub, running or not, and print a table by version."""
+    from gym_server.evaluations.versions import evaluate_versions, versions_table
+
+    with opened(folder) as fed:
+        found = evaluate_versions(fed, version or [], suite or [], limit, chat)
+    print_result(as_json, found, versions_table(found))

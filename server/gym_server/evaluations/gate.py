@@ -1,0 +1,242 @@
+"""The gate's evaluations: a merged soup beside the version it starts from, on rows that a secret seed draws.
+
+A task's drop is the mean paired difference over those rows. The soup is rolled back when the drop's lower confidence
+bound is above what the config allows: 64 rows cannot show 2 points, and chance alone ends no round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gym_fed.config.hub.evaluations import GateEvaluation
+from gym_fed.config.hub.lineage import next_digest
+from gym_fed.evaluation.compare import paired_difference
+from gym_fed.evaluation.results import TaskResult
+from gym_fed.failpoints import failpoint
+from gym_fed.ledger.evaluations import EVALUATED, drawn_rows, rows_digest
+from gym_server.evaluations.records import write_result
+from gym_server.evaluations.runner import SuiteTasks, mean_value, measure, prepare, suites_of
+from gym_server.evaluations.seeds import seed_of
+from gym_server.federation import Federation
+from gym_server.rounds.hub_model import HubModel
+from gym_server.rounds.soups import Soup
+
+log = logging.getLogger("gym_server")
+
+
+@dataclass(frozen=True)
+class TaskDrop:
+    """By how much a soup lowers one task.
+
+    Attributes:
+        task: Its name.
+        metric: That was compared.
+        before: Of the version.
+        after: With the soup.
+        drop: Mean paired difference, positive where the soup is worse.
+        bound: Its lower confidence bound, one-sided.
+        num_samples: Rows.
+    """
+
+    task: str
+    metric: str
+    before: float
+    after: float
+    drop: float
+    bound: float
+    num_samples: int
+
+
+def drop_of(before: TaskResult, after: TaskResult, confidence: float) -> TaskDrop:
+    """The drop of one task between two results on the same rows.
+
+    Args:
+        before: Of the version.
+        after: With the soup.
+        confidence: One-sided, above 0.5.
+    """
+    metric = before.main_metric
+    sign = 1.0 if before.figures[metric].higher_is_better else -1.0
+    assert [s.row_sha256 for s in before.samples] == [s.row_sha256 for s in after.samples]
+    paired = paired_difference(
+        [sign * sample.metrics[metric] for sample in before.samples],
+        [sign * sample.metrics[metric] for sample in after.samples],
+        confidence=2 * confidence - 1,  # its interval is two-sided
+    )
+    return TaskDrop(
+        before.task,
+        metric,
+        float(before.figures[metric].value),
+        float(after.figures[metric].value),
+        paired.difference,
+        paired.lower,
+        paired.num_samples,
+    )
+
+
+@dataclass(frozen=True)
+class SuiteOutcome:
+    """One suite under the version and under the soup."""
+
+    config: GateEvaluation
+    before: Mapping[str, TaskResult]
+    after: Mapping[str, TaskResult]
+    total_rows: Mapping[str, int]
+    drops: Sequence[TaskDrop]
+    records: Mapping[str, str]
+
+    @property
+    def worst(self) -> TaskDrop | None:
+        """The task that fell too far by most; None where none did."""
+        fallen = [one for one in self.drops if one.bound > self.config.max_drop]
+        return max(fallen, key=lambda one: one.bound, default=None)
+
+
+class RoundEvaluation:
+    """The evaluation of one round's soup.
+
+    Args:
+        fed: The federation.
+        model: The model that the round starts from.
+        server_round: The round.
+        suites: What ``suites_of`` found.
+
+    Attributes:
+        outcomes: A suite each, after ``run``.
+    """
+
+    def __init__(
+        self, fed: Federation, model: HubModel, server_round: int, suites: Sequence[SuiteTasks]
+    ) -> None:
+        self._fed = fed
+        self._model = model
+        self._round = server_round
+        self._seed = seed_of(fed.database, server_round)
+        self._totals: dict[str, int] = {}
+        self._prepared = [
+            prepare(suite, model.model, model.tokenizer, partial(self._draw, suite.config.limit))
+            for suite in suites
+        ]
+        self._suites = suites
+        self._soup = ""
+        self.outcomes: list[SuiteOutcome] = []
+
+    def run(self, soup: Soup) -> str:
+        """Evaluate both models, and write the records.
+
+        Returns:
+            Why the soup is rolled back; empty where it stays.
+        """
+        self._soup = soup.report.sha256
+        before = self._measured()
+        failpoint("evaluated-before")
+        with self._model.applied(soup.path):
+            after = self._measured()
+        failpoint("evaluated-after")
+        for suite, old, new in zip(self._suites, before, after, strict=True):
+            drops = [drop_of(old[name], new[name], suite.config.confidence) for name in old]
+            records = {
+                "before": write_result(self._fed, suite, old, self._model.digest, self._round),
+                "after": write_result(self._fed, suite, new, self._version, self._round),
+            }
+            totals = {name: self._totals[name] for name in old}
+            self.outcomes.append(SuiteOutcome(suite.config, old, new, totals, drops, records))
+        failpoint("evaluation-recorded")
+        reasons = [_reason(found) for found in self.outcomes if found.worst is not None]
+        return "; ".join(reasons)
+
+    def value_with(self, soup: Soup) -> float:
+        """Mean over all suites' tasks, of another soup of the round on the same rows; higher is better."""
+        with self._model.applied(soup.path):
+            found = self._measured()
+        return sum(map(mean_value, found)) / len(found)
+
+    @property
+    def value(self) -> float:
+        """``value_with`` of the round's own soup."""
+        return sum(mean_value(found.after) for found in self.outcomes) / len(self.outcomes)
+
+    def write(self, outcome: str, tx: Connection, height: int | None = None) -> None:
+        """Append the entry, which reveals the seed; in the transaction that ends the round."""
+        self._fed.ledger.append(tx, EVALUATED, self._body(outcome, height))
+
+    def on_commit(self) -> Callable[[Connection, int], None]:
+        """For ``SoupRecord.also``."""
+        return lambda tx, height: self.write("committed", tx, height)
+
+    @property
+    def _version(self) -> str:
+        """Digest of the version that the soup makes."""
+        return next_digest(self._model.digest, self._soup, self._round)
+
+    def _draw(self, limit: int, task: str, total: int) -> list[int]:
+        self._totals[task] = total
+        return drawn_rows(self._seed, task, total, limit)
+
+    def _measured(self) -> list[dict[str, TaskResult]]:
+        return [measure(self._model.model, self._model.tokenizer, one) for one in self._prepared]
+
+    def _body(self, outcome: str, height: int | None) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "server_round": self._round,
+            "outcome": outcome,
+            "parent": self._model.digest,
+            "soup": self._soup,
+            "digest": self._version,
+            "seed": self._seed.hex(),
+            "suites": [self._suite(found) for found in self.outcomes],
+        }
+        return body if height is None else {**body, "height": height}
+
+    def _suite(self, found: SuiteOutcome) -> dict[str, Any]:
+        config = found.config
+        return {
+            "suite": config.suite,
+            "limit": config.limit,
+            "max_drop": config.max_drop,
+            "confidence": config.confidence,
+            "records": dict(found.records),
+            "tasks": {one.task: self._task(found, one) for one in found.drops},
+        }
+
+    def _task(self, found: SuiteOutcome, one: TaskDrop) -> dict[str, Any]:
+        before, after = (side[one.task].figures[one.metric] for side in (found.before, found.after))
+        total, limit = found.total_rows[one.task], found.config.limit
+        return {
+            "metric": one.metric,
+            "num_samples": one.num_samples,
+            "before": one.before,
+            "before_stderr": before.stderr,
+            "after": one.after,
+            "after_stderr": after.stderr,
+            "drop": one.drop,
+            "bound": one.bound,
+            "lock": found.after[one.task].lock,
+            "total_rows": total,
+            "rows_sha256": rows_digest(drawn_rows(self._seed, one.task, total, limit)),
+        }
+
+
+def evaluation_of(fed: Federation, model: HubModel, server_round: int) -> RoundEvaluation | None:
+    """The evaluation of a round as the config has it; None where it has none."""
+    if not fed.config.gate.evals:
+        return None
+    return RoundEvaluation(fed, model, server_round, suites_of(fed.config.gate, fed.folder))
+
+
+def _reason(found: SuiteOutcome) -> str:
+    worst, config = found.worst, found.config
+    assert worst is not None
+    others = sum(one.bound > config.max_drop for one in found.drops) - 1
+    more = f", and {others} more tasks fall too far" if others else ""
+    return (
+        f"rolled back: the soup takes {worst.task} of {config.suite} from {worst.before:.4f} to {worst.after:.4f} "
+        f"({worst.metric}, {worst.num_samples} rows); the drop of {worst.drop:.4f} is at least {worst.bound:.4f} with "
+        f"{config.confidence:.0%} confidence, allowed is {config.max_drop:g}{more}"
+    )

@@ -1,0 +1,59 @@
+"""Records of the hub's evaluations: in ``evals/`` of its folder, one of each suite and version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gym_fed.evaluation.records.writer import write_record
+from gym_fed.evaluation.results import EvalResults, TaskResult
+from gym_fed.files import file_sha256
+from gym_fed.identity.canonical import canonical_digest
+from gym_fed.version import __version__
+from gym_server.evaluations.runner import SuiteTasks
+from gym_server.federation import Federation
+
+
+def records_folder(fed: Federation) -> Path:
+    """Where they lie."""
+    return fed.folder / "evals"
+
+
+def identity_of(fed: Federation, suite: SuiteTasks, version: str, server_round: int | None) -> dict[str, str]:
+    """What the results of a version depend on.
+
+    Args:
+        fed: The hub.
+        suite: The tasks.
+        version: Digest of the version.
+        server_round: Whose seed draws the rows; None: all rows, or the first ones.
+    """
+    rows = f"first {suite.config.limit}" if server_round is None else f"round {server_round}"
+    return {
+        "model": version,
+        "delta": "none",
+        "suite": canonical_digest({task.name: task.lock for task in suite.tasks}),
+        "template": "the model's own" if suite.config.apply_chat_template else "none",
+        "rows": f"{fed.server} {rows}, limit {suite.config.limit}",
+        "dtype": "float32",
+        "engine": f"gym-fed {__version__}, packed steps",
+    }
+
+
+def write_result(
+    fed: Federation,
+    suite: SuiteTasks,
+    tasks: Mapping[str, TaskResult],
+    version: str,
+    server_round: int | None,
+    seconds: float = 0.0,
+) -> str:
+    """Write one record; returns the sha256 of its document, which names the digest of its samples."""
+    results = EvalResults(
+        model=f"{fed.public_base_name}@{version.removeprefix('sha256:')[:12]}",
+        identity=identity_of(fed, suite, version, server_round),
+        tasks=tasks,
+        seconds=seconds,
+        facts={"suite": suite.config.suite, "server": fed.server},
+    )
+    return file_sha256(write_record(results, records_folder(fed), organization=fed.config.name))

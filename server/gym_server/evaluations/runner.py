@@ -1,0 +1,133 @@
+"""Evaluates the model that a hub has in memory: tasks of its config, on rows that a round's seed draws or on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.hub.evaluations import GateEvaluation
+from gym_fed.config.hub.sections import GateConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.results import TaskResult
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.harness import Preparation
+    from gym_fed.evaluation.scoring.scorer import Scorer
+    from gym_fed.evaluation.suites.tasks import TaskSpec
+
+Draw = Callable[[str, int], Sequence[int]]
+"""Of a task and how many rows it has: the numbers of those to use."""
+
+
+@dataclass(frozen=True)
+class SuiteTasks:
+    """A suite of the config with its tasks, whose rows are on this machine.
+
+    Attributes:
+        config: The entry of ``gate.evals``.
+        tasks: In the suite's order.
+    """
+
+    config: GateEvaluation
+    tasks: Sequence[TaskSpec]
+
+
+def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
+    """The suites that a config names.
+
+    Args:
+        gate: Of the config.
+        folder: What relative paths in it start from.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` without lm-eval; ``UNAVAILABLE`` for a set whose rows are not here, with the
+            command that fetches it; ``CONFIG_INVALID`` for a name that is none.
+    """
+    return [SuiteTasks(one, tasks_named(one.suite, gate, folder)) for one in gate.evals]
+
+
+def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[TaskSpec]:
+    """The tasks of one suite; raises as ``suites_of``."""
+    from gym_fed.evaluation.harness import require_harness
+    from gym_fed.evaluation.suites.tasks import tasks_of
+
+    require_harness()
+    name = str(folder / suite) if suite.endswith((".yaml", ".yml")) else suite
+    data = None if gate.evals_data is None else folder / gate.evals_data
+    try:
+        return tasks_of([name], data)
+    except GymError as error:
+        if error.code is not ErrorCode.UNAVAILABLE:
+            raise
+        remedy = f"fetch them: gym eval fetch {suite}; or set gate.evals_data to a folder that has them"
+        raise GymError(error.code, error.message, remedy) from error
+
+
+def prepare(suite: SuiteTasks, model: Any, tokenizer: Any, draw: Draw) -> Preparation:
+    """The requests of a suite for a model, on the drawn rows; raises as ``Preparation``."""
+    from gym_fed.evaluation.harness import Preparation, PromptOptions
+
+    longest = int(model.config.get_text_config().max_position_embeddings)
+    options = PromptOptions(apply_chat_template=suite.config.apply_chat_template, rows=draw)
+    return Preparation(suite.tasks, tokenizer, longest, options)
+
+
+def measure(model: Any, tokenizer: Any, preparation: Preparation) -> dict[str, TaskResult]:
+    """Results by task of a model as its weights are now; the model is left as it was.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a model that the serving engine cannot compute.
+    """
+    from gym_fed.evaluation.scoring.local import LocalScorer
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+
+    with MultiVariantModel(model) as served:
+        return _results(LocalScorer(served, tokenizer, {_ONLY: None}), preparation)
+
+
+def check_measurable(suite: SuiteTasks, model: Any, tokenizer: Any) -> None:
+    """Refuse a suite that could not be run on a model, by its first row; raises as ``prepare`` and ``measure``."""
+    measure(model, tokenizer, prepare(suite, model, tokenizer, lambda task, total: [0]))
+
+
+_ONLY = "base"
+
+
+def _results(scorer: Scorer, preparation: Preparation) -> dict[str, TaskResult]:
+    from gym_fed.evaluation.harness import Outcome, RequestKey
+    from gym_fed.evaluation.scoring.scorer import AnswerRequest, Continuation, Loglikelihood
+
+    outcomes: dict[RequestKey, Outcome] = {}
+    parts: list[tuple[RequestKey, Continuation]] = []
+    asked: list[tuple[RequestKey, AnswerRequest]] = []
+    for request in preparation.requests:
+        parts += [(request.key, part) for part in request.continuations]
+        if request.answer is not None:
+            asked.append((request.key, request.answer))
+    pieces: dict[RequestKey, list[Loglikelihood]] = {}
+    if parts:
+        for place, scored in scorer.loglikelihoods([part for _, part in parts]):
+            pieces.setdefault(parts[place][0], []).append(scored[_ONLY])
+    if asked:
+        for place, answered in scorer.answers([one for _, one in asked]):
+            outcomes[asked[place][0]] = answered[_ONLY]
+    for key, found in pieces.items():
+        outcomes[key] = Loglikelihood(
+            sum(one.logprob for one in found),
+            all(one.is_greedy for one in found),
+            max(one.cut for one in found),
+        )
+    return preparation.results(outcomes)
+
+
+def main_value(task: TaskResult) -> float:
+    """The figure that gates and tables use; higher is better, whatever the metric."""
+    figure = task.figures[task.main_metric]
+    return float(figure.value if figure.higher_is_better else -figure.value)
+
+
+def mean_value(results: Mapping[str, TaskResult]) -> float:
+    """Mean of the tasks' figures."""
+    return sum(main_value(task) for task in results.values()) / len(results)

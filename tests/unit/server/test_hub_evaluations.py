@@ -1,0 +1,216 @@
+"""Evaluations at the gate: refused before the hub listens, compared with confidence, recorded with the round."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from gym_server.cli.checks_at_start import check_at_start
+from gym_server.cli.setup import init_hub
+from gym_server.evaluations.gate import drop_of
+from gym_server.evaluations.seeds import seed_of
+from gym_server.federation import Federation, read_config
+from gym_server.rewards.appraisal import split
+from gym_server.store.tables import evaluation_seeds
+
+from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.records.reader import read_record
+from gym_fed.files import file_sha256
+from gym_fed.ledger.evaluations import commitment, drawn_rows
+from tests.support.evaluations import choice_task
+from tests.support.judged_rounds import Judged
+
+SUITE = {"suite": "tiny_cloze", "limit": 16, "max_drop": 0.02}
+
+
+def configured(folder: Path, base: Path, **gate: Any) -> Path:
+    init_hub(folder, "evaluated", str(base), "open")
+    path = folder / "gym-server.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "gate": gate}))
+    return folder
+
+
+def refusal(folder: Path) -> GymError:
+    with pytest.raises(GymError) as caught, Federation.open(folder) as fed:
+        check_at_start(fed)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"suite": "tinny"}, "gate.evals.0.suite: no suite or task has this name; did you mean tiny"),
+        ({"suite": "tiny", "limit": 2}, "gate.evals.0.limit"),
+        ({"suite": "tiny", "max_drop": -1}, "gate.evals.0.max_drop"),
+        ({"suite": "tiny", "confidence": 0.5}, "gate.evals.0.confidence"),
+        ({"suite": "tiny", "most": 3}, "gate.evals.0.most: unknown key"),
+    ],
+)
+def test_a_wrong_entry_is_refused_by_file_and_line(
+    tmp_path: Path, tiny_base: Path, entry: dict[str, Any], said: str
+) -> None:
+    folder = configured(tmp_path / "hub", tiny_base, evals=[entry])
+    with pytest.raises(GymError) as caught:
+        read_config(folder)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    assert f"{folder / 'gym-server.yaml'}:" in caught.value.message
+    assert said in caught.value.message
+
+
+def test_a_suite_that_is_named_twice_is_refused(tmp_path: Path, tiny_base: Path) -> None:
+    with pytest.raises(GymError, match="suite 'tiny' is there twice"):
+        read_config(configured(tmp_path / "hub", tiny_base, evals=[{"suite": "tiny"}, {"suite": "tiny"}]))
+
+
+def test_a_set_whose_rows_are_not_here_is_refused_with_the_command_that_fetches_it(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    error = refusal(configured(tmp_path / "hub", tiny_base, evals=[{"suite": "winogrande"}]))
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert error.message.startswith("gate.evals: ")
+    assert "gym eval fetch winogrande; or set gate.evals_data" in error.hint
+
+
+def test_a_member_of_a_group_that_does_not_exist_is_refused_at_the_start(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    error = refusal(configured(tmp_path / "hub", tiny_base, evals=[{"suite": "tiny_capitol"}]))
+    assert "tiny_capital" in error.hint
+
+
+def test_a_missing_harness_is_refused_at_the_start(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "lm_eval" else found(name, *a)
+    )
+    error = refusal(configured(tmp_path / "hub", tiny_base, evals=[SUITE]))
+    assert error.code is ErrorCode.MISSING_DEPENDENCY
+    assert "gym-fed[eval]" in error.hint
+
+
+def test_a_drop_is_certain_only_where_rows_show_it() -> None:
+    right = [True] * 60 + [False] * 4
+    same = drop_of(choice_task("a", right), choice_task("a", right), 0.95)
+    assert (same.drop, same.bound) == (0.0, 0.0)
+    small = drop_of(choice_task("a", right), choice_task("a", [False] * 2 + right[2:]), 0.95)
+    assert small.drop == pytest.approx(2 / 64)
+    assert small.bound <= 0.02 < small.drop
+    large = drop_of(choice_task("a", right), choice_task("a", [False] * 20 + right[20:]), 0.95)
+    assert (large.before, large.after, large.num_samples) == (60 / 64, 40 / 64, 64)
+    assert 0.2 < large.bound < large.drop
+
+
+def test_a_higher_confidence_gives_a_lower_bound() -> None:
+    before, after = choice_task("a", [True] * 64), choice_task("a", [False] * 16 + [True] * 48)
+    assert drop_of(before, after, 0.99).bound < drop_of(before, after, 0.8).bound
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Any:
+    folder = tmp_path_factory.mktemp("evaluated") / "hub"
+    found = Judged(folder, tiny_base, gate={"evals": [SUITE], "screen_updates": False})
+    yield found
+    found.close()
+
+
+def test_an_evaluated_round_promises_a_seed_and_reveals_it_with_its_figures(hub: Judged) -> None:
+    kinds_before = len(list(hub.fed.ledger.entries()))
+    tiny = {name: 1e-6 * torch.ones_like(value) for name, value in hub.model.model.state_dict().items()}
+    weights = {name: tiny[name] for name in hub.fed.base.shapes}
+    found = hub.round({"ann": weights})
+    assert found["ann"]["verdict"] == "merged"
+    (promise,), (entry,) = hub.entries("evaluation-seed"), hub.entries("evaluated")
+    head = hub.fed.round_store.head()
+    seed = seed_of(hub.fed.database, promise["server_round"])
+    assert promise["commitment"] == commitment(seed, promise["server_round"])
+    assert (entry["seed"], entry["height"], entry["digest"]) == (seed.hex(), head.height, head.digest)
+    assert entry["outcome"] == "committed"
+    (suite,) = entry["suites"]
+    task = suite["tasks"]["tiny_cloze"]
+    assert (task["num_samples"], task["total_rows"]) == (16, 60)
+    assert task["bound"] <= 0.02
+    record = next(
+        path
+        for path in (hub.fed.folder / "evals").rglob("*.json")
+        if file_sha256(path) == suite["records"]["after"]
+    )
+    samples = read_record(record).tasks["tiny_cloze"].samples
+    assert [sample.number for sample in samples] == drawn_rows(seed, "tiny_cloze", 60, 16)
+    kinds = [e.kind for e in hub.fed.ledger.entries()][kinds_before:]
+    assert kinds.index("evaluation-seed") == 0
+    assert kinds.index("version") < kinds.index("evaluated")
+    with hub.fed.database.reading() as tx:
+        assert len(tx.execute(evaluation_seeds.select()).all()) == 1
+
+
+def test_a_round_draws_other_rows_than_the_one_before(hub: Judged) -> None:
+    seeds = {seed_of(hub.fed.database, body["server_round"]) for body in hub.entries("evaluation-seed")}
+    hub.fed.round_store.abort(hub.fed.round_store.open_next().server_round, "nobody came")
+    later = [body["server_round"] for body in hub.entries("evaluation-seed")]
+    assert len({seed_of(hub.fed.database, number) for number in later}) == len(seeds) + 1
+    assert len(hub.entries("evaluated")) == 1, "no rows were used, so that the seed stays secret"
+
+
+def rewarded(**changes: Any) -> RewardsConfig:
+    return RewardsConfig(pool=1000, score_on="evals", evals_share=0.3, participation_ramp=False, **changes)
+
+
+@pytest.mark.parametrize(
+    ("evals", "expected"),
+    [
+        ({"ann": 0.3, "bob": 0.1}, {"ann": 350 + 225, "bob": 350 + 75}),
+        ({"ann": 0.3, "bob": -0.2}, {"ann": 350 + 300, "bob": 350}),
+        ({"ann": -0.3, "bob": 0.0}, {"ann": 500, "bob": 500}),
+        ({}, {"ann": 500, "bob": 500}),
+    ],
+)
+def test_a_part_of_the_pool_is_split_by_evaluations_and_nothing_is_lost(
+    evals: dict[str, float], expected: dict[str, int]
+) -> None:
+    found = split(rewarded(), {"ann": 0.0, "bob": 0.0}, evals=evals)
+    assert found.credits == expected
+    assert sum(found.credits.values()) == 1000
+
+
+def test_contributors_who_are_paid_as_one_get_one_part_by_evaluations() -> None:
+    found = split(
+        rewarded(),
+        dict.fromkeys(("ann", "bob", "eve"), 0.0),
+        together=lambda _: [["bob", "eve"]],
+        evals={"ann": 0.2, "bob": 0.2, "eve": 0.2},
+    )
+    assert found.credits == {"ann": 500, "bob": 250, "eve": 250}
+
+
+def test_credits_by_evaluations_without_evaluations_are_refused(tmp_path: Path, tiny_base: Path) -> None:
+    folder = configured(tmp_path / "hub", tiny_base, max_loss_increase=0.1)
+    with pytest.raises(
+        GymError, match=r"rewards\.score_on 'evals' is measured on evaluations; set gate\.evals"
+    ):
+        read_config(folder, ("rewards.score_on=evals",))
+
+
+def test_a_round_pays_its_pool_and_records_what_each_update_added(tmp_path: Path, tiny_base: Path) -> None:
+    hub = Judged(
+        tmp_path / "hub",
+        tiny_base,
+        gate={"evals": [{**SUITE, "max_drop": 1.0}], "screen_updates": False},
+        rewards={"score_on": "evals", "together_threshold": None},
+    )
+    try:
+        sent = {name: hub.trained(name, seed) for seed, name in enumerate(("ann", "bob"))}
+        found = hub.round(sent)
+        assert sum(one["credit"] for one in found.values()) == hub.fed.config.rewards.pool
+        (entry,) = hub.entries("contribution")
+        assert len(entry["evals"]["scores"]) == 2
+        assert entry["evals"]["pool"] in (0, 200)
+    finally:
+        hub.close()
