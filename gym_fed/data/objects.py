@@ -13,6 +13,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import atomic_file, file_sha256, fsync_folder
 
 _BLOCK_BYTES = 1 << 20
+_MOST_READ_BYTES = 32 << 20
 
 
 class Objects:
@@ -29,6 +30,11 @@ class Objects:
         self._fs, root, _ = filesystem(url)
         self._is_local = isinstance(self._fs, LocalFileSystem)
         self._root = str(Path(root).absolute()) if self._is_local else root.rstrip("/")
+
+    @property
+    def place(self) -> str:
+        """The store's address, the same however its folder was named."""
+        return self._root if self._is_local else self.url
 
     def put(self, file: Path, sha256: str) -> None:
         """Store a local file, unless the store has it.
@@ -60,9 +66,7 @@ class Objects:
         """
         source = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(source):
-            raise GymError(
-                ErrorCode.NOT_FOUND, f"{self.url}: has no object {sha256}", "push the dataset again"
-            )
+            raise GymError(ErrorCode.NOT_FOUND, f"{self.url}: has no object {sha256}", "push it again")
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{sha256[:16]}.part")
         start = part.stat().st_size if part.exists() else 0
@@ -83,7 +87,7 @@ class Objects:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
                 f"{self.url}/{_object(sha256)}: its bytes hash to {found}",
-                "the object is damaged: remove it from the store and push the dataset again",
+                "the object is damaged: remove it from the store and push it again",
             )
         os.link(part, target)  # unlike a rename, this refuses to replace a file that came in between
         part.unlink()
@@ -94,11 +98,7 @@ class Objects:
         target = f"{self._root}/{path}"
         self._fs.makedirs(self._fs._parent(target), exist_ok=True)
         if not self._is_local:
-            try:
-                self._fs.pipe_file(target, data, mode="create")
-            except FileExistsError:
-                return False
-            return True
+            return self._create_remote(target, data)
         part = Path(target).with_name(f".{secrets.token_hex(8)}.partial")
         try:
             with part.open("xb") as out:
@@ -113,8 +113,60 @@ class Objects:
         fsync_folder(part.parent)
         return True
 
-    def read(self, path: str) -> bytes:
-        return bytes(self._fs.cat_file(f"{self._root}/{path}"))
+    def _create_remote(self, target: str, data: bytes) -> bool:
+        construct = getattr(self._fs, "_construct_store", None)
+        if construct is None:
+            try:
+                self._fs.pipe_file(target, data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        # obstore's file system takes mode="create" and replaces all the same; its store does not.
+        bucket, path = self._fs._split_path(target)
+        try:
+            construct(bucket).put(path, data, mode="create")
+        except (AlreadyExistsError, PreconditionError):
+            return False
+        return True
+
+    def read(self, path: str, limit: int = _MOST_READ_BYTES) -> bytes:
+        """The bytes of a small file.
+
+        Raises:
+            GymError: ``TOO_LARGE`` for more than ``limit`` bytes.
+            FileNotFoundError: When there is none.
+        """
+        target = f"{self._root}/{path}"
+        if int(self._fs.info(target)["size"]) > limit:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"{self.url}/{path}: has more than {limit:,} bytes",
+                "it is not what was pushed: look at the store",
+            )
+        with self._fs.open(target, "rb") as stream:
+            data = bytes(stream.read(limit + 1))
+        if len(data) > limit:  # it has grown since
+            raise GymError(ErrorCode.TOO_LARGE, f"{self.url}/{path}: has more than {limit:,} bytes")
+        return data
+
+    def has(self, sha256: str, num_bytes: int) -> bool:
+        """Whether an object is there with its size; its bytes are not read."""
+        target = f"{self._root}/{_object(sha256)}"
+        return bool(self._fs.exists(target)) and int(self._fs.info(target)["size"]) == num_bytes
+
+    def digest(self, sha256: str, num_bytes: int) -> str | None:
+        """The sha256 that an object's bytes have, read to ``num_bytes`` and one; None where it is not there."""
+        target = f"{self._root}/{_object(sha256)}"
+        if not self._fs.exists(target):
+            return None
+        found, seen = hashlib.sha256(), 0
+        with self._fs.open(target, "rb") as stream:
+            while seen <= num_bytes and (block := stream.read(_BLOCK_BYTES)):
+                found.update(block)
+                seen += len(block)
+        return found.hexdigest()
 
     def names(self, folder: str) -> list[str]:
         """Names of the files in a folder; none when it is not there."""

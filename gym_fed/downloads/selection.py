@@ -57,6 +57,11 @@ def is_safe_name(path: str) -> bool:
     )
 
 
+def is_model_setting(path: str) -> bool:
+    """Whether a file of this path is a configuration, tokenizer, template or licence of a model."""
+    return path in _SMALL or _ALSO.fullmatch(path) is not None
+
+
 def weights_index(listed: Collection[str]) -> str | None:
     """The index to read; None when the weights are one file."""
     return INDEX if INDEX in listed and WHOLE not in listed else None

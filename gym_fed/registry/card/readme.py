@@ -1,0 +1,243 @@
+"""``README.md`` of a model: YAML as the Hub reads it, then what a person wants to know.
+
+Every text in it came from somewhere: names, descriptions, figures of others. YAML is written by a YAML library; in the
+body each text is one line without control characters, in which Markdown and HTML mean nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gym_fed.registry.card.conflicts import conflicts
+from gym_fed.registry.card.evaluations import CardFigure
+from gym_fed.registry.card.run import environment, result
+from gym_fed.registry.manifest import NOT_STATED, ModelManifest
+from gym_fed.text import plain
+from gym_fed.version import __version__
+
+UNKNOWN = "not stated"
+
+_HUB_LICENCES = {
+    "Apache-2.0": "apache-2.0",
+    "BSD-2-Clause": "bsd-2-clause",
+    "BSD-3-Clause": "bsd-3-clause",
+    "C-UDA-1.0": "c-uda",
+    "CC-BY-2.0": "cc-by-2.0",
+    "CC-BY-3.0": "cc-by-3.0",
+    "CC-BY-4.0": "cc-by-4.0",
+    "CC-BY-NC-2.0": "cc-by-nc-2.0",
+    "CC-BY-NC-3.0": "cc-by-nc-3.0",
+    "CC-BY-NC-4.0": "cc-by-nc-4.0",
+    "CC-BY-NC-ND-4.0": "cc-by-nc-nd-4.0",
+    "CC-BY-NC-SA-3.0": "cc-by-nc-sa-3.0",
+    "CC-BY-NC-SA-4.0": "cc-by-nc-sa-4.0",
+    "CC-BY-ND-4.0": "cc-by-nd-4.0",
+    "CC-BY-SA-3.0": "cc-by-sa-3.0",
+    "CC-BY-SA-4.0": "cc-by-sa-4.0",
+    "CC0-1.0": "cc0-1.0",
+    "CDLA-Permissive-1.0": "cdla-permissive-1.0",
+    "CDLA-Permissive-2.0": "cdla-permissive-2.0",
+    "CDLA-Sharing-1.0": "cdla-sharing-1.0",
+    "ECL-2.0": "ecl-2.0",
+    "EUPL-1.2": "eupl-1.2",
+    "GPL-2.0-only": "gpl-2.0",
+    "GPL-2.0-or-later": "gpl-2.0",
+    "GPL-3.0-only": "gpl-3.0",
+    "GPL-3.0-or-later": "gpl-3.0",
+    "ISC": "isc",
+    "LGPL-3.0-or-later": "lgpl-3.0",
+    "MIT": "mit",
+    "MPL-2.0": "mpl-2.0",
+    "ODC-By-1.0": "odc-by",
+    "ODbL-1.0": "odbl",
+    "PDDL-1.0": "pddl",
+    "Unlicense": "unlicense",
+    "etalab-2.0": "etalab-2.0",
+}
+"""The Hub's word for a licence, by SPDX's."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_MARKDOWN = re.compile(
+    r"([\\`*_{}\[\]|~<>&$@!]|:(?=//)|(?<=www)\.|^[#+=-]|(?<=^\d)[.)]|(?<=^\d\d)[.)])", re.IGNORECASE
+)
+_RELATIONS = {"adapter": "adapter", "delta": "finetune", "weights": "finetune"}
+
+
+def card_of(
+    manifest: ModelManifest,
+    figures: Sequence[CardFigure],
+    folder: Path | None = None,
+    *,
+    as_weights: bool = False,
+) -> str:
+    """The text of the card.
+
+    Args:
+        manifest: Of the version; its number and its files are not in the card.
+        figures: Of its evaluations.
+        folder: Where the records of its run are.
+        as_weights: A delta was rebuilt, or an adapter merged: what lies beside the card are weights.
+    """
+    head = yaml.safe_dump(
+        front_matter(manifest, figures, as_weights=as_weights), sort_keys=False, allow_unicode=True, width=100
+    )
+    sections = [
+        f"# {_md(manifest.name)}",
+        _md(manifest.description, 2000) or "No description was given.",
+        _identity(manifest, as_weights),
+        _data(manifest),
+        _training(folder, manifest),
+        _evaluation(figures),
+        _licences(manifest),
+        f"Written by gym-fed {__version__} from the run's record. What a record does not say is {UNKNOWN}.",
+    ]
+    return f"---\n{head}---\n\n" + "\n\n".join(sections) + "\n"
+
+
+def front_matter(
+    manifest: ModelManifest, figures: Sequence[CardFigure], *, as_weights: bool = False
+) -> dict[str, Any]:
+    """The metadata of the card, as the Hub names it."""
+    found: dict[str, Any] = {"license": _HUB_LICENCES.get(manifest.licence, "other")}
+    if manifest.licence == NOT_STATED:
+        found["license"] = "unknown"
+    elif found["license"] == "other":
+        found["license_name"] = plain(manifest.licence)
+    adapter = manifest.kind == "adapter" and not as_weights
+    found["library_name"] = "peft" if adapter else "transformers"
+    found["pipeline_tag"] = "text-generation"
+    if manifest.base is not None:
+        found["base_model"] = plain(manifest.base.name)
+        found["base_model_relation"] = _RELATIONS["weights" if as_weights else manifest.kind]
+    hubs = [one.hub for one in manifest.lineage.data if one.hub is not None and _HUB_NAME.fullmatch(one.hub)]
+    if hubs:
+        found["datasets"] = list(dict.fromkeys(hubs))
+    found["tags"] = ["gym-fed", manifest.kind]
+    if figures:
+        found["model-index"] = [{"name": plain(manifest.name), "results": [_index(one) for one in figures]}]
+    return found
+
+
+def _index(figure: CardFigure) -> dict[str, Any]:
+    metric: dict[str, Any] = {
+        "type": plain(figure.metric, 100),
+        "value": figure.value,
+        "name": plain(f"{figure.metric}{_samples(figure)}", 200),
+    }
+    task = plain(figure.task, 100)
+    return {
+        "task": {"type": "text-generation"},
+        "dataset": {"name": task, "type": task},
+        "metrics": [metric],
+    }
+
+
+def _samples(figure: CardFigure) -> str:
+    return "" if figure.num_samples is None else f" on {figure.num_samples} rows"
+
+
+def _identity(manifest: ModelManifest, as_weights: bool) -> str:
+    what = {
+        "weights": "whole weights",
+        "adapter": "a PEFT adapter",
+        "delta": "a delta on its base; `gym models pull` makes the model of both",
+    }["weights" if as_weights else manifest.kind]
+    base, lineage = manifest.base, manifest.lineage
+    rows = [("Kind", what)]
+    if manifest.digest is not None:
+        rows.append(("Digest of the tensors", f"`{manifest.digest}`"))
+    rows.append(("Base", UNKNOWN if base is None else _md(base.name)))
+    if base is not None:
+        rows.append(("Digest of the base", UNKNOWN if base.digest is None else f"`{base.digest}`"))
+        if base.version is not None:
+            rows.append(("Base in the registry", _md(base.version)))
+    rows += [("Made from", f"{_md(one.version)} (`{one.sha256}`)") for one in lineage.parents]
+    if lineage.global_version is not None:
+        rows.append(("Global version of a hub", f"`{lineage.global_version}`"))
+    if lineage.soups:
+        rows.append(("Soups in it", f"{len(lineage.soups)}, the newest `{lineage.soups[-1]}`"))
+    return "## What it is\n\n" + _table(("", ""), rows)
+
+
+def _data(manifest: ModelManifest) -> str:
+    lineage = manifest.lineage
+    if not lineage.data:
+        return f"## Data\n\n{UNKNOWN.capitalize()}."
+    rows = [(_md(one.name), _md(one.licence) if one.licence else UNKNOWN) for one in lineage.data]
+    text = "## Data\n\n" + _table(("rows", "licence"), rows)
+    if lineage.data_sha256 is not None:
+        text += f"\n\nDigest of all rows: `{lineage.data_sha256}`."
+    return text
+
+
+def _training(folder: Path | None, manifest: ModelManifest) -> str:
+    rows = [("Method", _md(manifest.lineage.method) or UNKNOWN)]
+    if manifest.lineage.config_sha256 is not None:
+        rows.append(("Digest of the config", f"`{manifest.lineage.config_sha256}`"))
+    facts = environment(folder) if folder is not None else {}
+    ended = result(folder) if folder is not None else {}
+    for key, name in (
+        ("steps", "Steps"),
+        ("num_examples", "Examples"),
+        ("num_tokens", "Tokens"),
+        ("final_loss", "Loss at the end"),
+    ):
+        value = ended.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            rows.append((name, f"{value:.6g}" if isinstance(value, float) else f"{value:,}"))
+    for key, name in (("seed", "Seed"), ("cpu", "CPU"), ("platform", "Platform"), ("python", "Python")):
+        if isinstance(facts.get(key), str | int):
+            rows.append((name, _md(facts[key])))
+    packages = facts.get("packages")
+    if isinstance(packages, dict):
+        shown = ", ".join(f"{name} {version}" for name, version in sorted(packages.items())[:20])
+        rows.append(("Packages", _md(shown, 1000)))
+    return "## Training\n\n" + _table(("", ""), rows)
+
+
+def _evaluation(figures: Sequence[CardFigure]) -> str:
+    if not figures:
+        return f"## Evaluation\n\n{UNKNOWN.capitalize()}: no record of an evaluation came with it."
+    rows = []
+    for one in figures:
+        error = UNKNOWN if one.stderr is None else f"{one.stderr:.2g}"
+        rows.append(
+            (
+                _md(one.task),
+                _md(one.metric),
+                f"{one.value:.6g}",
+                error,
+                UNKNOWN if one.num_samples is None else f"{one.num_samples:,}",
+                _md(one.engine),
+            )
+        )
+    head = ("task", "metric", "value", "standard error", "rows", "measured by")
+    return "## Evaluation\n\nSelf-reported.\n\n" + _table(head, rows)
+
+
+def _licences(manifest: ModelManifest) -> str:
+    own = UNKNOWN if manifest.licence == NOT_STATED else _md(manifest.licence)
+    text = f"## Licence\n\nOf the model: {own}."
+    if manifest.base is not None:
+        of_base = manifest.base.licence
+        text += f" Of the base: {UNKNOWN if of_base == NOT_STATED else _md(of_base)}."
+    found = conflicts(manifest)
+    if found:
+        text += "\n\nTo be looked at before it is passed on:\n\n" + "\n".join(
+            f"- {_md(one, 500)}" for one in found
+        )
+    return text
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _md(text: object, limit: int = 300) -> str:
+    """A text as Markdown that shows it: nothing in it is markup, a link or a tag."""
+    return _MARKDOWN.sub(r"\\\1", plain(str(text).strip(), limit))

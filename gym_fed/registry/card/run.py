@@ -1,0 +1,105 @@
+"""What the records of a run, or of a delta, say of where a model comes from. No path of this machine is kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.data_source import DataConfig
+from gym_fed.data.catalogue import catalogue_entry
+from gym_fed.data.registry import CARD_NAME, DatasetManifest
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
+from gym_fed.registry.manifest import DataUsed, Lineage
+from gym_fed.text import plain
+
+OWN_FILES = "files of the trainer"
+"""Stands for rows of local files, whose names are nobody else's business."""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+def lineage_of(folder: Path | None, delta: Path | None = None) -> Lineage:
+    """Of the run whose output ``folder`` is, or of a ``.gymdelta``; empty for a folder without a run's records.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` or ``CONFIG_INVALID`` for records that cannot be read.
+    """
+    if delta is not None:
+        return _of_delta(delta)
+    if folder is None or not (folder / "run.json").is_file() or not (folder / "config.yaml").is_file():
+        return Lineage()
+    from gym_fed.config.train.training import TrainingConfig
+    from gym_fed.config.yaml.file import load_config
+
+    config = load_config(folder / "config.yaml", TrainingConfig)
+    return Lineage(
+        data=list(_data_of(config.data)),
+        data_sha256=_hex(read_object(folder / "run.json").get("data_sha256")),
+        config_sha256=_hex(environment(folder).get("config_sha256")),
+        method=f"{config.algorithm}, {config.finetuning}, {config.max_steps or 'all'} steps"
+        if config.max_steps is not None
+        else f"{config.algorithm}, {config.finetuning}",
+    )
+
+
+def environment(folder: Path) -> dict[str, Any]:
+    """The ``environment`` of a run's ``environment.json``; empty where it has none."""
+    file = folder / "environment.json"
+    found = read_object(file).get("environment") if file.is_file() else None
+    return found if isinstance(found, dict) else {}
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """A run's ``result.json``; empty where it has none."""
+    file = folder / "result.json"
+    return read_object(file) if file.is_file() else {}
+
+
+def _data_of(sources: Iterable[DataConfig]) -> Iterable[DataUsed]:
+    for source in sources:
+        if source.tasks is not None:
+            yield DataUsed(name=f"tasks of gym-fed: {', '.join(source.tasks)}"[:300], licence="Apache-2.0")
+        elif source.name is not None:
+            entry = catalogue_entry(source.name)
+            yield DataUsed(name=source.name, licence=entry.licence, hub=entry.hub)
+        elif source.hub is not None:
+            yield DataUsed(name=source.hub, hub=source.hub)
+        elif source.dataset is not None:
+            yield DataUsed(name=plain(source.dataset))
+        else:
+            yield _of_path(source.path or "")
+
+
+def _of_path(path: str) -> DataUsed:
+    """A pulled data set of the registry by its manifest, and anything else without a name."""
+    card = Path(path).expanduser() / CARD_NAME
+    if "://" in path or not card.is_file():
+        return DataUsed(name=OWN_FILES)
+    try:
+        found = DatasetManifest.model_validate(json.loads(card.read_bytes()))
+    except ValueError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"{card}: {error}", "pull the data set again") from error
+    return DataUsed(name=f"{found.name}@{found.version}", licence=found.licence)
+
+
+def _of_delta(file: Path) -> Lineage:
+    from gym_fed.delta.file import DeltaFile
+
+    with DeltaFile.open(file) as delta:
+        extra = delta.manifest.extra
+        codecs = sorted({record.codec for record in delta.manifest.tensors})
+    soup, version = extra.get("soup_digest", ""), extra.get("global_version", "")
+    return Lineage(
+        soups=[soup] if _DIGEST.fullmatch(soup) else [],
+        global_version=version if _DIGEST.fullmatch(version) else None,
+        method=plain(f"delta of {', '.join(codecs)}"),
+    )
+
+
+def _hex(value: object) -> str | None:
+    return value if isinstance(value, str) and _HEX.fullmatch(value) else None

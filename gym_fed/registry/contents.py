@@ -1,0 +1,250 @@
+"""What of a model is pushed: its files, what they are, the base that they need. Nothing else of a folder leaves.
+
+From a folder go weights in safetensors, settings, tokenizer, chat template and licence; never logs, checkpoints,
+pickles, code, or the run's own records, which hold paths. What is left out is named.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gym_fed.base_files import licence_of
+from gym_fed.downloads.selection import ADAPTER, INDEX, WHOLE
+from gym_fed.downloads.selection import is_model_setting as is_setting
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import lies_in
+from gym_fed.json_files import read_object
+from gym_fed.modeling.adapters import BASE_ADAPTERS
+from gym_fed.modeling.adapters import CONFIG as ADAPTER_CONFIG
+from gym_fed.modeling.rope import BASE_CHANGES
+from gym_fed.models import LoadedModel, is_hub_name, load_model, model_name, resolve
+from gym_fed.registry.manifest import NOT_STATED, Base, Kind
+
+DELTA_FILE = "model.gymdelta"
+
+
+@dataclass
+class Contents:
+    """What goes into a version.
+
+    Attributes:
+        kind: ``weights``, ``adapter`` or ``delta``.
+        files: Local file by its path in the model.
+        base: Of an adapter or a delta.
+        digest: See ``ModelManifest.digest``.
+        folder: Where records of the run lie, if any.
+        left_out: Names of files of the folder that stay here.
+    """
+
+    kind: Kind
+    files: dict[str, Path]
+    base: Base | None
+    digest: str | None
+    folder: Path | None
+    left_out: list[str] = field(default_factory=list)
+
+
+def contents_of(path: Path, scratch: Path, base: str | None = None) -> Contents:
+    """What of ``path`` is pushed.
+
+    Args:
+        path: The folder of a model, of a run or of an adapter, or a ``.gymdelta``.
+        scratch: An empty folder for files that are not pushed as they are.
+        base: The base of an adapter or a delta, where it cannot be found by the name that they give.
+
+    Raises:
+        GymError: ``USAGE`` for what is no model; ``MODEL_INVALID``, ``DELTA_INVALID``, ``BASE_MISMATCH`` or
+            ``MODEL_NOT_FOUND`` for one that cannot be used.
+    """
+    if path.is_file() and path.suffix == ".gymdelta":
+        return _delta(path, base)
+    if (path / ADAPTER_CONFIG).is_file():
+        return _adapter(path, scratch, base)
+    if (path / "config.json").is_file():
+        return _weights(path)
+    raise GymError(
+        ErrorCode.USAGE,
+        f"{path}: no config.json or adapter_config.json, and no .gymdelta",
+        "give the folder of a model, of a run or of an adapter, or a .gymdelta",
+    )
+
+
+def _weights(folder: Path) -> Contents:
+    names = [WHOLE]
+    if not (folder / WHOLE).is_file() and (folder / INDEX).is_file():
+        weight_map = read_object(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise GymError(
+                ErrorCode.MODEL_INVALID, f"{folder / INDEX}: has no weight_map", "save the model again"
+            )
+        names = [INDEX, *sorted({str(name) for name in weight_map.values()})]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{folder}: has no {missing[0]}",
+            "only weights in safetensors are pushed: gym export MODEL -o FOLDER writes them",
+        )
+    files, left_out = _files(folder, names)
+    return Contents("weights", files, None, _digest(folder), folder, left_out)
+
+
+def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
+    from gym_fed.modeling.adapters import read_adapter
+
+    adapter = read_adapter(str(folder), folder)
+    named = base or adapter.base
+    if named is None:
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"{folder}: does not say what its base is", "name it with --base"
+        )
+    files, left_out = _files(folder, [ADAPTER])
+    for below in adapter.below:
+        for file in (ADAPTER_CONFIG, ADAPTER, BASE_CHANGES):
+            if (below / file).is_file():
+                files[f"{BASE_ADAPTERS}/{below.name}/{file}"] = below / file
+    for path in (
+        ADAPTER_CONFIG,
+        *(p for p in files if p.startswith(BASE_ADAPTERS) and p.endswith(ADAPTER_CONFIG)),
+    ):
+        files[path] = _without_a_path(files[path], scratch / path)
+    return Contents("adapter", files, described_base(named), None, folder, left_out)
+
+
+def _delta(file: Path, base: str | None) -> Contents:
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.registry.rebuild import added, product_free
+
+    with DeltaFile.open(file) as delta:
+        named, digest = base or delta.manifest.base_model, delta.manifest.base_digest
+        loaded = base_model(named, digest)
+        total = added(loaded, delta) if product_free(delta) else None
+    licence = licence_of(Path(resolve(named))) or NOT_STATED
+    found = Base(name=model_name(named), digest=digest, licence=licence)
+    return Contents("delta", {DELTA_FILE: file}, found, total, None)
+
+
+def base_model(named: str, digest: str) -> LoadedModel:
+    """The base called ``named``, loaded, with its digest checked.
+
+    Raises:
+        GymError: ``BASE_MISMATCH``, or as ``load_model``.
+    """
+    from gym_fed.delta.base import tensors_digest
+
+    loaded = load_model(named)
+    found = tensors_digest(loaded.model)
+    if found != digest:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"{named}: has the digest {found}, and the base that is needed {digest}",
+            "name the folder of the right base with --base",
+        )
+    return loaded
+
+
+def described_base(named: str) -> Base:
+    """A base by name, with digest and licence where it is on this machine."""
+    from gym_fed.delta.base import tensors_digest
+    from gym_fed.models import folder_here
+
+    here = folder_here(named)
+    if here is None:
+        return Base(name=model_name(named) if is_hub_name(named) else Path(named).name)
+    digest = tensors_digest(load_model(named).model)
+    return Base(name=model_name(named), digest=digest, licence=licence_of(here) or NOT_STATED)
+
+
+def _digest(folder: Path) -> str | None:
+    """Of a language model; None for a reward model, one that reads images, and one in few bits."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
+
+    from gym_fed.delta.base import tensors_digest
+
+    config = read_object(folder / "config.json")
+    classes = config.get("architectures") or []
+    of_text = isinstance(classes, list) and any(name in TEXT_CLASSES.values() for name in classes)
+    if not of_text or "quantization_config" in config or "vision_config" in config:
+        return None
+    return tensors_digest(load_model(str(folder)).model)
+
+
+def _files(folder: Path, weights: list[str]) -> tuple[dict[str, Path], list[str]]:
+    """The files of a folder that travel, and the names of those that do not."""
+    found: dict[str, Path] = {}
+    left_out = []
+    for file in _walk(folder):
+        path = file.relative_to(folder).as_posix()
+        if path.startswith(f"{BASE_ADAPTERS}/"):
+            continue
+        if path not in weights and not is_setting(path) and path != BASE_CHANGES:
+            left_out.append(path)
+            continue
+        if "/" not in path and not lies_in(file, folder):
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{folder}: has {path} as a link to {file.resolve()}: only its own files are pushed",
+                "copy the file into the folder",
+            )
+        found[path] = file
+    return found, left_out
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Visible files at the top, and of chat templates; folders of checkpoints are not looked into."""
+    for file in sorted(folder.iterdir()):
+        if file.name.startswith("."):
+            continue
+        if file.is_file():
+            yield file
+        elif file.name == "additional_chat_templates" and not file.is_symlink():
+            yield from sorted(one for one in file.iterdir() if one.is_file() and not one.is_symlink())
+        elif file.is_dir():
+            yield from ()
+
+
+def _without_a_path(file: Path, copy: Path) -> Path:
+    """An ``adapter_config.json`` that names its base by a folder of this machine, with the folder's own name."""
+    values: dict[str, Any] = read_object(file)
+    named = values.get("base_model_name_or_path")
+    if not isinstance(named, str) or not (named.startswith((".", "/", "~")) or Path(named).is_dir()):
+        return file
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    values["base_model_name_or_path"] = Path(named).expanduser().resolve().name
+    copy.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return copy
+
+
+def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
+    """A model in memory, written to ``folder``.
+
+    Raises:
+        GymError: ``USAGE`` for something without ``save_pretrained``.
+    """
+    tokenizer = tokenizer or getattr(model, "tokenizer", None)
+    weights = model if hasattr(model, "save_pretrained") else getattr(model, "model", None)
+    if not hasattr(weights, "save_pretrained"):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{name}: {type(model).__name__} is no model",
+            "give a folder, the result of Trainer.train, or a model with save_pretrained",
+        )
+    from gym_fed.models import quiet_loading
+
+    with quiet_loading():
+        for part in (weights, *([tokenizer] if tokenizer is not None else [])):
+            part.save_pretrained(str(folder))
+    return folder
+
+
+def put_licences(folder: Path, target: Path) -> None:
+    """Copy the texts of licences and notices of a base beside a model that was made from it."""
+    for pattern in ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*"):
+        for file in sorted(folder.glob(pattern)):
+            if lies_in(file, folder) and not (target / file.name).exists():
+                shutil.copyfile(file, target / file.name)

@@ -1,0 +1,114 @@
+"""Fetches a version into a folder: whole or not at all; a pull that was killed goes on where it stopped.
+
+The files come into a hidden folder beside the one that was asked for, which takes its name at the end. Every byte is
+hashed on its way; nothing is read as a model before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gym_fed.data.objects import Objects
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.files import disk_full, file_sha256, fsync_folder, make_folder, write_atomically
+from gym_fed.registry.manifest import ModelFile, ModelVersion
+
+RECORD = ".gym-model.json"
+"""In a pulled folder: the signed manifest as it was on the store."""
+
+
+def fetch(
+    objects: Objects, found: ModelVersion, record: bytes, folder: Path, finish: Callable[[Path], None]
+) -> bool:
+    """Have a version's files in ``folder``.
+
+    Args:
+        objects: The store.
+        found: What to fetch.
+        record: The bytes of its signed manifest.
+        folder: Must not exist, or be what an earlier pull of this version left.
+        finish: Is given the hidden folder with all files, before it takes its name: rebuilds a model.
+
+    Returns:
+        Whether anything was fetched.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` for a folder with something else; ``DISK_FULL``; as ``Objects.fetch`` and ``finish``.
+    """
+    if os.path.lexists(folder):
+        _require_same(found, record, folder)
+        return False
+    make_folder(folder.absolute().parent)
+    part = folder.with_name(f".{folder.name}.{found.sha256[:16]}.pull")
+    with _alone(part):
+        if os.path.lexists(folder):  # another pull has just ended
+            _require_same(found, record, folder)
+            return False
+        missing = [file for file in found.manifest.files if not _is_there(part, file)]
+        _require_room(part, sum(file.num_bytes for file in missing))
+        for file in missing:
+            objects.fetch(file.sha256, file.num_bytes, part / file.path)
+            failpoint("registry-file-fetched")
+        finish(part)
+        write_atomically(part / RECORD, record)
+        failpoint("registry-pull-complete")
+        part.rename(folder)
+        fsync_folder(folder.absolute().parent)
+    return True
+
+
+def _is_there(part: Path, file: ModelFile) -> bool:
+    """Whether an earlier try has fetched this file wholly; another content is removed."""
+    target = part / file.path
+    if not os.path.lexists(target):
+        return False
+    if target.is_symlink() or not target.is_file() or file_sha256(target) != file.sha256:
+        target.unlink()
+        return False
+    return True
+
+
+def _require_same(found: ModelVersion, record: bytes, folder: Path) -> None:
+    """Whether a folder is a whole pull of this version."""
+    kept = folder / RECORD
+    if not kept.is_file() or kept.read_bytes() != record:
+        raise GymError(
+            ErrorCode.FILE_EXISTS,
+            f"{folder}: exists, and is no pull of {found.reference}",
+            "choose another folder with -o",
+        )
+    for file in found.manifest.files:
+        target = folder / file.path
+        if not target.is_file() or file_sha256(target) != file.sha256:
+            raise GymError(
+                ErrorCode.HASH_MISMATCH,
+                f"{target}: is not what {found.reference} has",
+                f"remove {folder}, and pull it again",
+            )
+
+
+def _require_room(part: Path, num_bytes: int) -> None:
+    if num_bytes > shutil.disk_usage(part).free:
+        raise disk_full(part)
+
+
+@contextmanager
+def _alone(part: Path) -> Iterator[None]:
+    """Hold the hidden folder against other pulls; the lock ends with the process, however that ends."""
+    while True:
+        part.mkdir(exist_ok=True)
+        descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not os.path.lexists(part) or not os.path.samestat(os.fstat(descriptor), os.lstat(part)):
+                continue  # the one before has given it its name
+            yield
+            return
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,300 @@
+"""What a version of a model says of itself, and who signed it: all that a pull believes, parsed from foreign bytes.
+
+A version is one JSON file of three keys: ``manifest``, ``public_key`` and ``signature``. Signed is the canonical JSON
+of ``manifest``, exactly as it stands in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, field_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.downloads.selection import is_safe_name
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_digest, canonical_json
+from gym_fed.identity.keys import SigningKey, contributor_id, verify_signature
+from gym_fed.json_files import MAX_DEPTH, is_deeper
+from gym_fed.text import plain
+
+MAX_MANIFEST_BYTES = 4 << 20
+MAX_FILES = 2_000
+MAX_FILE_BYTES = 1 << 42
+NOT_STATED = "LicenseRef-not-stated"
+CARD = "README.md"
+
+_NUMBERS_END = 2**53
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?", re.ASCII)
+_TAG = re.compile(r"[a-z][a-z0-9._-]{0,63}", re.ASCII)
+_FILE = re.compile(
+    r"(base_adapters/\d{1,3}/|additional_chat_templates/|evals/)?"
+    r"([\w.-]{1,200}\.(safetensors|json|jinja|model|txt|md|yaml|gymdelta)"
+    r"|(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)[\w.-]{0,64})",
+    re.ASCII,
+)
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ModelDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Line = Annotated[str, Field(max_length=300)]
+Seconds = Annotated[int, Field(ge=0, lt=_NUMBERS_END)]
+Kind = Literal["weights", "adapter", "delta"]
+
+
+class ModelFile(StrictModel):
+    """One file of a model."""
+
+    path: str
+    """From the model's folder, with ``/``; of weights, settings, tokenizer, licence, card or evaluation."""
+    sha256: Sha256
+    num_bytes: int = Field(ge=0, le=MAX_FILE_BYTES)
+
+    @field_validator("path")
+    @classmethod
+    def _is_of_a_model(cls, value: str) -> str:
+        if not is_safe_name(value) or not _FILE.fullmatch(value):
+            raise ValueError("is no file of a model that may travel")
+        return value
+
+
+class Base(StrictModel):
+    """The model that an adapter or a delta belongs to."""
+
+    name: Line
+    """As its owner calls it: gym-nano, a name of the Hub, or of this registry."""
+    digest: ModelDigest | None = None
+    """Of its tensors in float32; None where the base was not at hand."""
+    version: str | None = Field(default=None, max_length=160)
+    """``name@version`` in the same registry, where it is there."""
+    licence: Line = NOT_STATED
+
+
+class DataUsed(StrictModel):
+    """Rows that a model was trained on."""
+
+    name: Line
+    licence: Line | None = None
+    """SPDX identifier; None where it is not stated."""
+    sha256: Sha256 | None = None
+    hub: Line | None = None
+    """Its name on the Hugging Face Hub, where it is from there."""
+
+
+class Parent(StrictModel):
+    """A version that this one was made from."""
+
+    version: str = Field(max_length=160)
+    """``name@version``."""
+    sha256: Sha256
+    """Digest of its manifest."""
+
+
+class Lineage(StrictModel):
+    """Where a model comes from, as far as its records say."""
+
+    parents: list[Parent] = Field(default_factory=list, max_length=64)
+    global_version: ModelDigest | None = None
+    """Digest of the global version of a hub that it is, or was made from."""
+    soups: list[ModelDigest] = Field(default_factory=list, max_length=4096)
+    """Digests of the soups in it, oldest first."""
+    data: list[DataUsed] = Field(default_factory=list, max_length=256)
+    data_sha256: Sha256 | None = None
+    """Of all rows together, as the run recorded them."""
+    config_sha256: Sha256 | None = None
+    method: Line = ""
+    """Algorithm and tuning method of the run."""
+
+
+class ModelManifest(StrictModel):
+    """One version of a model."""
+
+    format: Literal["gym-model-1"] = "gym-model-1"
+    name: str
+    version: int = Field(ge=1, lt=_NUMBERS_END)
+    kind: Kind
+    digest: ModelDigest | None = None
+    """Of the tensors in float32 that the version stands for, a delta added to its base; None for what no model of text
+    is, for adapters, and for deltas of factors, whose product differs in its last bits between machines."""
+    licence: Line
+    description: str = Field(max_length=2000)
+    base: Base | None = None
+    files: list[ModelFile] = Field(min_length=1, max_length=MAX_FILES)
+    lineage: Lineage = Field(default_factory=Lineage)
+    created_at: Seconds
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not is_model_name(value):
+            raise ValueError("is no name of a model")
+        return value
+
+    @field_validator("files")
+    @classmethod
+    def _are_apart(cls, value: list[ModelFile]) -> list[ModelFile]:
+        paths = [file.path.lower() for file in value]
+        if len(set(paths)) < len(paths):
+            raise ValueError("lists a file twice")
+        return value
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.num_bytes for file in self.files)
+
+    def same_content(self, other: ModelManifest) -> bool:
+        """Whether the two differ in number and time alone."""
+        skipped = {"version", "created_at"}
+        return self.model_dump(exclude=skipped) == other.model_dump(exclude=skipped)
+
+
+class TagMove(StrictModel):
+    """A tag was put on a version, or taken away. The newest move counts; all are kept."""
+
+    format: Literal["gym-model-tag-1"] = "gym-model-tag-1"
+    name: str = Field(max_length=160)
+    tag: str = Field(max_length=64)
+    number: int = Field(ge=1, lt=_NUMBERS_END)
+    version: int | None = Field(default=None, ge=1, lt=_NUMBERS_END)
+    """None: the tag was taken away."""
+    manifest_sha256: Sha256 | None = None
+    """Digest of the version's manifest."""
+    created_at: Seconds
+
+
+SignedT = TypeVar("SignedT", ModelManifest, TagMove)
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Whose key signed."""
+
+    public_key: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """``sha256:<hex>`` of the public key."""
+        return f"sha256:{hashlib.sha256(self.public_key).hexdigest()}"
+
+    @property
+    def contributor(self) -> str:
+        """The id of the account whose first key this is."""
+        return contributor_id(self.public_key)
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A version whose signature was checked.
+
+    Attributes:
+        manifest: What it says.
+        signer: Whose key signed it. Whether that key is trusted is another question.
+        sha256: Digest of the manifest, lower-case hex.
+    """
+
+    manifest: ModelManifest
+    signer: Signer
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    @property
+    def reference(self) -> str:
+        """``name@version``."""
+        return f"{self.name}@{self.version}"
+
+
+def is_model_name(text: str) -> bool:
+    """Whether a model of a registry can have this name: small letters, digits, ``. _ -``, and one ``/`` at most."""
+    return _NAME.fullmatch(text) is not None and not text.endswith(".json")
+
+
+def is_tag(text: str) -> bool:
+    """Whether a tag can have this name. One that is all digits would be a version."""
+    return _TAG.fullmatch(text) is not None and not text.endswith(".json")
+
+
+def sealed(value: ModelManifest | TagMove, key: SigningKey) -> bytes:
+    """The file of a version or of a tag's move."""
+    plain_data = value.model_dump(mode="json")
+    document = {
+        "manifest": plain_data,
+        "public_key": key.public_key.hex(),
+        "signature": key.sign(plain_data).hex(),
+    }
+    return canonical_json(document)
+
+
+def opened(data: bytes, kind: type[SignedT], where: str) -> tuple[SignedT, Signer, str]:
+    """What ``sealed`` wrote: the value, its signer, and the digest of the signed bytes.
+
+    Args:
+        data: Foreign bytes, of a size that the caller has bounded.
+        kind: Which of the two it must be.
+        where: Its place, for messages.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` for what is not of this form; ``SIGNATURE_INVALID``.
+    """
+    document = _document(data, where)
+    values = document["manifest"]
+    key, signature = _hex(document["public_key"], 32), _hex(document["signature"], 64)
+    if key is None or signature is None:
+        raise _corrupt(where, "public_key or signature is not of the right length")
+    try:
+        verify_signature(key, values, signature)
+    except GymError as error:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"{where}: {error.message}",
+            "it was changed after it was signed; get it from somewhere else, or from its author",
+        ) from error
+    except (ValueError, TypeError) as error:  # what JSON has and canonical JSON has not
+        raise _corrupt(where, plain(error)) from error
+    try:
+        found = kind.model_validate(values)
+    except ValidationError as error:
+        raise _corrupt(where, plain(first_problem(error))) from error
+    return found, Signer(key), canonical_digest(values)
+
+
+def _document(data: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(where, plain(error)) from error
+    if not isinstance(found, dict) or is_deeper(found, MAX_DEPTH):
+        raise _corrupt(where, "is no JSON object of a few levels")
+    if found.keys() != {"manifest", "public_key", "signature"} or not isinstance(found["manifest"], dict):
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"{where}: is not signed",
+            "push the model again with this release, which signs what it pushes",
+        )
+    return found
+
+
+def _hex(value: object, num_bytes: int) -> bytes | None:
+    if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{2 * num_bytes}}}", value, re.ASCII):
+        return None
+    return bytes.fromhex(value)
+
+
+def _corrupt(where: str, what: str) -> GymError:
+    return GymError(
+        ErrorCode.STATE_CORRUPT,
+        f"{where}: {what}",
+        "restore the file, or push the model again as a new version",
+    )

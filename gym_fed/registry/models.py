@@ -1,0 +1,485 @@
+"""The registry of models: pushed signed, pulled verified; versions are never replaced, and a base is stored once.
+
+registry = ModelRegistry("s3://bucket/models")
+registry.push("me/stories", "runs/stories", licence="Apache-2.0")
+folder = registry.pull("me/stories")
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from gym_fed.data.licences import checked_licence
+from gym_fed.data.objects import Objects
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.files import file_sha256, write_atomically
+from gym_fed.identity.keys import SigningKey
+from gym_fed.models import folder_here
+from gym_fed.other_words import on_class_too
+from gym_fed.registry.contents import DELTA_FILE, Contents, base_model, contents_of, saved
+from gym_fed.registry.fetching import fetch
+from gym_fed.registry.manifest import (
+    CARD,
+    MAX_MANIFEST_BYTES,
+    NOT_STATED,
+    DataUsed,
+    Lineage,
+    ModelFile,
+    ModelManifest,
+    ModelVersion,
+    Parent,
+    Signer,
+    TagMove,
+    sealed,
+)
+from gym_fed.registry.rebuild import rebuild
+from gym_fed.registry.signers import Confirm, Pins, gym_home, own_key
+from gym_fed.registry.versions import LATEST, Versions, require_name, require_tag, split_reference
+
+CONFIG_FILE = "config.yaml"
+
+
+def default_model_store() -> str:
+    """``$GYM_MODELS``, else ``models`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
+    return os.environ.get("GYM_MODELS") or str(gym_home() / "models")
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a pull came to.
+
+    Attributes:
+        found: The version.
+        folder: Where it is.
+        fetched: Whether anything was; False for one that was here.
+        base: Folder or name of the base that it was rebuilt from, or that goes with an adapter; None without one, and
+            for one that is not on this machine.
+    """
+
+    found: ModelVersion
+    folder: Path
+    fetched: bool
+    base: str | None
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file of a version that is not what was signed."""
+
+    path: str
+    problem: str
+
+
+class ModelRegistry:
+    """Models on one store.
+
+    Args:
+        url: A folder, or an fsspec URL such as ``s3://bucket/models``; by default ``default_model_store()``.
+    """
+
+    def __init__(self, url: str | Path | None = None) -> None:
+        self.url = str(default_model_store() if url is None else url)
+        self._objects = Objects(self.url)
+        self._versions = Versions(self._objects)
+        self._pins = Pins(self._objects.place)
+
+    @on_class_too
+    def push(
+        self,
+        name: str,
+        model: Any,
+        config: BaseModel | Mapping[str, Any] | None = None,
+        *,
+        tokenizer: Any = None,
+        licence: str = NOT_STATED,
+        description: str = "",
+        base: str | None = None,
+        parents: Sequence[str] = (),
+        data: Sequence[DataUsed] = (),
+        evaluations: Sequence[Path] = (),
+        key: SigningKey | None = None,
+    ) -> ModelVersion:
+        """Publish a model as the next version of ``name``, signed.
+
+        What the store has is not sent again; pushing the newest version once more gives that version.
+
+        Args:
+            name: Small letters, digits, dots and dashes, with at most one ``/``.
+            model: The folder of a model, of a run or of an adapter; a ``.gymdelta``; a ``TrainResult``; or anything
+                with ``save_pretrained``.
+            config: Kept beside a model in memory as ``config.yaml``.
+            tokenizer: Goes with a model in memory; a ``TrainResult`` has its own.
+            licence: SPDX identifier.
+            description: A few lines.
+            base: Name or folder of the base of an adapter or a delta, where it cannot be found by the name in it.
+            parents: ``name@version`` in this registry that it was made from.
+            data: Rows that it was trained on, beside those that the run's record names.
+            evaluations: Records of ``gym eval``, which are published with it.
+            key: Signs; by default the user's own.
+
+        Raises:
+            GymError: ``USAGE`` without a valid name or licence, or for something that is no model; ``MODEL_INVALID``,
+                ``DELTA_INVALID``, ``BASE_MISMATCH``; ``DATA_INVALID`` when a file changes while it is read.
+        """
+        from gym_fed.registry.card.run import lineage_of
+
+        require_name(name)
+        licence = checked_licence(licence)
+        key = key or own_key()
+        with tempfile.TemporaryDirectory() as scratch_name:
+            scratch = Path(scratch_name)
+            is_path = isinstance(model, str | Path)
+            path = Path(model) if is_path else saved(name, model, tokenizer, _made(scratch / "model"))
+            found = contents_of(path, _made(scratch / "changed"), base)
+            if config is not None and not is_path:
+                _write_config(scratch / CONFIG_FILE, config)
+                found.files[CONFIG_FILE] = scratch / CONFIG_FILE
+            self._know_base(found)
+            lineage = lineage_of(found.folder, path if found.kind == "delta" else None)
+            lineage = lineage.model_copy(
+                update={"parents": self._parents(parents), "data": [*lineage.data, *data]}
+            )
+            return self._publish(name, found, licence, description, lineage, evaluations, key, scratch)
+
+    def _publish(
+        self,
+        name: str,
+        contents: Contents,
+        licence: str,
+        description: str,
+        lineage: Lineage,
+        evaluations: Sequence[Path],
+        key: SigningKey,
+        scratch: Path,
+    ) -> ModelVersion:
+        from gym_fed.registry.card.evaluations import read_evaluations
+        from gym_fed.registry.card.readme import card_of
+
+        figures = read_evaluations(evaluations, contents.digest)
+        for record in evaluations:
+            contents.files[f"evals/{record.name}"] = record
+        draft = ModelManifest(
+            name=name,
+            version=1,
+            kind=contents.kind,
+            digest=contents.digest,
+            licence=licence,
+            description=description,
+            base=contents.base,
+            files=[ModelFile(path=CARD, sha256="0" * 64, num_bytes=0)],
+            lineage=lineage,
+            created_at=int(time.time()),
+        )
+        card = scratch / CARD
+        card.write_text(card_of(draft, figures, contents.folder), encoding="utf-8")
+        contents.files[CARD] = card
+        files = []
+        for path, local in sorted(contents.files.items()):
+            sha256 = file_sha256(local)
+            self._objects.put(local, sha256)
+            failpoint("registry-object-put")
+            files.append(ModelFile(path=path, sha256=sha256, num_bytes=local.stat().st_size))
+        signer = Signer(key.public_key)
+        while True:
+            numbers = self._versions.numbers(name)
+            manifest = draft.model_copy(
+                update={
+                    "version": numbers[-1] + 1 if numbers else 1,
+                    "files": files,
+                    "created_at": int(time.time()),
+                }
+            )
+            ModelManifest.model_validate(manifest.model_dump())
+            newest = self._newest(name, numbers)
+            if newest is not None and newest.signer == signer and newest.manifest.same_content(manifest):
+                return newest
+            failpoint("registry-before-manifest")
+            if self._versions.create(name, manifest.version, sealed(manifest, key)):
+                break  # else another push has taken this number
+        failpoint("registry-after-manifest")
+        self._pins.add(name, signer)
+        if manifest.digest is not None:
+            self._versions.note_digest(manifest.digest, name, manifest.version)
+        return self._versions.read(name, manifest.version)
+
+    @on_class_too
+    def pull(
+        self,
+        reference: str,
+        dest: str | Path | None = None,
+        *,
+        confirm: Confirm | None = None,
+        signer: str | None = None,
+        base: str | None = None,
+        as_is: bool = False,
+    ) -> Path:
+        """Fetch ``name``, ``name@version`` or ``name:tag``; a stopped pull continues.
+
+        Args:
+            reference: What to fetch.
+            dest: Its folder; by default one in ``~/.gym-fed/pulled/models``.
+            confirm: Asked whether the first key of a model is its author's; without it, ``signer`` has to name it.
+            signer: Fingerprint of the key that must have signed it.
+            base: Name or folder of the base of a delta, where it is not found by its name or digest.
+            as_is: Leave a delta as a ``.gymdelta`` beside its card, and do not rebuild its model.
+
+        Returns:
+            The folder, which every ``model`` of ours takes.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``SIGNATURE_INVALID``, ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``, see
+                ``Pins.require``; ``FILE_EXISTS`` before anything is fetched; ``HASH_MISMATCH`` for damaged objects and
+                a model that is not the signed one; ``MODEL_NOT_FOUND`` for a base that is nowhere; ``BASE_MISMATCH``.
+        """
+        return self.fetch(reference, dest, confirm=confirm, signer=signer, base=base, as_is=as_is).folder
+
+    def fetch(
+        self,
+        reference: str,
+        dest: str | Path | None = None,
+        *,
+        confirm: Confirm | None = None,
+        signer: str | None = None,
+        base: str | None = None,
+        as_is: bool = False,
+    ) -> Pulled:
+        """As ``pull``, with what was found."""
+        found = self.trusted(reference, confirm=confirm, signer=signer)
+        record = self._objects.read(f"models/{found.name}/{found.version:06}.json", MAX_MANIFEST_BYTES)
+        kind = "as-is" if as_is and found.manifest.kind == "delta" else ""
+        folder = Path(dest) if dest is not None else _default_folder(found, kind)
+        used: str | None = None
+        if found.manifest.kind == "delta" and not as_is and not folder.exists():
+            used = self._base_of(found, base, confirm)
+        elif found.manifest.base is not None:
+            used = base or _named_here(found.manifest.base.name)
+
+        def finish(part: Path) -> None:
+            if found.manifest.kind == "delta" and not as_is:
+                assert used is not None
+                assert found.manifest.base is not None
+                digest = found.manifest.base.digest
+                loaded = base_model(used, digest or "")
+                rebuild(loaded, part / DELTA_FILE, found.manifest.digest, part)
+
+        return Pulled(found, folder, fetch(self._objects, found, record, folder, finish), used)
+
+    def trusted(
+        self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
+    ) -> ModelVersion:
+        """The version that ``reference`` names, if its signer, and that of the tag, are trusted.
+
+        Raises:
+            GymError: As ``pull``.
+        """
+        name, number, move = self._versions.resolve(reference)
+        found = self._versions.read(name, number)
+        self._pins.require(name, found.reference, found.signer, confirm, signer)
+        if move is not None:
+            self._pins.require(name, f"{name}:{move[0].tag}", move[1], confirm, None)
+            if move[0].manifest_sha256 != found.sha256:
+                raise GymError(
+                    ErrorCode.SIGNATURE_INVALID,
+                    f"{reference}: the tag was put on another {found.reference}, of manifest {move[0].manifest_sha256}",
+                    "the version was replaced after it was tagged: ask its author",
+                )
+        return found
+
+    def show(self, reference: str) -> ModelVersion:
+        """A version, its signature checked; whether its signer is trusted is not asked.
+
+        Raises:
+            GymError: ``NOT_FOUND``, ``STATE_CORRUPT``, ``SIGNATURE_INVALID``.
+        """
+        name, number, _ = self._versions.resolve(reference)
+        return self._versions.read(name, number)
+
+    def is_pinned(self, found: ModelVersion) -> bool:
+        """Whether the key that signed a version is trusted for its name."""
+        return found.signer.public_key in self._pins.keys(found.name)
+
+    def verify(
+        self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
+    ) -> tuple[ModelVersion, builtins.list[Damage]]:
+        """Check signature, signer, and every object of a version where it is; nothing is fetched to stay.
+
+        Returns:
+            The version, and the files that are missing or damaged.
+
+        Raises:
+            GymError: As ``pull`` for the signature and the signer.
+        """
+        found = self.trusted(reference, confirm=confirm, signer=signer)
+        damaged = []
+        for file in found.manifest.files:
+            digest = self._objects.digest(file.sha256, file.num_bytes)
+            if digest is None:
+                damaged.append(Damage(file.path, f"object {file.sha256} is missing"))
+            elif digest != file.sha256:
+                damaged.append(Damage(file.path, f"object {file.sha256} has other bytes"))
+        return found, damaged
+
+    def list(self) -> builtins.list[ModelVersion]:
+        """The newest version of every model, by name."""
+        return [
+            self._versions.read(name, self._versions.numbers(name)[-1]) for name in self._versions.names()
+        ]
+
+    def names(self) -> builtins.list[str]:
+        """Names of all models."""
+        return self._versions.names()
+
+    def has(self, reference: str) -> bool:
+        """Whether a reference names a model here; False also for what can be no name."""
+        try:
+            name, _, _ = split_reference(reference)
+        except GymError:
+            return False
+        return bool(self._versions.numbers(name))
+
+    def versions(self, name: str) -> builtins.list[int]:
+        """The versions of a model, rising."""
+        return self._versions.numbers(name)
+
+    def tag(self, reference: str, tag: str, *, key: SigningKey | None = None) -> TagMove:
+        """Put a tag on a version; one that is on another version moves, and its history is kept.
+
+        Raises:
+            GymError: ``USAGE`` for no tag and for ``latest``, which is always the newest; ``NOT_FOUND``.
+        """
+        _require_free(tag)
+        found = self.show(reference)
+        return self._move(found.name, tag, found, key or own_key())
+
+    def untag(self, name: str, tag: str, *, key: SigningKey | None = None) -> TagMove:
+        """Take a tag away; its history is kept.
+
+        Raises:
+            GymError: ``NOT_FOUND`` where the model has no such tag.
+        """
+        _require_free(tag)
+        if self.tags(name).get(tag) is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"{self.url}: {name} has no tag {tag}")
+        return self._move(name, tag, None, key or own_key())
+
+    def tags(self, name: str) -> dict[str, int]:
+        """The tags of a model and their versions, ``latest`` among them."""
+        numbers = self._versions.numbers(name)
+        found = {LATEST: numbers[-1]} if numbers else {}
+        for tag in self._versions.tags(name):
+            version = self._versions.moves(name, tag)[-1][0].version
+            if version is not None:
+                found[tag] = version
+        return found
+
+    def history(self, name: str, tag: str) -> builtins.list[tuple[TagMove, Signer]]:
+        """All moves of a tag, oldest first, their signatures checked."""
+        return self._versions.moves(name, tag)
+
+    def _move(self, name: str, tag: str, found: ModelVersion | None, key: SigningKey) -> TagMove:
+        made: builtins.list[TagMove] = []
+
+        def seal(number: int) -> bytes:
+            made.append(
+                TagMove(
+                    name=name,
+                    tag=tag,
+                    number=number,
+                    version=None if found is None else found.version,
+                    manifest_sha256=None if found is None else found.sha256,
+                    created_at=int(time.time()),
+                )
+            )
+            return sealed(made[-1], key)
+
+        self._versions.move(name, tag, seal)
+        self._pins.add(name, Signer(key.public_key))
+        return made[-1]
+
+    def _newest(self, name: str, numbers: Sequence[int]) -> ModelVersion | None:
+        """The newest version; None where there is none, or where a damaged one has that number."""
+        if not numbers:
+            return None
+        try:
+            return self._versions.read(name, numbers[-1])
+        except GymError:  # a push is how it is put right
+            return None
+
+    def _parents(self, references: Sequence[str]) -> builtins.list[Parent]:
+        found = [self.show(reference) for reference in references]
+        return [Parent(version=one.reference, sha256=one.sha256) for one in found]
+
+    def _know_base(self, contents: Contents) -> None:
+        """Note where this registry has the base of what is pushed."""
+        base = contents.base
+        if base is None or base.digest is None:
+            return
+        there = self._versions.with_digest(base.digest)
+        if there is not None:
+            licence = there.manifest.licence if base.licence == NOT_STATED else base.licence
+            contents.base = base.model_copy(update={"version": there.reference, "licence": licence})
+
+    def _base_of(self, found: ModelVersion, given: str | None, confirm: Confirm | None) -> str:
+        """A name or folder of the base of a delta: given, by its name on this machine, or from this registry.
+
+        Raises:
+            GymError: ``MODEL_NOT_FOUND`` naming it and its digest.
+        """
+        base = found.manifest.base
+        if base is None or base.digest is None:
+            raise GymError(ErrorCode.STATE_CORRUPT, f"{found.reference}: is a delta without a base")
+        if given is not None:
+            return given
+        if (here := _named_here(base.name)) is not None:
+            return here
+        if (there := self._versions.with_digest(base.digest)) is not None:
+            return str(self.pull(there.reference, confirm=confirm))
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"{found.reference}: is a delta on {base.name} ({base.digest}), which is not on this machine",
+            f"fetch it: gym models pull {base.name}; or name its folder with --base",
+        )
+
+
+def _named_here(name: str) -> str | None:
+    return name if folder_here(name) is not None else None
+
+
+def _default_folder(found: ModelVersion, kind: str) -> Path:
+    version = str(found.version) + (f"-{kind}" if kind else "")
+    return gym_home() / "pulled" / "models" / found.name / version
+
+
+def _require_free(tag: str) -> None:
+    require_tag(tag)
+    if tag == LATEST:
+        raise GymError(
+            ErrorCode.USAGE, f"{LATEST} always is the newest version", "choose another tag, such as stable"
+        )
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _write_config(file: Path, config: BaseModel | Mapping[str, Any]) -> None:
+    import yaml
+
+    from gym_fed.config.yaml.file import dump_yaml
+
+    if isinstance(config, BaseModel):
+        text = dump_yaml(config)
+    else:
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    write_atomically(file, text.encode())

@@ -1,0 +1,148 @@
+"""Whose signature counts: keys are shown by fingerprint once for each model, accepted, and pinned from then on.
+
+A store is only a place. Whoever can write to it can put a version under any name, so a name is known by the keys that
+sign it, as a hub is known by its key: the first is accepted by a person, or named by ``--signer``; another one later is
+refused, until somebody names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import make_folder, write_atomically
+from gym_fed.identity.keys import SigningKey, load_or_create
+from gym_fed.identity.passphrase import PassphraseSource
+from gym_fed.registry.manifest import Signer
+
+Confirm = Callable[[str, Signer], bool]
+"""Shows a model's reference and the key that signed it to a person, and gives their answer."""
+
+_FINGERPRINT = re.compile(r"(sha256:)?([0-9a-f]{64})", re.ASCII)
+_PASSPHRASE = PassphraseSource("GYM_PASSPHRASE")
+
+
+class _Pin(StrictModel):
+    registry: str
+    name: str
+    public_keys: list[str] = Field(max_length=64)
+
+
+def gym_home() -> Path:
+    """``$GYM_HOME``, else ``~/.gym-fed``."""
+    return Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
+
+
+def own_key() -> SigningKey:
+    """The user's key, which is also a contributor's: ``key.pem`` in the home, made on first use.
+
+    Raises:
+        GymError: ``KEY_LOCKED`` when it is under a passphrase that is not given.
+    """
+    return load_or_create(gym_home() / "key.pem", _PASSPHRASE.get)
+
+
+def parsed_fingerprint(text: str) -> str:
+    """``sha256:<hex>``, or the bare digits, to the first form.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    found = _FINGERPRINT.fullmatch(text.strip().lower())
+    if found is None:
+        raise GymError(ErrorCode.USAGE, f"{text[:90]!r} is no fingerprint", "it is sha256: and 64 hex digits")
+    return f"sha256:{found[2]}"
+
+
+class Pins:
+    """The keys that are trusted for the models of one registry."""
+
+    def __init__(self, registry: str) -> None:
+        self._registry = registry
+
+    def keys(self, name: str) -> list[bytes]:
+        """The public keys that are pinned for a model.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a pin that cannot be read.
+        """
+        path = self._path(name)
+        if not path.exists():
+            return []
+        try:
+            pin = _Pin.model_validate_json(path.read_bytes())
+            return [bytes.fromhex(key) for key in pin.public_keys]
+        except (ValidationError, ValueError) as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{path}: no pin of signers",
+                "delete it, and compare the fingerprint again",
+            ) from error
+
+    def add(self, name: str, signer: Signer) -> None:
+        """Trust a key for a model from now on."""
+        known = self.keys(name)
+        if signer.public_key in known:
+            return
+        keys = [key.hex() for key in (*known, signer.public_key)]
+        pin = _Pin(registry=self._registry, name=name, public_keys=keys)
+        make_folder(self._path(name).parent, 0o700)
+        write_atomically(self._path(name), pin.model_dump_json(indent=1).encode())
+
+    def require(
+        self, name: str, what: str, signer: Signer, confirm: Confirm | None, expected: str | None
+    ) -> None:
+        """Whether a key may sign for a model; one that is accepted is pinned.
+
+        Args:
+            name: Of the model.
+            what: What was signed, for messages: ``name@version``.
+            signer: Who signed it.
+            confirm: Asked about the first key of a model; None refuses.
+            expected: Fingerprint that was named for it; it also replaces what was pinned.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID`` for another key than the expected or pinned one; ``UNAUTHENTICATED`` for a
+                first key that nobody vouches for; ``PERMISSION_DENIED`` when a person declines.
+        """
+        known = self.keys(name)
+        if expected is not None:
+            if parsed_fingerprint(expected) != signer.fingerprint:
+                raise GymError(
+                    ErrorCode.SIGNATURE_INVALID,
+                    f"{what}: is signed by {signer.fingerprint}, not by {parsed_fingerprint(expected)}",
+                    "ask its author for the fingerprint of the key",
+                )
+            self.add(name, signer)
+            return
+        if signer.public_key in known:
+            return
+        if known:
+            pinned = ", ".join(Signer(key).fingerprint for key in known)
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"{what}: is signed by another key than {name} was before: {signer.fingerprint}; pinned: {pinned}",
+                f"ask its author; if the key is right: --signer {signer.fingerprint}",
+            )
+        if confirm is None:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                f"{what}: is signed by {signer.fingerprint}, a key that is not known here",
+                f"compare it with its author's, then: --signer {signer.fingerprint}",
+            )
+        if not confirm(what, signer):
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED, f"{what}: its signer {signer.fingerprint} was not accepted"
+            )
+        self.add(name, signer)
+
+    def _path(self, name: str) -> Path:
+        digest = hashlib.sha256(f"{self._registry}\n{name}".encode()).hexdigest()
+        return gym_home() / "signers" / f"{digest[:32]}.json"

@@ -1,0 +1,213 @@
+"""Versions and tags on a store: numbered files that are written whole, last, and never replaced.
+
+models/<name>/<version>.json          a version: its signed manifest
+tags/<name>/<tag>/<number>.json       a tag: its moves, each signed; the newest counts
+digests/<hex>.json                    which version has these tensors: a hint, for deltas that look for their base
+objects/<first two digits>/<sha256>   the files of all versions, each once
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+from gym_fed.data.objects import Objects
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.registry.manifest import (
+    MAX_MANIFEST_BYTES,
+    ModelManifest,
+    ModelVersion,
+    Signer,
+    TagMove,
+    is_model_name,
+    is_tag,
+    opened,
+)
+from gym_fed.text import plain
+
+LATEST = "latest"
+"""The tag that always is the newest version, and that nobody sets."""
+
+_NUMBERED = re.compile(r"(\d{6})\.json", re.ASCII)
+_MAX_SMALL_BYTES = 64 << 10
+
+
+class Versions:
+    """The versions and tags of one store."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def names(self) -> list[str]:
+        """Names of the models on the store, sorted."""
+        found = set()
+        for path in self._objects.tree("models"):
+            name, _, file = path.rpartition("/")
+            if _NUMBERED.fullmatch(file) and is_model_name(name):
+                found.add(name)
+        return sorted(found)
+
+    def numbers(self, name: str) -> list[int]:
+        """The versions of a model, rising; none when there is no such model."""
+        require_name(name)
+        return self._numbers(f"models/{name}")
+
+    def read(self, name: str, version: int) -> ModelVersion:
+        """One version, its signature checked.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``STATE_CORRUPT``, ``SIGNATURE_INVALID`` or ``TOO_LARGE`` for one that is not what
+                was pushed.
+        """
+        path = f"models/{name}/{version:06}.json"
+        where = f"{self._objects.url}/{path}"
+        try:
+            data = self._objects.read(path, MAX_MANIFEST_BYTES)
+        except FileNotFoundError as error:
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"{self._objects.url}: no model {name}@{version}", self._known(name)
+            ) from error
+        manifest, signer, sha256 = opened(data, ModelManifest, where)
+        if (manifest.name, manifest.version) != (name, version):
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{where}: is of {manifest.name}@{manifest.version}",
+                "it was moved or copied there: look at the store",
+            )
+        return ModelVersion(manifest, signer, sha256)
+
+    def create(self, name: str, version: int, data: bytes) -> bool:
+        """Publish a version; False where the number is taken."""
+        return self._objects.create(f"models/{name}/{version:06}.json", data)
+
+    def moves(self, name: str, tag: str) -> list[tuple[TagMove, Signer]]:
+        """All moves of a tag, oldest first; none where it was never set.
+
+        Raises:
+            GymError: As ``read``.
+        """
+        require_name(name)
+        require_tag(tag)
+        found = []
+        for number in self._numbers(f"tags/{name}/{tag}"):
+            path = f"tags/{name}/{tag}/{number:06}.json"
+            where = f"{self._objects.url}/{path}"
+            move, signer, _ = opened(self._objects.read(path, _MAX_SMALL_BYTES), TagMove, where)
+            if (move.name, move.tag, move.number) != (name, tag, number):
+                raise GymError(
+                    ErrorCode.STATE_CORRUPT, f"{where}: is move {move.number} of {move.name}:{move.tag}"
+                )
+            found.append((move, signer))
+        return found
+
+    def move(self, name: str, tag: str, seal: Callable[[int], bytes]) -> int:
+        """Add a move to a tag; ``seal`` gives its bytes for a number. Returns the number that it got."""
+        while True:
+            number = max(self._numbers(f"tags/{name}/{tag}"), default=0) + 1
+            if self._objects.create(f"tags/{name}/{tag}/{number:06}.json", seal(number)):
+                return number
+
+    def tags(self, name: str) -> list[str]:
+        """Every tag that a model ever had, sorted."""
+        require_name(name)
+        found = set()
+        for path in self._objects.tree(f"tags/{name}"):
+            tag, _, file = path.rpartition("/")
+            if _NUMBERED.fullmatch(file) and is_tag(tag):
+                found.add(tag)
+        return sorted(found)
+
+    def note_digest(self, digest: str, name: str, version: int) -> None:
+        """Leave a hint for those who look for these tensors; the first hint stays."""
+        hint = json.dumps({"name": name, "version": version}, sort_keys=True).encode()
+        self._objects.create(f"digests/{digest.removeprefix('sha256:')}.json", hint)
+
+    def with_digest(self, digest: str) -> ModelVersion | None:
+        """A version with these tensors, if the store has a hint that is right."""
+        with suppress(FileNotFoundError, ValueError, RecursionError, KeyError, TypeError):
+            hint = json.loads(
+                self._objects.read(f"digests/{digest.removeprefix('sha256:')}.json", _MAX_SMALL_BYTES)
+            )
+            name, number = str(hint["name"]), int(hint["version"])
+            if is_model_name(name) and number in self.numbers(name):
+                found = self.read(name, number)
+                return found if found.manifest.digest == digest else None
+        return None
+
+    def resolve(self, reference: str) -> tuple[str, int, tuple[TagMove, Signer] | None]:
+        """``name``, ``name@version`` or ``name:tag`` to name, version, and the tag's newest move.
+
+        Raises:
+            GymError: ``USAGE``, ``NOT_FOUND``.
+        """
+        name, mark, wanted = split_reference(reference)
+        numbers = self.numbers(name)
+        if not numbers:
+            raise GymError(ErrorCode.NOT_FOUND, f"{self._objects.url}: no model {name}", self._known(name))
+        if mark == "@":
+            if int(wanted) not in numbers:
+                raise GymError(
+                    ErrorCode.NOT_FOUND, f"{self._objects.url}: no model {reference}", self._known(name)
+                )
+            return name, int(wanted), None
+        if mark == "" or wanted == LATEST:
+            return name, numbers[-1], None
+        moves = self.moves(name, wanted)
+        if not moves or moves[-1][0].version is None:
+            tags = ", ".join([LATEST, *self.tags(name)])
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"{self._objects.url}: {name} has no tag {wanted}", f"there are {tags}"
+            )
+        return name, moves[-1][0].version, moves[-1]
+
+    def _numbers(self, folder: str) -> list[int]:
+        names = self._objects.names(folder)
+        return sorted(int(match[1]) for file in names if (match := _NUMBERED.fullmatch(file)))
+
+    def _known(self, name: str) -> str:
+        if numbers := self._numbers(f"models/{name}"):
+            return f"there are versions {', '.join(map(str, numbers[-20:]))}"
+        return f"there are models: {', '.join(self.names()[:8]) or 'none'}"
+
+
+def split_reference(reference: str) -> tuple[str, str, str]:
+    """``name@3`` to ``("name", "@", "3")``, ``name:tag`` to ``("name", ":", "tag")``, ``name`` to ``("name", "", "")``.
+
+    Raises:
+        GymError: ``USAGE`` naming what is off.
+    """
+    name, mark, wanted = reference.partition("@")
+    if not mark:
+        name, mark, wanted = reference.partition(":")
+    require_name(name)
+    if mark == "@" and not re.fullmatch(r"[1-9]\d{0,5}", wanted, re.ASCII):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{plain(reference, 120)}: {plain(wanted, 40)!r} is no version",
+            "a number, such as @1",
+        )
+    if mark == ":":
+        require_tag(wanted)
+    return name, mark, wanted
+
+
+def require_name(name: str) -> None:
+    """Raises ``USAGE`` for what is no name of a model."""
+    if not is_model_name(name):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{plain(name, 80)!r} is no name of a model in a registry",
+            "small letters, digits, dots and dashes, with at most one /, such as me/stories",
+        )
+
+
+def require_tag(tag: str) -> None:
+    """Raises ``USAGE`` for what is no tag."""
+    if not is_tag(tag):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{plain(tag, 80)!r} is no tag",
+            "a small letter first, then small letters, digits, dots and dashes, such as stable",
+        )
