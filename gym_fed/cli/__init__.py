@@ -2,5 +2,5 @@
 
 Neighbours: imports compat, config, console, data, delta, doctor, downloads, errors, evaluation, export,
 files, identity, json_files, kinds, modeling, models, old_names, personalization, planning, quantization,
-renamed, serving, soup, tables, text, tracking, training; imported by none.
+registry, renamed, serving, soup, tables, text, tracking, training; imported by none.
 """

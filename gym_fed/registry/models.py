@@ -382,6 +382,17 @@ class ModelRegistry:
                 found[tag] = version
         return found
 
+    def all_tags(self, name: str) -> builtins.list[str]:
+        """Every tag that a model ever had, but ``latest``."""
+        return self._versions.tags(name)
+
+    def has_base(self, found: ModelVersion) -> bool:
+        """Whether the base of a version is on this machine by its name, or in this registry by its digest."""
+        base = found.manifest.base
+        if base is None or _named_here(base.name) is not None:
+            return True
+        return base.digest is not None and self._versions.with_digest(base.digest) is not None
+
     def history(self, name: str, tag: str) -> builtins.list[tuple[TagMove, Signer]]:
         """All moves of a tag, oldest first, their signatures checked."""
         return self._versions.moves(name, tag)

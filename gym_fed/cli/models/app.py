@@ -1,4 +1,4 @@
-"""`gym models`: fetch models of the Hub, and list what is on this machine."""
+"""`gym models`: models of the Hub and of registries: fetch, publish, list, show, verify, tag."""
 
 from __future__ import annotations
 
@@ -7,20 +7,63 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.cli.models.needed import YesOption
+from gym_fed.cli.models.push import push
+from gym_fed.cli.models.registries import (
+    AsIsOption,
+    BaseOption,
+    RegistryOption,
+    SignerOption,
+    of_registry,
+    pull_from_registry,
+    registered,
+    show,
+    tag,
+    verify,
+)
 from gym_fed.console import AsJson, err, print_json, print_result, print_table
+from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(
-    help="Fetch models of the Hugging Face Hub, and list those on this machine.", no_args_is_help=True
+    help="Fetch models of the Hugging Face Hub and of registries, publish your own, and list those on this machine.",
+    no_args_is_help=True,
 )
 
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the Hub, such as Qwen/Qwen3-0.6B.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Of a registry (NAME, NAME@VERSION, NAME:TAG), or of the Hub, such as Qwen/Qwen3-0.6B.",
+        ),
+    ],
+    registry: RegistryOption = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="For a registry's model: where it goes."),
+    ] = None,
+    hub: Annotated[
+        bool, typer.Option("--hub", help="Take the Hub's, also where the registry has the name.")
+    ] = False,
+    signer: SignerOption = None,
+    base: BaseOption = None,
+    as_is: AsIsOption = False,
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model, or its newest commit; what is here already is not fetched again. Ctrl-C keeps what came."""
+    """Fetch a model; what is here already is not fetched again. Ctrl-C keeps what came.
+
+    A name that the registry has is the registry's, and every other one the Hub's.
+    """
+    if hub and (registry is not None or "@" in name):
+        raise GymError(
+            ErrorCode.USAGE, "--hub does not go with --registry or a version", "leave one of them out"
+        )
+    if not hub and of_registry(name, registry):
+        pull_from_registry(name, registry, output, signer, base, as_is=as_is, yes=yes, as_json=as_json)
+        return
+    _refuse_for_the_hub({"--output": output, "--signer": signer, "--base": base, "--as-is": as_is or None})
     from gym_fed.downloads import pull_model
     from gym_fed.downloads.terminal import consent, progress
 
@@ -30,6 +73,7 @@ def pull(
         as_json,
         {
             "name": name,
+            "from": "hub",
             "commit": offer.commit,
             "folder": str(folder),
             "bytes": offer.total_bytes,
@@ -41,23 +85,42 @@ def pull(
     )
 
 
+app.command()(push)
+
+
 @app.command("list")
-def list_(as_json: AsJson = False) -> None:
-    """List the models on this machine: gym-nano, and those in the Hugging Face cache."""
+def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
+    """List the models on this machine: gym-nano, those in the Hugging Face cache, and those of the registry."""
     from gym_fed.tables import TextTable
     from gym_fed.text import readable_bytes
 
-    found = _found()
+    found = registered(registry) if registry is not None else [*_found(), *registered(None)]
     if as_json:
         print_json(found)
         return
-    table = TextTable("name", "bytes", "commit", "whole")
+    table = TextTable("name", "where", "bytes", "version", "whole")
     for one in found:
-        commit = (one["commit"] or "")[:12]
-        table.add_row(one["name"], readable_bytes(one["bytes"]), commit, "yes" if one["whole"] else "no")
+        version = str(one["version"]) if one["version"] else (one["commit"] or "")[:12]
+        whole = one["problem"] or ("yes" if one["whole"] else "no")
+        table.add_row(one["name"], one["where"], readable_bytes(one["bytes"]), version, whole)
     print_table(table)
-    if not all(one["whole"] for one in found):
+    if not all(one["whole"] or one["where"] == "registry" for one in found):
         err.print("those that are not whole go on with: gym models pull NAME", style="dim")
+
+
+app.command()(show)
+app.command()(verify)
+app.command()(tag)
+
+
+def _refuse_for_the_hub(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{name} is for models of a registry",
+                "name the registry with --registry, or leave the option out",
+            )
 
 
 def _found() -> list[dict[str, Any]]:
@@ -68,9 +131,7 @@ def _found() -> list[dict[str, Any]]:
     from gym_fed.models import NANO, nano_path
 
     size = sum(file.stat().st_size for file in nano_path().rglob("*") if file.is_file())
-    found: list[dict[str, Any]] = [
-        {"name": NANO, "bytes": size, "commit": None, "whole": True, "folder": str(nano_path())}
-    ]
+    found: list[dict[str, Any]] = [_row(NANO, "package", size, None, True, str(nano_path()))]
     try:
         repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
@@ -80,12 +141,28 @@ def _found() -> list[dict[str, Any]]:
         if repo.repo_type != "model":
             continue
         found.append(
-            {
-                "name": repo.repo_id,
-                "bytes": repo.size_on_disk,
-                "commit": None if main is None else main.commit_hash,
-                "whole": main is not None and is_whole(main.snapshot_path),
-                "folder": None if main is None else str(main.snapshot_path),
-            }
+            _row(
+                repo.repo_id,
+                "cache",
+                repo.size_on_disk,
+                None if main is None else main.commit_hash,
+                main is not None and is_whole(main.snapshot_path),
+                None if main is None else str(main.snapshot_path),
+            )
         )
     return found
+
+
+def _row(
+    name: str, where: str, num_bytes: int, commit: str | None, whole: bool, folder: str | None
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "where": where,
+        "bytes": num_bytes,
+        "commit": commit,
+        "whole": whole,
+        "folder": folder,
+        "version": None,
+        "problem": None,
+    }

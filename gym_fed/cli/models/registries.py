@@ -1,0 +1,315 @@
+"""`gym models` on a registry: pull, show, verify, tag; signers are shown by fingerprint before they are trusted."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain, readable_bytes
+
+if TYPE_CHECKING:
+    from gym_fed.registry.manifest import ModelVersion, Signer
+    from gym_fed.registry.models import ModelRegistry
+    from gym_fed.registry.signers import Confirm
+
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        metavar="URL",
+        help="A folder or a URL such as s3://bucket/models.",
+        show_default="$GYM_MODELS, or models in ~/.gym-fed",
+    ),
+]
+SignerOption = Annotated[
+    str | None,
+    typer.Option("--signer", metavar="FINGERPRINT", help="The key that must have signed it, sha256:..."),
+]
+BaseOption = Annotated[
+    str | None, typer.Option("--base", metavar="MODEL", help="The base, where it is not found by its name.")
+]
+AsIsOption = Annotated[
+    bool, typer.Option("--as-is", help="Leave a delta as a .gymdelta; do not rebuild its model.")
+]
+_Reference = Annotated[str, typer.Argument(metavar="NAME", help="NAME, NAME@VERSION or NAME:TAG.")]
+
+
+def of_registry(name: str, registry: str | None) -> bool:
+    """Whether a name is one of the registry: a URL was given, it has a version or a tag, or the registry has it."""
+    from gym_fed.registry import ModelRegistry
+
+    if registry is not None or "@" in name or ":" in name:
+        return True
+    return ModelRegistry().has(name)
+
+
+def pull_from_registry(
+    name: str,
+    url: str | None,
+    output: str | None,
+    signer: str | None,
+    base: str | None,
+    *,
+    as_is: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Fetch a version, and rebuild its model where it is a delta."""
+    from gym_fed.registry import ModelRegistry
+
+    registry = ModelRegistry(url)
+    confirm = confirmed(yes)
+    found = registry.trusted(name, confirm=confirm, signer=signer)
+    err.print(
+        f"{found.reference} of the registry {registry.url}: {readable_bytes(found.manifest.num_bytes)} in "
+        f"{len(found.manifest.files)} files, licence: {stated(found.manifest.licence)}"
+    )
+    _ensure_base(registry, found, base, as_is, yes)
+    pulled = registry.fetch(found.reference, output, confirm=confirm, base=base, as_is=as_is)
+    note = f"use it as model: {pulled.folder}"
+    if found.manifest.base is not None and found.manifest.kind == "adapter" and pulled.base is None:
+        note += f"; its base is not here: gym models pull {plain(found.manifest.base.name, 120)}"
+    print_result(
+        as_json,
+        {
+            "name": found.name,
+            "from": "registry",
+            "registry": registry.url,
+            "version": found.version,
+            "kind": found.manifest.kind,
+            "folder": str(pulled.folder),
+            "bytes": found.manifest.num_bytes,
+            "fetched": pulled.fetched,
+            "licence": found.manifest.licence,
+            "signer": found.signer.fingerprint,
+            "base": pulled.base,
+        },
+        f"{found.reference} is here: {pulled.folder}",
+        note=note,
+    )
+
+
+def _ensure_base(
+    registry: ModelRegistry, found: ModelVersion, given: str | None, as_is: bool, yes: bool
+) -> None:
+    """Offer the base of a delta from the Hub, where it is neither here nor in the registry."""
+    from gym_fed.models import is_hub_name
+
+    base = found.manifest.base
+    if base is None or found.manifest.kind != "delta" or as_is or given is not None:
+        return
+    if not registry.has_base(found) and is_hub_name(base.name):
+        ensure_models([base.name], yes)
+
+
+def show(name: _Reference, registry: RegistryOption = None, as_json: AsJson = False) -> None:
+    """Show what a version says of itself: files, base, lineage, licences, signer, tags."""
+    from gym_fed.registry import ModelRegistry
+    from gym_fed.registry.card.conflicts import conflicts
+
+    models = ModelRegistry(registry)
+    found = models.show(name)
+    tags = models.tags(found.name)
+    pinned = models.is_pinned(found)
+    document = {
+        **found.manifest.model_dump(mode="json"),
+        "manifest_sha256": found.sha256,
+        "signer": found.signer.fingerprint,
+        "signer_is_trusted": pinned,
+        "versions": models.versions(found.name),
+        "tags": tags,
+        "conflicts": conflicts(found.manifest),
+    }
+    print_result(as_json, document, lambda: _print_version(found, pinned, tags, conflicts(found.manifest)))
+
+
+def verify(
+    name: _Reference,
+    registry: RegistryOption = None,
+    signer: SignerOption = None,
+    yes: YesOption = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a version on its store: signature, signer, and the sha256 of every file."""
+    from gym_fed.registry import ModelRegistry
+
+    found, damaged = ModelRegistry(registry).verify(name, confirm=confirmed(yes), signer=signer)
+    if damaged:
+        first = damaged[0]
+        raise GymError(
+            ErrorCode.HASH_MISMATCH,
+            f"{found.reference}: {len(damaged)} of {len(found.manifest.files)} files are not what was signed: "
+            f"{first.path}: {first.problem}",
+            "remove those objects from the store, and push the version's files again",
+        )
+    print_result(
+        as_json,
+        {
+            "name": found.name,
+            "version": found.version,
+            "signer": found.signer.fingerprint,
+            "files": len(found.manifest.files),
+            "bytes": found.manifest.num_bytes,
+        },
+        f"{found.reference}: {len(found.manifest.files)} files, {readable_bytes(found.manifest.num_bytes)}: as signed "
+        f"by {found.signer.fingerprint}",
+    )
+
+
+def tag(
+    name: _Reference,
+    label: Annotated[
+        str | None, typer.Argument(metavar="TAG", help="Such as stable; without it, the tags are listed.")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the tag away.")] = False,
+    registry: RegistryOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a tag on a version, or list the tags of a model with their history. A tag moves; its history stays."""
+    from gym_fed.registry import ModelRegistry
+    from gym_fed.registry.versions import split_reference
+
+    models = ModelRegistry(registry)
+    model, _, _ = split_reference(name)
+    if label is None:
+        if remove:
+            raise GymError(ErrorCode.USAGE, "--remove needs a tag", "gym models tag NAME TAG --remove")
+        _list_tags(models, model, as_json)
+        return
+    if remove:
+        models.untag(model, label)
+        print_result(
+            as_json, {"name": model, "tag": label, "version": None}, f"{model} has no tag {label} now"
+        )
+        return
+    moved = models.tag(name, label)
+    print_result(
+        as_json,
+        {"name": model, "tag": label, "version": moved.version},
+        f"{model}:{label} is {model}@{moved.version}",
+    )
+
+
+def _list_tags(models: ModelRegistry, model: str, as_json: bool) -> None:
+    from gym_fed.registry.versions import LATEST
+
+    tags = models.tags(model)
+    if not tags:
+        models.show(model)  # says that there is no such model
+    history = {
+        label: [
+            {
+                "number": move.number,
+                "version": move.version,
+                "at": move.created_at,
+                "signer": signer.fingerprint,
+            }
+            for move, signer in models.history(model, label)
+        ]
+        for label in models.all_tags(model)
+    }
+    if as_json:
+        print_json({"name": model, "tags": tags, "history": history})
+        return
+    out.print(f"{LATEST}  version {tags[LATEST]}, always the newest")
+    for label, moves in history.items():
+        way = ", ".join(f"{_day(move['at'])} {_put(move['version'])}" for move in moves)
+        out.print(f"{label}  {_put(tags.get(label))}  ({way})")
+
+
+def _put(version: Any) -> str:
+    return "removed" if version is None else f"version {version}"
+
+
+def _day(seconds: Any) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
+
+
+def registered(url: str | None) -> list[dict[str, Any]]:
+    """The newest version of every model of a registry, one that is damaged with what is wrong."""
+    from gym_fed.registry import ModelRegistry
+
+    models = ModelRegistry(url)
+    found = []
+    for name in models.names():
+        row: dict[str, Any] = {
+            "name": name,
+            "where": "registry",
+            "commit": None,
+            "folder": None,
+            "problem": None,
+        }
+        try:
+            newest = models.show(name)
+            row |= {"bytes": newest.manifest.num_bytes, "version": newest.version, "whole": True}
+        except GymError as error:
+            row |= {
+                "bytes": 0,
+                "version": models.versions(name)[-1],
+                "whole": False,
+                "problem": error.code.value,
+            }
+        found.append(row)
+    return found
+
+
+def confirmed(yes: bool) -> Confirm | None:
+    """Asks a person about a signer; ``--yes`` accepts; None where nobody can be asked."""
+    if not yes and not (sys.stdin.isatty() and err.is_terminal):
+        return None
+
+    def ask(what: str, signer: Signer) -> bool:
+        err.print(f"{what} is signed by a key that is new here for this model: {signer.fingerprint}")
+        err.print("Compare it with what its author published; from now on only this key is accepted.")
+        return yes or typer.confirm("Is this the right key?", err=True)
+
+    return ask
+
+
+def stated(licence: str) -> str:
+    """A licence, or that it is not stated."""
+    from gym_fed.registry.manifest import NOT_STATED
+
+    return "not stated" if licence == NOT_STATED else plain(licence)
+
+
+def _print_version(found: ModelVersion, pinned: bool, tags: dict[str, int], conflicting: list[str]) -> None:
+    manifest, lineage = found.manifest, found.manifest.lineage
+    rows = [
+        ("model", found.reference),
+        ("kind", manifest.kind),
+        ("licence", stated(manifest.licence)),
+        ("signed by", f"{found.signer.fingerprint} ({'trusted' if pinned else 'not yet trusted here'})"),
+        ("pushed", f"{_day(manifest.created_at)} UTC"),
+        ("tags", ", ".join(label for label, version in tags.items() if version == found.version) or "none"),
+    ]
+    if manifest.digest is not None:
+        rows.append(("digest", manifest.digest))
+    if manifest.base is not None:
+        base = manifest.base
+        there = f", {base.version} here" if base.version else ""
+        rows.append(("base", f"{plain(base.name)} ({base.digest or 'digest not stated'}{there})"))
+        rows.append(("base's licence", stated(base.licence)))
+    rows += [("made from", plain(parent.version)) for parent in lineage.parents]
+    rows += [("soup", soup) for soup in lineage.soups[-3:]]
+    if lineage.global_version is not None:
+        rows.append(("global version", lineage.global_version))
+    rows += [
+        ("data", f"{plain(one.name)}, licence: {plain(one.licence or 'not stated')}") for one in lineage.data
+    ]
+    if lineage.method:
+        rows.append(("trained by", plain(lineage.method)))
+    rows += [("file", f"{file.path}  {readable_bytes(file.num_bytes)}") for file in manifest.files[:40]]
+    if len(manifest.files) > 40:
+        rows.append(("", f"and {len(manifest.files) - 40} more files"))
+    if manifest.description:
+        rows.append(("about", plain(manifest.description)))
+    print_columns(rows, indent="")
+    for conflict in conflicting:
+        err.print(f"look at: {plain(conflict, 500)}")
