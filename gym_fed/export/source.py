@@ -16,7 +16,8 @@ from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters, merged
 from gym_fed.modeling.rope import BASE_CHANGES
 from gym_fed.models import DTYPES, chain_on, load_model, quiet_loading, resolve
 
-_TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
+TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
+"""Texts of licences and notices, which go with every copy of a model."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Source:
     def write_beside(self, folder: Path) -> None:
         """Tokenizer (or processor), chat template, and the licence of the base."""
         self.tokenizer.save_pretrained(str(folder))
-        for pattern in _TRAVELS:
+        for pattern in TRAVELS:
             for place in self.folders:
                 for file in sorted(place.glob(pattern)):
                     if lies_in(file, place) and not (folder / file.name).exists():

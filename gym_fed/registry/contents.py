@@ -7,7 +7,6 @@ pickles, code, or the run's own records, which hold paths. What is left out is n
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +22,7 @@ from gym_fed.modeling.adapters import BASE_ADAPTERS
 from gym_fed.modeling.adapters import CONFIG as ADAPTER_CONFIG
 from gym_fed.modeling.rope import BASE_CHANGES
 from gym_fed.models import LoadedModel, is_hub_name, load_model, model_name, resolve
-from gym_fed.registry.manifest import NOT_STATED, Base, Kind
-
-DELTA_FILE = "model.gymdelta"
+from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, Base, Kind
 
 
 @dataclass
@@ -202,10 +199,8 @@ def _walk(folder: Path) -> Iterator[Path]:
             continue
         if file.is_file():
             yield file
-        elif file.name == "additional_chat_templates" and not file.is_symlink():
+        elif file.name == "additional_chat_templates" and file.is_dir() and not file.is_symlink():
             yield from sorted(one for one in file.iterdir() if one.is_file() and not one.is_symlink())
-        elif file.is_dir():
-            yield from ()
 
 
 def _without_a_path(file: Path, copy: Path) -> Path:
@@ -240,11 +235,3 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
         for part in (weights, *([tokenizer] if tokenizer is not None else [])):
             part.save_pretrained(str(folder))
     return folder
-
-
-def put_licences(folder: Path, target: Path) -> None:
-    """Copy the texts of licences and notices of a base beside a model that was made from it."""
-    for pattern in ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*"):
-        for file in sorted(folder.glob(pattern)):
-            if lies_in(file, folder) and not (target / file.name).exists():
-                shutil.copyfile(file, target / file.name)

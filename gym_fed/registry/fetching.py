@@ -7,6 +7,7 @@ hashed on its way; nothing is read as a model before.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,10 +18,13 @@ from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.files import disk_full, file_sha256, fsync_folder, make_folder, write_atomically
+from gym_fed.json_files import read_object
 from gym_fed.registry.manifest import ModelFile, ModelVersion
 
 RECORD = ".gym-model.json"
 """In a pulled folder: the signed manifest as it was on the store."""
+MADE = ".gym-made.json"
+"""In a pulled folder: sha256 of each file that was made here, such as the weights of a delta's model."""
 
 
 def fetch(
@@ -57,6 +61,7 @@ def fetch(
             failpoint("registry-file-fetched")
         finish(part)
         write_atomically(part / RECORD, record)
+        write_atomically(part / MADE, json.dumps(_made(found, part), indent=1, sort_keys=True).encode())
         failpoint("registry-pull-complete")
         part.rename(folder)
         fsync_folder(folder.absolute().parent)
@@ -83,14 +88,24 @@ def _require_same(found: ModelVersion, record: bytes, folder: Path) -> None:
             f"{folder}: exists, and is no pull of {found.reference}",
             "choose another folder with -o",
         )
-    for file in found.manifest.files:
-        target = folder / file.path
-        if not target.is_file() or file_sha256(target) != file.sha256:
+    wanted = {file.path: file.sha256 for file in found.manifest.files}
+    if (folder / MADE).is_file():
+        wanted |= {str(path): str(sha256) for path, sha256 in read_object(folder / MADE).items()}
+    for path, sha256 in wanted.items():
+        target = folder / path
+        if not target.is_file() or file_sha256(target) != sha256:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
                 f"{target}: is not what {found.reference} has",
                 f"remove {folder}, and pull it again",
             )
+
+
+def _made(found: ModelVersion, part: Path) -> dict[str, str]:
+    """What is in the folder and not in the manifest, by sha256."""
+    listed = {file.path for file in found.manifest.files} | {RECORD, MADE}
+    here = {file.relative_to(part).as_posix(): file for file in part.rglob("*") if file.is_file()}
+    return {path: file_sha256(file) for path, file in sorted(here.items()) if path not in listed}
 
 
 def _require_room(part: Path, num_bytes: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
@@ -29,6 +29,7 @@ MAX_FILES = 2_000
 MAX_FILE_BYTES = 1 << 42
 NOT_STATED = "LicenseRef-not-stated"
 CARD = "README.md"
+DELTA_FILE = "model.gymdelta"
 
 _NUMBERS_END = 2**53
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?", re.ASCII)
@@ -142,6 +143,16 @@ class ModelManifest(StrictModel):
         if len(set(paths)) < len(paths):
             raise ValueError("lists a file twice")
         return value
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> ModelManifest:
+        paths = {file.path for file in self.files}
+        if self.kind == "delta":
+            if DELTA_FILE not in paths or any(path.endswith((".safetensors", ".model")) for path in paths):
+                raise ValueError(f"a delta is {DELTA_FILE} and no weights")
+            if self.base is None or self.base.digest is None:
+                raise ValueError("a delta needs the digest of its base")
+        return self
 
     @property
     def num_bytes(self) -> int:

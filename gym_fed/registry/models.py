@@ -26,10 +26,11 @@ from gym_fed.files import file_sha256, write_atomically
 from gym_fed.identity.keys import SigningKey
 from gym_fed.models import folder_here
 from gym_fed.other_words import on_class_too
-from gym_fed.registry.contents import DELTA_FILE, Contents, base_model, contents_of, saved
+from gym_fed.registry.contents import Contents, base_model, contents_of, saved
 from gym_fed.registry.fetching import fetch
 from gym_fed.registry.manifest import (
     CARD,
+    DELTA_FILE,
     MAX_MANIFEST_BYTES,
     NOT_STATED,
     DataUsed,
@@ -176,7 +177,7 @@ class ModelRegistry:
             licence=licence,
             description=description,
             base=contents.base,
-            files=[ModelFile(path=CARD, sha256="0" * 64, num_bytes=0)],
+            files=[ModelFile(path=path, sha256="0" * 64, num_bytes=0) for path in {CARD, *contents.files}],
             lineage=lineage,
             created_at=int(time.time()),
         )
@@ -359,6 +360,9 @@ class ModelRegistry:
         """
         _require_free(tag)
         found = self.show(reference)
+        moves = self._versions.moves(found.name, tag)
+        if moves and (moves[-1][0].version, moves[-1][0].manifest_sha256) == (found.version, found.sha256):
+            return moves[-1][0]
         return self._move(found.name, tag, found, key or own_key())
 
     def untag(self, name: str, tag: str, *, key: SigningKey | None = None) -> TagMove:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, tensors_digest
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import LoadedModel, model_name, quiet_loading
+from gym_fed.export.source import TRAVELS
+from gym_fed.files import lies_in
+from gym_fed.models import LoadedModel, model_name, quiet_loading, resolve
 
 
 def product_free(delta: DeltaFile) -> bool:
@@ -48,3 +51,8 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
     with quiet_loading():
         base.model.save_pretrained(str(folder))
         base.tokenizer.save_pretrained(str(folder))
+    home = Path(resolve(base.name))
+    for pattern in TRAVELS:
+        for text in sorted(home.glob(pattern)):
+            if lies_in(text, home):
+                shutil.copyfile(text, folder / text.name)
