@@ -75,10 +75,10 @@ class Objects:
             start = 0
         with self._fs.open(source, "rb") as stream, part.open("ab") as out:
             stream.seek(start)
-            while block := stream.read(_BLOCK_BYTES):
+            seen = start  # of more bytes than the manifest says one is kept, and the hash does not match
+            while block := stream.read(min(_BLOCK_BYTES, num_bytes + 1 - seen)):
                 out.write(block)
-                if out.tell() > num_bytes:
-                    break  # more than the manifest's size: the hash will not match
+                seen += len(block)
             out.flush()
             os.fsync(out.fileno())
         found = file_sha256(part)

@@ -36,7 +36,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?", re
 _TAG = re.compile(r"[a-z][a-z0-9._-]{0,63}", re.ASCII)
 _FILE = re.compile(
     r"(base_adapters/\d{1,3}/|additional_chat_templates/|evals/)?"
-    r"([\w.-]{1,200}\.(safetensors|json|jinja|model|txt|md|yaml|gymdelta)"
+    r"(\w[\w.-]{0,200}\.(safetensors|json|jinja|model|txt|md|yaml|gymdelta)"
     r"|(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)[\w.-]{0,64})",
     re.ASCII,
 )

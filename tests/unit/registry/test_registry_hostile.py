@@ -1,0 +1,219 @@
+"""Stores that lie: manifests of wrong sizes, names, digests and signatures are refused before anything is believed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_json
+from gym_fed.identity.keys import SigningKey
+from gym_fed.registry import ModelRegistry
+from gym_fed.registry.signers import own_key
+
+NAME = "me/tiny"
+
+
+def signed(values: Any, key: SigningKey) -> bytes:
+    """A manifest that a signer with bad intentions signs properly."""
+    document = {"manifest": values, "public_key": key.public_key.hex(), "signature": key.sign(values).hex()}
+    return canonical_json(document)
+
+
+@pytest.fixture
+def manifest(registry: ModelRegistry, model: Path) -> dict[str, Any]:
+    """Of version 1, which is right; a test makes version 2 of it."""
+    values: dict[str, Any] = registry.push(NAME, model, licence="mit").manifest.model_dump(mode="json")
+    return values | {"version": 2}
+
+
+def put(store: Path, data: bytes) -> None:
+    (store / f"models/{NAME}/000002.json").write_bytes(data)
+
+
+def _file(**changed: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda values: values | {"files": [values["files"][0] | changed, *values["files"][1:]]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(_file(path="../config.json"), id="leads-out"),
+        pytest.param(_file(path="/etc/config.json"), id="absolute"),
+        pytest.param(_file(path="evals/../../config.json"), id="leads-out-of-evals"),
+        pytest.param(_file(path="a\\config.json"), id="backslash"),
+        pytest.param(_file(path="C:config.json"), id="drive"),
+        pytest.param(_file(path="pytorch_model.bin"), id="pickle"),
+        pytest.param(_file(path="modeling.py"), id="code"),
+        pytest.param(_file(path=".gym-model.json"), id="hidden"),
+        pytest.param(_file(path="con\u202efig.json"), id="turned"),
+        pytest.param(_file(path="TOKENIZER.json"), id="twice-where-case-is-ignored"),
+        pytest.param(_file(num_bytes=-1), id="negative-size"),
+        pytest.param(_file(num_bytes=1 << 60), id="exabyte"),
+        pytest.param(_file(sha256="../" + "0" * 61), id="digest-that-is-a-path"),
+        pytest.param(lambda v: v | {"files": []}, id="no-files"),
+        pytest.param(
+            lambda v: v | {"files": [v["files"][0] | {"path": f"{i}.json"} for i in range(2001)]},
+            id="many-files",
+        ),
+        pytest.param(lambda v: v | {"kind": "delta"}, id="delta-without-one"),
+        pytest.param(lambda v: v | {"format": "gym-model-2"}, id="other-format"),
+        pytest.param(lambda v: v | {"post_install": "rm -rf ~"}, id="unknown-key"),
+        pytest.param(lambda v: v | {"name": "me/other"}, id="other-name"),
+        pytest.param(lambda v: v | {"version": 1}, id="other-version"),
+        pytest.param(lambda v: v | {"version": 1 << 70}, id="version-beyond-json"),
+        pytest.param(lambda v: v | {"description": "x" * 5000}, id="long-text"),
+    ],
+)
+def test_a_signed_manifest_that_lies_is_refused_and_nothing_is_written(
+    registry: ModelRegistry, store: Path, tmp_path: Path, manifest: dict[str, Any], change: Any
+) -> None:
+    put(store, signed(change(manifest), own_key()))
+    with pytest.raises(GymError) as caught:
+        registry.pull(NAME, tmp_path / "out")
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+    assert "000002.json" in caught.value.message
+    assert not list(tmp_path.glob(".out*"))
+    assert not (tmp_path / "out").exists()
+
+
+def _forged(data: bytes) -> bytes:
+    return data.replace(b'"licence":"MIT"', b'"licence":"ISC"')
+
+
+def _of_nobody(data: bytes) -> bytes:
+    return canonical_json(json.loads(data) | {"public_key": SigningKey.generate().public_key.hex()})
+
+
+def _unsigned(data: bytes) -> bytes:
+    return canonical_json({"manifest": json.loads(data)["manifest"]})
+
+
+@pytest.mark.parametrize("change", [_forged, _of_nobody, _unsigned])
+def test_a_forged_or_missing_signature_is_refused(
+    registry: ModelRegistry, store: Path, tmp_path: Path, manifest: dict[str, Any], change: Any
+) -> None:
+    good = signed(manifest, own_key())
+    assert change(good) != good
+    put(store, change(good))
+    with pytest.raises(GymError) as caught:
+        registry.pull(NAME, tmp_path / "out")
+    assert caught.value.code is ErrorCode.SIGNATURE_INVALID
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no json",
+        b"[" * 100_000,
+        b"null",
+        b'{"manifest": 1}',
+        b'{"manifest": {}, "public_key": "00", "signature": "00"}',
+    ],
+)
+def test_bytes_that_are_no_manifest_are_refused_by_name(
+    registry: ModelRegistry, store: Path, manifest: dict[str, Any], data: bytes
+) -> None:
+    put(store, data)
+    with pytest.raises(GymError, match=r"000002\.json") as caught:
+        registry.show(NAME)
+    assert caught.value.code in (ErrorCode.STATE_CORRUPT, ErrorCode.SIGNATURE_INVALID)
+    assert registry.show(f"{NAME}@1").version == 1
+
+
+def test_a_manifest_of_a_million_files_is_refused_before_it_is_read(
+    registry: ModelRegistry, store: Path, manifest: dict[str, Any]
+) -> None:
+    with (store / f"models/{NAME}/000002.json").open("wb") as file:
+        file.truncate(300 << 20)
+    with pytest.raises(GymError) as caught:
+        registry.show(NAME)
+    assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+def test_a_damaged_newest_version_is_followed_by_a_good_push(
+    registry: ModelRegistry, store: Path, model: Path, manifest: dict[str, Any]
+) -> None:
+    put(store, b"damaged")
+    assert registry.push(NAME, model, licence="mit").version == 3
+    assert registry.show(NAME).version == 3
+
+
+def test_an_object_of_another_size_than_stated_is_refused(
+    registry: ModelRegistry, store: Path, tmp_path: Path, manifest: dict[str, Any]
+) -> None:
+    put(store, signed(_file(num_bytes=3)(manifest), own_key()))
+    with pytest.raises(GymError) as caught:
+        registry.pull(NAME, tmp_path / "out")
+    assert caught.value.code is ErrorCode.HASH_MISMATCH
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_that_leads_out_of_the_folder_is_not_pushed(
+    registry: ModelRegistry, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("{}")
+    (model / "vocab.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(GymError, match=r"vocab\.json as a link"):
+        registry.push(NAME, model, licence="mit")
+
+
+def test_a_link_in_a_pull_that_was_stopped_is_not_followed(
+    registry: ModelRegistry, model: Path, tmp_path: Path
+) -> None:
+    found = registry.push(NAME, model, licence="mit")
+    part = tmp_path / f".out.{found.sha256[:16]}.pull"
+    part.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (part / "config.json").symlink_to(tmp_path / "mine")
+    folder = registry.pull(NAME, tmp_path / "out")
+    assert not (folder / "config.json").is_symlink()
+    assert (folder / "config.json").read_bytes() == (model / "config.json").read_bytes()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_tag_on_a_version_that_was_replaced_is_refused(
+    registry: ModelRegistry, store: Path, tmp_path: Path, manifest: dict[str, Any]
+) -> None:
+    registry.tag(f"{NAME}@1", "stable")
+    other = signed(manifest | {"version": 1, "description": "another"}, own_key())
+    (store / f"models/{NAME}/000001.json").write_bytes(other)
+    with pytest.raises(GymError, match="was put on another me/tiny@1") as caught:
+        registry.pull(f"{NAME}:stable", tmp_path / "out")
+    assert caught.value.code is ErrorCode.SIGNATURE_INVALID
+
+
+def test_a_tag_that_a_stranger_moved_is_refused(
+    registry: ModelRegistry, store: Path, tmp_path: Path, manifest: dict[str, Any]
+) -> None:
+    registry.tag(f"{NAME}@1", "stable", key=own_key())
+    folder = store / f"tags/{NAME}/stable"
+    move = json.loads((folder / "000001.json").read_bytes())["manifest"] | {"number": 2}
+    (folder / "000002.json").write_bytes(signed(move, SigningKey.generate()))
+    with pytest.raises(GymError, match="signed by another key"):
+        registry.pull(f"{NAME}:stable", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../tiny", "Me/tiny", "me/tiny/x", "me/../x", "", "me/a.json", "me/" + "x" * 80, "me tiny", "me/ti\nny"],
+)
+def test_a_name_that_could_be_a_path_is_refused(registry: ModelRegistry, model: Path, name: str) -> None:
+    with pytest.raises(GymError) as caught:
+        registry.push(name, model, licence="mit")
+    assert caught.value.code is ErrorCode.USAGE
+    assert not (Path(registry.url) / "objects").exists()
+
+
+@pytest.mark.parametrize(
+    "reference", ["me/tiny@0", "me/tiny@x", "me/tiny@1/../2", "me/tiny:3", "me/tiny:../x"]
+)
+def test_a_reference_that_is_none_is_refused(registry: ModelRegistry, reference: str) -> None:
+    with pytest.raises(GymError) as caught:
+        registry.show(reference)
+    assert caught.value.code is ErrorCode.USAGE
