@@ -1,4 +1,4 @@
-"""A push and a pull of the registry that are killed by SIGKILL: no half version, no half model; the next one goes on."""
+"""A push and a pull of the registry that are killed by SIGKILL: no half version, no half model."""
 
 from __future__ import annotations
 
