@@ -1,6 +1,6 @@
 """Signed versions of models on a store, with lineage and a card: whole weights, or a base's digest and a delta.
 
-Neighbours: imports base_files, config, data, delta, downloads, errors, failpoints, files, identity,
+Neighbours: imports base_files, config, data, delta, downloads, errors, export, failpoints, files, identity,
 json_files, lazy, modeling, models, other_words, text, version; imported by cli, compat.
 """
 

@@ -21,28 +21,23 @@ from pydantic import BaseModel
 from gym_fed.data.licences import checked_licence
 from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import file_sha256, write_atomically
 from gym_fed.identity.keys import SigningKey
 from gym_fed.models import folder_here
 from gym_fed.other_words import on_class_too
 from gym_fed.registry.contents import Contents, base_model, contents_of, saved
 from gym_fed.registry.fetching import fetch
 from gym_fed.registry.manifest import (
-    CARD,
     DELTA_FILE,
     MAX_MANIFEST_BYTES,
     NOT_STATED,
     DataUsed,
-    Lineage,
-    ModelFile,
-    ModelManifest,
     ModelVersion,
     Parent,
     Signer,
     TagMove,
     sealed,
 )
+from gym_fed.registry.pushing import drafted, publish, write_card, write_config
 from gym_fed.registry.rebuild import rebuild
 from gym_fed.registry.signers import Confirm, Pins, gym_home, own_key
 from gym_fed.registry.versions import LATEST, Versions, require_name, require_tag, split_reference
@@ -143,75 +138,20 @@ class ModelRegistry:
             path = Path(model) if is_path else saved(name, model, tokenizer, _made(scratch / "model"))
             found = contents_of(path, _made(scratch / "changed"), base)
             if config is not None and not is_path:
-                _write_config(scratch / CONFIG_FILE, config)
+                write_config(scratch / CONFIG_FILE, config)
                 found.files[CONFIG_FILE] = scratch / CONFIG_FILE
             self._know_base(found)
             lineage = lineage_of(found.folder, path if found.kind == "delta" else None)
             lineage = lineage.model_copy(
                 update={"parents": self._parents(parents), "data": [*lineage.data, *data]}
             )
-            return self._publish(name, found, licence, description, lineage, evaluations, key, scratch)
-
-    def _publish(
-        self,
-        name: str,
-        contents: Contents,
-        licence: str,
-        description: str,
-        lineage: Lineage,
-        evaluations: Sequence[Path],
-        key: SigningKey,
-        scratch: Path,
-    ) -> ModelVersion:
-        from gym_fed.registry.card.evaluations import read_evaluations
-        from gym_fed.registry.card.readme import card_of
-
-        figures = read_evaluations(evaluations, contents.digest)
-        for record in evaluations:
-            contents.files[f"evals/{record.name}"] = record
-        draft = ModelManifest(
-            name=name,
-            version=1,
-            kind=contents.kind,
-            digest=contents.digest,
-            licence=licence,
-            description=description,
-            base=contents.base,
-            files=[ModelFile(path=path, sha256="0" * 64, num_bytes=0) for path in {CARD, *contents.files}],
-            lineage=lineage,
-            created_at=int(time.time()),
-        )
-        card = scratch / CARD
-        card.write_text(card_of(draft, figures, contents.folder), encoding="utf-8")
-        contents.files[CARD] = card
-        files = []
-        for path, local in sorted(contents.files.items()):
-            sha256 = file_sha256(local)
-            self._objects.put(local, sha256)
-            failpoint("registry-object-put")
-            files.append(ModelFile(path=path, sha256=sha256, num_bytes=local.stat().st_size))
-        signer = Signer(key.public_key)
-        while True:
-            numbers = self._versions.numbers(name)
-            manifest = draft.model_copy(
-                update={
-                    "version": numbers[-1] + 1 if numbers else 1,
-                    "files": files,
-                    "created_at": int(time.time()),
-                }
-            )
-            ModelManifest.model_validate(manifest.model_dump())
-            newest = self._newest(name, numbers)
-            if newest is not None and newest.signer == signer and newest.manifest.same_content(manifest):
-                return newest
-            failpoint("registry-before-manifest")
-            if self._versions.create(name, manifest.version, sealed(manifest, key)):
-                break  # else another push has taken this number
-        failpoint("registry-after-manifest")
-        self._pins.add(name, signer)
-        if manifest.digest is not None:
-            self._versions.note_digest(manifest.digest, name, manifest.version)
-        return self._versions.read(name, manifest.version)
+            draft = drafted(name, found, licence, description, lineage)
+            write_card(draft, found, evaluations, scratch)
+            pushed = publish(self._objects, self._versions, draft, found.files, key)
+        self._pins.add(name, pushed.signer)
+        if pushed.manifest.digest is not None:
+            self._versions.note_digest(pushed.manifest.digest, name, pushed.version)
+        return pushed
 
     @on_class_too
     def pull(
@@ -421,15 +361,6 @@ class ModelRegistry:
         self._pins.add(name, Signer(key.public_key))
         return made[-1]
 
-    def _newest(self, name: str, numbers: Sequence[int]) -> ModelVersion | None:
-        """The newest version; None where there is none, or where a damaged one has that number."""
-        if not numbers:
-            return None
-        try:
-            return self._versions.read(name, numbers[-1])
-        except GymError:  # a push is how it is put right
-            return None
-
     def _parents(self, references: Sequence[str]) -> builtins.list[Parent]:
         found = [self.show(reference) for reference in references]
         return [Parent(version=one.reference, sha256=one.sha256) for one in found]
@@ -486,15 +417,3 @@ def _require_free(tag: str) -> None:
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-def _write_config(file: Path, config: BaseModel | Mapping[str, Any]) -> None:
-    import yaml
-
-    from gym_fed.config.yaml.file import dump_yaml
-
-    if isinstance(config, BaseModel):
-        text = dump_yaml(config)
-    else:
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    write_atomically(file, text.encode())

@@ -32,8 +32,8 @@ def test_a_pushed_model_is_pulled_with_card_and_licence_and_nothing_else(
     url: str, model: Path, tmp_path: Path
 ) -> None:
     (model / "optimizer.pt").write_bytes(b"a pickle")
-    (model / "config.yaml").write_text("data: [{path: /home/me/secret.jsonl}]")
-    (model / "train.log").write_text("/home/me")
+    (model / "config.yaml").write_text("data: [{path: /srv/me/secret.jsonl}]")
+    (model / "train.log").write_text("/srv/me")
     (model / "checkpoint-1").mkdir()
     (model / "checkpoint-1" / "model.safetensors").write_bytes(b"x")
     pushed = ModelRegistry(url).push("me/tiny", model, licence="apache-2.0", description="Bytes.")
@@ -254,7 +254,7 @@ def test_lineage_of_a_run_names_parents_data_licences_and_digests(
         json.dumps({"environment": {"config_sha256": "b" * 64, "seed": 7}})
     )
     (model / "config.yaml").write_text(
-        "model: gym-nano\nmax_steps: 3\ndata: [{name: gsm8k}, {path: /home/me/secret.jsonl}]\n"
+        "model: gym-nano\nmax_steps: 3\ndata: [{name: gsm8k}, {path: /srv/me/secret.jsonl}]\n"
     )
     pushed = registry.push("me/tuned", model, licence="mit", parents=["me/base@1"])
     lineage = pushed.manifest.lineage

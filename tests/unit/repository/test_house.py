@@ -277,6 +277,7 @@ PUBLIC = {
         "DeltaSoupConfig",
         "QuantMethod",
     },
+    "gym_fed.registry": {"DataUsed", "ModelManifest", "ModelRegistry", "ModelVersion"},
     "gym_fed.training.loops": {"DPO", "GRPO", "PPO", "SFT", "StringThread"},
     "gym_server.strategy": {"DeltaSoup", "DeltaSoupStrategy"},
 }
