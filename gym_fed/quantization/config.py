@@ -54,7 +54,8 @@ class Calibration(StrictModel):
 
     safety_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Safe LoRA (Hsu et al. 2024): a layer whose delta has a cosine similarity below this with its projection onto
-    the aligned subspace is replaced by that projection. Needs the pair ``aligned`` and ``unaligned``."""
+    the aligned subspace is replaced by that projection. Needs the model ``unaligned``; ``aligned`` is the base unless
+    given."""
 
     safety_projection: Literal["fast", "exact"] = "fast"
     """``fast``: V V^T / |V|, the paper's choice. ``exact``: the orthogonal projection onto V's columns."""

@@ -122,17 +122,17 @@ class Quantizer:
             out: The ``.gymdelta``; replaced as a whole where it exists.
             calibration: Text of the contributor's own; stays on this machine.
             tokenizer: The base's, where the base is a module and calibration is text.
-            aligned: For ``safety_threshold``: the safe, instruction-tuned model,
-            unaligned: and the model that it was aligned from.
+            aligned: For ``safety_threshold``: the safe, instruction-tuned model; by default the base,
+            unaligned: and the model that it was aligned from. It has no default: nothing here can guess it.
             progress: Show a bar on a terminal.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` when the config needs calibration text or a pair of models that is absent,
+            GymError: ``CONFIG_INVALID`` when the config needs calibration text or an unaligned model that is absent,
                 ``BASE_MISMATCH`` for models of another shape, ``DATA_INVALID`` for calibration without content,
                 ``DELTA_INVALID`` for values that are not finite or a distillation that diverges.
         """
         policy = self.policy
-        self._require(calibration, aligned, unaligned)
+        self._require(calibration, unaligned)
         given, teacher = resolve_model(base), resolve_model(tuned)
         spec = BaseSpec.of(given.model, given.name)
         old = checked_tensors(given.model, spec, "base")
@@ -148,7 +148,9 @@ class Quantizer:
             batches = calibration_batches(calibration, tokenizer or given.tokenizer, policy, device)
         moments = _moments(whole, batches)
         parts = parts_of(spec.shapes, given.model)
-        safety, layers = self._project(deltas, parts, spec, aligned, unaligned)
+        safety, layers = self._project(
+            deltas, parts, spec, given.model if aligned is None else aligned, unaligned
+        )
         distiller: Distiller | None = None
         if factors is not None:
             report = lora_delta(factors, out, spec, policy=policy)
@@ -205,9 +207,7 @@ class Quantizer:
             apply_delta(model, delta, scale)
         return model
 
-    def _require(
-        self, calibration: CalibrationText | None, aligned: Model | None, unaligned: Model | None
-    ) -> None:
+    def _require(self, calibration: CalibrationText | None, unaligned: Model | None) -> None:
         policy = self.policy
         if policy.distill_steps and calibration is None:
             raise GymError(
@@ -222,12 +222,12 @@ class Quantizer:
                 f"calibration_samples is {policy.calibration_samples}, but there is no calibration text",
                 "pass calibration=..., or set calibration_samples=0 to weigh all inputs alike",
             )
-        if policy.safety_threshold is not None and (aligned is None or unaligned is None):
+        if policy.safety_threshold is not None and unaligned is None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"safety_threshold is {policy.safety_threshold}, but "
-                f"{'aligned' if aligned is None else 'unaligned'} is absent",
-                "pass both models, aligned=... and unaligned=..., or leave safety_threshold out",
+                f"safety_threshold is {policy.safety_threshold}, but unaligned is absent",
+                "pass the model that the aligned one was made from, unaligned=... (aligned=... is the base unless "
+                "given), or leave safety_threshold out",
             )
 
     def _own_factors(self, tuned: Given) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
@@ -254,12 +254,12 @@ class Quantizer:
         deltas: dict[str, Tensor],
         parts: Mapping[str, str],
         spec: BaseSpec,
-        aligned: Model | None,
+        aligned: Model,
         unaligned: Model | None,
     ) -> tuple[str, tuple[LayerSafety, ...]]:
         threshold = self.policy.safety_threshold
-        if aligned is None or unaligned is None:
-            return "not applicable: no pair of an aligned and an unaligned model was given", ()
+        if unaligned is None:
+            return "not applicable: no unaligned model was given", ()
         if threshold is None:
             return "not applicable: safety_threshold is not set", ()
         safe = checked_tensors(resolve_model(aligned).whole(), spec, "aligned")

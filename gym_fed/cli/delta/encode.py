@@ -60,10 +60,10 @@ def encode(
         typer.Option("--set", help="A key of CodecPolicy or of calibration, such as embeddings=int8."),
     ] = None,
     aligned: Annotated[
-        str | None, typer.Option(help="safety_threshold: the safe, instruction-tuned model.")
+        str | None, typer.Option(help="safety_threshold: the safe, instruction-tuned model; by default BASE.")
     ] = None,
     unaligned: Annotated[
-        str | None, typer.Option(help="safety_threshold: what that was aligned from.")
+        str | None, typer.Option(help="safety_threshold: what that was aligned from. No default.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,

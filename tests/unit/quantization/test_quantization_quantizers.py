@@ -368,14 +368,32 @@ def test_layers_that_stray_from_the_aligned_subspace_are_projected_and_reported(
     assert float(written[1:].abs().max()) < 1e-6
 
 
-def test_without_a_pair_safety_is_not_applicable_and_a_threshold_is_an_error(
+def test_the_aligned_model_is_the_base_unless_given(
+    base: LlamaForCausalLM, tuned: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    unaligned = copy.deepcopy(base)
+    with torch.no_grad():
+        for parameter in unaligned.parameters():
+            parameter[0] += 1.0
+    quantizer = BitDeltaQuantizer(BitDeltaConfig(distill_steps=0, safety_threshold=0.9))
+    named = quantizer.quantize(
+        base, tuned, aligned=base, unaligned=unaligned, out=tmp_path / "named.gymdelta"
+    )
+    found = quantizer.quantize(base, tuned, unaligned=unaligned, out=tmp_path / "default.gymdelta")
+    assert found.safety == "applied"
+    assert found.layers == named.layers
+    assert found.sha256 == named.sha256
+    assert any(layer.replaced for layer in found.layers)
+
+
+def test_without_an_unaligned_model_safety_is_not_applicable_and_a_threshold_is_an_error(
     base: LlamaForCausalLM, tuned: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     plain = BitDeltaConfig(distill_steps=0)
     report = BitDeltaQuantizer(plain).quantize(base, tuned, out=tmp_path / "d")
-    assert report.safety.startswith("not applicable: no pair")
+    assert report.safety.startswith("not applicable: no unaligned model")
     report = BitDeltaQuantizer(plain).quantize(base, tuned, aligned=base, unaligned=tuned, out=tmp_path / "d")
     assert report.safety == "not applicable: safety_threshold is not set"
     strict = BitDeltaQuantizer(plain.model_copy(update={"safety_threshold": 0.5}))
-    with pytest.raises(GymError, match=r"aligned=\.\.\. and unaligned="):
+    with pytest.raises(GymError, match="unaligned is absent"):
         strict.quantize(base, tuned, aligned=base, out=tmp_path / "d")

@@ -65,6 +65,17 @@ def test_the_fast_form_is_the_papers_formula() -> None:
     assert torch.allclose(found.delta, wanted, atol=1e-4)
 
 
+def test_the_exact_form_is_the_papers_projection_of_a_span_of_any_rank() -> None:
+    generator = torch.Generator().manual_seed(4)
+    delta, unaligned = (torch.randn(8, 6, generator=generator) for _ in range(2))
+    v = torch.randn(8, 3, generator=generator) @ torch.randn(3, 6, generator=generator)
+    wide = v.double()
+    wanted = wide @ torch.linalg.pinv(wide.T @ wide, rtol=1e-6) @ wide.T @ delta.double()
+    found = project_delta(delta, unaligned + v, unaligned, 1.0, "exact")
+    assert found.replaced
+    assert torch.allclose(found.delta.double(), wanted, atol=1e-4)
+
+
 def test_the_threshold_decides() -> None:
     delta, pair = delta_along(0, 6), pair_that_spans(axis(0))
     cosine = project_delta(delta, *pair, 0.0).cosine
