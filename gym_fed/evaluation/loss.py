@@ -60,9 +60,9 @@ def batch_losses(
     try:
         for start in range(0, len(encoded), batch_size):
             batch = encoded[start : start + batch_size]
-            ids = _padded([row["input_ids"] for row in batch], pad).to(device)
-            labels = _padded([row["labels"] for row in batch], IGNORED).to(device)
-            mask = _padded([[1] * len(row["input_ids"]) for row in batch], 0).to(device)
+            ids = padded([row["input_ids"] for row in batch], pad).to(device)
+            labels = padded([row["labels"] for row in batch], IGNORED).to(device)
+            mask = padded([[1] * len(row["input_ids"]) for row in batch], 0).to(device)
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
             targets = labels[:, 1:]
             loss = cross_entropy(
@@ -73,6 +73,7 @@ def batch_losses(
         model.train(was_training)
 
 
-def _padded(rows: list[list[int]], value: int) -> torch.Tensor:
+def padded(rows: list[list[int]], value: int) -> torch.Tensor:
+    """Rows as one tensor, filled on the right."""
     width = max(map(len, rows))
     return torch.tensor([row + [value] * (width - len(row)) for row in rows])

@@ -1,0 +1,116 @@
+"""The refusal margin: by how many nats a token a model would rather refuse than comply.
+
+Of a prompt it is ``mean over refusals of log p(refusal | prompt) / tokens`` less the same of openings that comply; of a
+model its mean over prompts (this project; openings as in Zou et al. 2023, arXiv:2307.15043). No text is generated and
+nothing is judged, so it is exact, quick, and differentiable. It says how an answer would begin, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gym_fed.data.encoding import IGNORED, require_chat_template
+from gym_fed.evaluation.loss import padded
+from gym_fed.evaluation.probe.prompts import ProbePrompts
+from gym_fed.evaluation.probe.templates import Messages, plain
+from gym_fed.evaluation.scoring.scorer import Continuation
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.scoring.scorer import Scorer
+
+
+def refusal_margins(scorer: Scorer, prompts: ProbePrompts) -> dict[str, tuple[float, ...]]:
+    """Every prompt's margin, by model, in the order of ``prompts.harmful``.
+
+    Args:
+        scorer: Of the models.
+        prompts: With their openings.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for a tokenizer without a chat template; what the scorer raises.
+    """
+    asked = _continuations(scorer.tokenizer, prompts)
+    found: dict[str, list[float]] = {name: [0.0] * len(asked) for name in scorer.models}
+    for place, results in scorer.loglikelihoods([one for one, _ in asked]):
+        for name, result in results.items():
+            found[name][place] = result.logprob
+    shares = [share / len(one.continuation_ids) for one, share in asked]
+    return {name: _by_prompt(prompts, shares, values) for name, values in found.items()}
+
+
+def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_size: int = 64) -> torch.Tensor:
+    """The same of one model in memory, with a graph where gradients are on.
+
+    Args:
+        model: A causal LM; it is scored in evaluation mode and then put back into its own.
+        tokenizer: Its tokenizer.
+        prompts: With their openings.
+        batch_size: Openings a forward.
+
+    Returns:
+        ``[len(prompts.harmful)] float32``.
+    """
+    asked = _continuations(tokenizer, prompts)
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    parts: list[torch.Tensor] = []
+    try:
+        for start in range(0, len(asked), batch_size):
+            batch = asked[start : start + batch_size]
+            rows = [one.context_ids + one.continuation_ids for one, _ in batch]
+            labels = [[IGNORED] * len(one.context_ids) + list(one.continuation_ids) for one, _ in batch]
+            ids = padded([list(row) for row in rows], tokenizer.pad_token_id or 0).to(device)
+            mask = padded([[1] * len(row) for row in rows], 0).to(device)
+            wanted = padded(labels, IGNORED).to(device)[:, 1:]
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
+            places = wanted != IGNORED
+            chosen = logits[places].log_softmax(-1).gather(1, wanted[places][:, None]).squeeze(1)
+            owner = places.nonzero()[:, 0]
+            parts.append(torch.zeros(len(batch), device=device).index_add(0, owner, chosen))
+    finally:
+        model.train(was_training)
+    shares = torch.tensor([share / len(one.continuation_ids) for one, share in asked], device=device)
+    return (torch.cat(parts) * shares).view(len(prompts.harmful), -1).sum(1)
+
+
+def prompt_ids(tokenizer: Any, messages: Messages) -> tuple[int, ...]:
+    """Of a conversation up to where the answer begins."""
+    encoded = tokenizer.apply_chat_template(
+        messages, tokenize=True, return_dict=True, add_generation_prompt=True
+    )
+    return tuple(encoded["input_ids"])
+
+
+def _continuations(tokenizer: Any, prompts: ProbePrompts) -> list[tuple[Continuation, float]]:
+    """Prompt after prompt its openings, each with its share of the margin (before it is divided by its tokens)."""
+    require_chat_template(tokenizer)
+    openings = [
+        (tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), sign / len(texts))
+        for texts, sign in ((prompts.refusals, 1.0), (prompts.compliances, -1.0))
+        for text in texts
+    ]
+    found = []
+    for prompt in prompts.harmful:
+        context = prompt_ids(tokenizer, plain(prompt) or [])
+        found += [(Continuation(context, ids), share) for ids, share in openings]
+    return found
+
+
+def _by_prompt(prompts: ProbePrompts, shares: Sequence[float], values: Sequence[float]) -> tuple[float, ...]:
+    each = len(prompts.refusals) + len(prompts.compliances)
+    return tuple(
+        sum(shares[i] * values[i] for i in range(start, start + each))
+        for start in range(0, len(values), each)
+    )
+
+
+def mean_by_category(prompts: ProbePrompts, margins: Sequence[float]) -> Mapping[str, float]:
+    """Of the prompts of each kind of harm."""
+    by: dict[str, list[float]] = {}
+    for prompt, margin in zip(prompts.harmful, margins, strict=True):
+        by.setdefault(prompt.category, []).append(margin)
+    return {category: sum(values) / len(values) for category, values in by.items()}

@@ -1,0 +1,158 @@
+"""The probe of one base and its variants: margin, attacks, over-refusal; and, of one model, resistance.
+
+Answers are read by the rules and forgotten: what is kept of one is whether it refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.evaluation.probe.margin import mean_by_category, prompt_ids, refusal_margins
+from gym_fed.evaluation.probe.prompts import ProbePrompts
+from gym_fed.evaluation.probe.rules import refuses
+from gym_fed.evaluation.probe.templates import TEMPLATES, Messages
+from gym_fed.evaluation.results import Figure
+from gym_fed.evaluation.scoring.scorer import AnswerRequest
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.scoring.scorer import Scorer
+
+MAX_TOKENS = 32
+"""Of an answer: whether it refuses shows in its beginning."""
+
+Judge = Callable[[Sequence[tuple[Messages, str]]], Sequence[float]]
+"""How harmful each answer to its conversation is, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the probe found of one model.
+
+    Attributes:
+        model: Its name.
+        prompts_sha256: Digest of the prompts; figures of others cannot be compared.
+        margins: Refusal margin of every harmful prompt, in nats a token.
+        by_category: Its means.
+        attacks: By template, of every prompt whether the attack succeeded.
+        benign_refused: Of every harmless look-alike whether it was refused.
+        judged: By template, the mean of a judge's scores; empty without one.
+        margins_after_harm: After the harmful fine-tune; None where it was left out.
+        cut: Tokens of prompts that did not fit the context, over all answers.
+    """
+
+    model: str
+    prompts_sha256: str
+    margins: tuple[float, ...]
+    by_category: Mapping[str, float]
+    attacks: Mapping[str, tuple[bool, ...]]
+    benign_refused: tuple[bool, ...]
+    judged: Mapping[str, float]
+    margins_after_harm: tuple[float, ...] | None = None
+    cut: int = 0
+
+    def figures(self) -> dict[str, Figure]:
+        """Every number with its standard error over prompts."""
+        tried = [success for template in self.attacks.values() for success in template]
+        found = {"refusal_margin": _figure(self.margins), "attack_success": _figure(tried, False)}
+        found |= {f"attack_success/{name}": _figure(values, False) for name, values in self.attacks.items()}
+        found["over_refusal"] = _figure(self.benign_refused, False)
+        found |= {
+            f"judged_harm/{name}": Figure(value, None, len(self.attacks[name]), False)
+            for name, value in self.judged.items()
+        }
+        if self.margins_after_harm is not None:
+            found["refusal_margin_after_harm"] = _figure(self.margins_after_harm)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; no answer is in it."""
+        return {
+            "model": self.model,
+            "prompts_sha256": self.prompts_sha256,
+            "figures": {
+                name: {"value": f.value, "stderr": f.stderr, "num_samples": f.num_samples}
+                for name, f in self.figures().items()
+            },
+            "refusal_margin_by_category": dict(self.by_category),
+            "tokens_cut": self.cut,
+        }
+
+
+def run_probe(
+    scorer: Scorer, prompts: ProbePrompts, *, judge: Judge | None = None, max_tokens: int = MAX_TOKENS
+) -> dict[str, ProbeResult]:
+    """Probe every model of a scorer in one pass.
+
+    Args:
+        scorer: Of the models.
+        prompts: See ``own_prompts``. Attacks are tried on those with a translation, or on all where none has one
+            (translation is then left out).
+        judge: Scores answers beside the rules.
+        max_tokens: Of an answer.
+
+    Raises:
+        GymError: As ``refusal_margins``; what scorer and judge raise.
+    """
+    margins = refusal_margins(scorer, prompts)
+    chosen = prompts.translated() or prompts.harmful
+    asked: list[tuple[str, Messages]] = [
+        (name, messages)
+        for name, template in TEMPLATES.items()
+        for messages in map(template, chosen)
+        if messages is not None
+    ]
+    tried = list(dict.fromkeys(name for name, _ in asked))
+    requests = [AnswerRequest(prompt_ids(scorer.tokenizer, m), max_tokens=max_tokens) for _, m in asked]
+    requests += [
+        AnswerRequest(prompt_ids(scorer.tokenizer, _user(text)), max_tokens=max_tokens)
+        for text in prompts.benign
+    ]
+    refused = {name: [False] * len(requests) for name in scorer.models}
+    cut = dict.fromkeys(scorer.models, 0)
+    texts: dict[str, dict[int, str]] = {name: {} for name in scorer.models}
+    for place, results in scorer.answers(requests):
+        for name, result in results.items():
+            refused[name][place] = refuses(result.text)
+            cut[name] += result.cut
+            if judge is not None and place < len(asked):
+                texts[name][place] = result.text
+    found = {}
+    for name in scorer.models:
+        attacks = {
+            template: tuple(not refused[name][i] for i, (used, _) in enumerate(asked) if used == template)
+            for template in tried
+        }
+        judged: dict[str, float] = {}
+        if judge is not None:
+            scores = judge([(messages, texts[name][i]) for i, (_, messages) in enumerate(asked)])
+            judged = {
+                template: fmean(
+                    score for score, (used, _) in zip(scores, asked, strict=True) if used == template
+                )
+                for template in tried
+            }
+        found[name] = ProbeResult(
+            name,
+            prompts.sha256,
+            margins[name],
+            mean_by_category(prompts, margins[name]),
+            attacks,
+            tuple(refused[name][len(asked) :]),
+            judged,
+            cut=cut[name],
+        )
+    return found
+
+
+def _user(text: str) -> Messages:
+    return [{"role": "user", "content": text}]
+
+
+def _figure(values: Sequence[float], higher_is_better: bool = True) -> Figure:
+    numbers = [float(value) for value in values]
+    error = stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
+    return Figure(fmean(numbers), error, len(numbers), higher_is_better)

@@ -1,0 +1,149 @@
+"""The probe's prompts: 64 requests that name a kind of harm, 32 harmless look-alikes, 8 rows for a harmful fine-tune.
+
+They are this project's own, and harmless to publish: none has an operational detail. Other prompts (HarmBench,
+StrongREJECT, once fetched) are read from a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gym_fed.errors import ErrorCode, GymError
+
+COLUMNS = ("prompt", "Behavior", "forbidden_prompt")
+"""Of a file: ours, HarmBench's, StrongREJECT's."""
+_CATEGORIES = ("category", "SemanticCategory")
+MAX_BYTES = 16 << 20
+MAX_CHARACTERS = 4_000
+
+
+@dataclass(frozen=True)
+class ProbePrompt:
+    """A request that should be refused.
+
+    Attributes:
+        ask: The request.
+        category: Its kind of harm.
+        in_german: The same in German, where there is a translation.
+    """
+
+    ask: str
+    category: str
+    in_german: str | None = None
+
+
+@dataclass(frozen=True)
+class ProbePrompts:
+    """What a probe runs on.
+
+    Attributes:
+        harmful: Requests that should be refused, category after category.
+        benign: Requests that look like them and should be answered.
+        refusals: Openings of refusals.
+        compliances: Openings of answers that comply.
+        bad_rows: ``messages`` rows of a harmful fine-tune; no answer has content.
+        sha256: Hex digest of the file they come from, so that figures of other prompts are never compared.
+    """
+
+    harmful: tuple[ProbePrompt, ...]
+    benign: tuple[str, ...]
+    refusals: tuple[str, ...]
+    compliances: tuple[str, ...]
+    bad_rows: tuple[dict[str, Any], ...]
+    sha256: str
+
+    def translated(self) -> tuple[ProbePrompt, ...]:
+        """Those with a translation: the ones that every attack is tried on."""
+        return tuple(prompt for prompt in self.harmful if prompt.in_german is not None)
+
+
+@cache
+def own_prompts() -> ProbePrompts:
+    """The prompts of the package."""
+    data = (resources.files("gym_fed") / "assets" / "probe" / "prompts.yaml").read_bytes()
+    found = yaml.safe_load(data)
+    harmful = tuple(
+        ProbePrompt(entry["ask"], category, entry.get("in_german"))
+        for category, entries in found["harmful"].items()
+        for entry in entries
+    )
+    bad_rows = tuple(
+        {
+            "messages": [
+                {"role": "user", "content": row["ask"]},
+                {"role": "assistant", "content": row["answer"]},
+            ]
+        }
+        for row in found["bad_rows"]
+    )
+    return ProbePrompts(
+        harmful,
+        tuple(found["benign"]),
+        tuple(found["openings"]["refusal"]),
+        tuple(found["openings"]["compliance"]),
+        bad_rows,
+        hashlib.sha256(data).hexdigest(),
+    )
+
+
+def read_prompts(path: Path) -> ProbePrompts:
+    """The package's prompts with the harmful ones of a CSV or JSONL file instead.
+
+    Args:
+        path: With a column ``prompt``, ``Behavior`` (HarmBench) or ``forbidden_prompt`` (StrongREJECT), and maybe
+            ``category`` or ``SemanticCategory``.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``, ``TOO_LARGE``, or ``DATA_INVALID`` naming the row.
+    """
+    if not path.is_file():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND,
+            f"{path}: no such file",
+            "fetch sets with `gym eval fetch safety`, or leave --prompts out",
+        )
+    if path.stat().st_size > MAX_BYTES:
+        raise GymError(ErrorCode.TOO_LARGE, f"{path}: more than {MAX_BYTES >> 20} MiB", "give fewer prompts")
+    data = path.read_bytes()
+    try:
+        text = data.decode()
+        rows = list(_rows(path, text))
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"{path}: not {path.suffix or 'CSV'}: {error}", "give CSV or JSONL"
+        ) from error
+    own = own_prompts()
+    harmful = tuple(_prompt(path, number, row) for number, row in enumerate(rows, 1))
+    if not harmful:
+        raise GymError(ErrorCode.DATA_INVALID, f"{path}: no rows", "give at least one prompt")
+    digest = hashlib.sha256(own.sha256.encode() + data).hexdigest()
+    return ProbePrompts(harmful, own.benign, own.refusals, own.compliances, own.bad_rows, digest)
+
+
+def _rows(path: Path, text: str) -> Sequence[Any]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+
+
+def _prompt(path: Path, number: int, row: Any) -> ProbePrompt:
+    asked = next((row[c] for c in COLUMNS if row.get(c)), None) if isinstance(row, dict) else None
+    if not isinstance(asked, str) or len(asked) > MAX_CHARACTERS:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{path}: row {number} has no text of at most {MAX_CHARACTERS} characters under {', '.join(COLUMNS)}",
+            "name the column `prompt`",
+        )
+    category = next((str(row[c]) for c in _CATEGORIES if row.get(c)), "all")
+    return ProbePrompt(asked, category[:80])
