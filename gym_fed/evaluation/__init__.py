@@ -1,7 +1,8 @@
 """How good a model is: held-out loss, exact match, single answers; how exact a delta is. Names load on first use.
 
-Neighbours: imports config, data, delta, downloads, errors, files, json_files, kinds, lazy, modeling, models,
-soup, text, training; imported by cli, compat, personalization, quickstart, training.
+Neighbours: imports config, data, delta, downloads, errors, files, identity, json_files, kinds, lazy,
+leaderboard, modeling, models, serving, soup, text, training, version; imported by cli, compat, leaderboard,
+personalization, quickstart, training.
 """
 
 from __future__ import annotations

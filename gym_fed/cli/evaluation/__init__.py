@@ -1,4 +1,4 @@
 """`gym eval`.
 
-Neighbours: imports models; imported by main.
+Neighbours: imports models; imported by leaderboard, main.
 """

@@ -1,1 +1,4 @@
-"""`gym leaderboard`."""
+"""`gym leaderboard`.
+
+Neighbours: imports evaluation, variant; imported by main.
+"""
