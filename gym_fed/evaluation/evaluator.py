@@ -149,9 +149,7 @@ class Evaluator:
 
         return list(tasks_of(names, data, self.options.limit))
 
-    def _identities(
-        self, models: OpenModels, sources: Sequence[TaskSource]
-    ) -> dict[str, Mapping[str, str]]:
+    def _identities(self, models: OpenModels, sources: Sequence[TaskSource]) -> dict[str, Mapping[str, str]]:
         locks = sorted((source.name, str(source.version), source.lock) for source in sources)
         asked = {
             "tasks": locks,

@@ -290,9 +290,7 @@ class _Task:
         stderr = None if error is None else float(error(values))
         higher = bool(self._task.higher_is_better().get(metric, True))
         value = float(combine(values))
-        return Figure(
-            value, None if stderr is None or math.isnan(stderr) else stderr, len(values), higher
-        )
+        return Figure(value, None if stderr is None or math.isnan(stderr) else stderr, len(values), higher)
 
     def _sample(
         self,
@@ -386,9 +384,7 @@ def _encoder(tokenizer: Any, max_length: int) -> Any:
         def eos_text(self) -> str | None:
             return None if tokenizer.eos_token_id is None else str(tokenizer.decode(tokenizer.eos_token_id))
 
-        def tok_encode(
-            self, string: str, add_special_tokens: bool | None = None, **_: Any
-        ) -> list[int]:
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
             if add_special_tokens is None and has_bos_prefix(string, tokenizer.decode(self.prefix_token_id)):
                 add_special_tokens = False
             special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
@@ -510,14 +506,14 @@ def _seeded() -> Iterator[None]:
     """The seeds that the harness sets, for tasks that shuffle their rows; the caller's state comes back."""
     import numpy as np
 
-    plain, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
+    plain, arrays = random.getstate(), np.random.get_state()
     random.seed(0)
-    np.random.seed(_SEED)  # noqa: NPY002
+    np.random.seed(_SEED)
     try:
         yield
     finally:
         random.setstate(plain)
-        np.random.set_state(arrays)  # noqa: NPY002
+        np.random.set_state(arrays)
 
 
 @contextmanager

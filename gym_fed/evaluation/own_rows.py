@@ -43,7 +43,10 @@ class OwnRows:
             "doc_to_target": "{{answer}}",
             "generation_kwargs": {"until": ["\n\n\n\n"], "max_gen_toks": _MOST_TOKENS},
             "filter_list": [
-                {"name": "stripped", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}
+                {
+                    "name": "stripped",
+                    "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}],
+                }
             ],
             "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
         }

@@ -93,14 +93,23 @@ class RunningFile:
                 self.outcomes[name][key] = _outcome(row["found"][name])
         except (ValueError, KeyError, TypeError) as error:
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{self.path}: line {number} is damaged", "remove the file: it starts anew"
+                ErrorCode.STATE_CORRUPT,
+                f"{self.path}: line {number} is damaged",
+                "remove the file: it starts anew",
             ) from error
 
 
 def _plain(outcome: Outcome) -> list[Any]:
     if isinstance(outcome, Loglikelihood):
         return ["l", outcome.logprob, outcome.is_greedy, outcome.cut]
-    return ["a", outcome.text, list(outcome.token_ids), outcome.finish_reason, outcome.cut, list(outcome.margins)]
+    return [
+        "a",
+        outcome.text,
+        list(outcome.token_ids),
+        outcome.finish_reason,
+        outcome.cut,
+        list(outcome.margins),
+    ]
 
 
 def _outcome(value: Any) -> Outcome:

@@ -201,9 +201,7 @@ def hflm_samples(
 
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     made = [ConfigurableTask(config={**task.config, "task": task.name}) for task in tasks]
-    found = simple_evaluate(
-        lm, tasks=made, bootstrap_iters=0, apply_chat_template=template, log_samples=True
-    )
+    found = simple_evaluate(lm, tasks=made, bootstrap_iters=0, apply_chat_template=template, log_samples=True)
     return dict(found)
 
 

@@ -128,7 +128,12 @@ def open_models(request: ModelRequest) -> OpenModels:
         from gym_fed.evaluation.scoring.api import ApiScorer
 
         scorer = ApiScorer(request.api, str(request.model), api_key=request.api_key)
-        identity = {"model": f"{request.api} {scorer.model}", "delta": "none", "dtype": "unknown", "engine": "api"}
+        identity = {
+            "model": f"{request.api} {scorer.model}",
+            "delta": "none",
+            "dtype": "unknown",
+            "engine": "api",
+        }
         return OpenModels(scorer, {scorer.model: scorer.model}, {scorer.model: identity})
     request = _in_parts(request)
     delta = _delta_file(request.model)
@@ -137,9 +142,7 @@ def open_models(request: ModelRequest) -> OpenModels:
     return _open_local(loaded, name, request, delta)
 
 
-def _open_local(
-    loaded: LoadedModel, name: str, request: ModelRequest, delta: Path | None
-) -> OpenModels:
+def _open_local(loaded: LoadedModel, name: str, request: ModelRequest, delta: Path | None) -> OpenModels:
     import torch
 
     from gym_fed.delta.base import BaseSpec
@@ -230,7 +233,9 @@ def _in_parts(request: ModelRequest) -> ModelRequest:
         return request
     if request.variants:
         raise GymError(
-            ErrorCode.USAGE, f"{request.model} names a variant, and --variant others", "name all with --variant"
+            ErrorCode.USAGE,
+            f"{request.model} names a variant, and --variant others",
+            "name all with --variant",
         )
     return replace(request, model=base, variants=(variant,))
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gym_fed.evaluation.evaluator import Evaluator
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.evaluator import Evaluator
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.records.replay import compare_sample
 from gym_fed.evaluation.records.rerun import rerun_on
