@@ -2,6 +2,5 @@
 
 Nothing below knows these words. ``gym_fed.other_words`` reads ``words`` when a name is about to be refused.
 
-Neighbours: imports config, data, errors, evaluation, files, json_files, kinds, models, other_words, registry,
-training; imported by cli.
+Neighbours: imports config, data, errors, json_files, kinds, other_words, registry, training; imported by cli.
 """

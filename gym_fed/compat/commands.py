@@ -16,10 +16,6 @@ REFUSED = {
     "webui": RefusedWord(
         "there is no web page for training", ("gym configs copy nano-lora my.yaml", "gym train my.yaml")
     ),
-    "eval": RefusedWord(
-        "public benchmarks are not run here; figures on your own rows are",
-        ("gym train run.yaml --set 'eval_data=[{path: held-out.jsonl}]'", "gym grade run.yaml answers.jsonl"),
-    ),
 }
 """Commands without a counterpart."""
 

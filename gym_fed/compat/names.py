@@ -34,7 +34,6 @@ ATTRIBUTES: dict[tuple[str, str], Callable[[], Any]] = {
     ("gym_fed", "eval"): _from("gym_fed.evaluation"),
     ("gym_fed", "DeltaSoupConfig"): _from("gym_fed.config.hub.delta_soup", "DeltaSoupConfig"),
     ("gym_fed", "BitDeltaConfig"): _from("gym_fed.quantization.config", "BitDeltaConfig"),
-    ("gym_fed.evaluation", "Evaluator"): _from("gym_fed.compat.evaluator", "Evaluator"),
     ("gym_fed.data", "MixedDataset"): _from("gym_fed.data.pipeline", "DataPipeline"),
     ("DataPipeline", "build"): _from("gym_fed.compat.methods", "build"),
     ("Trainer", "apply_deltasoup"): _from("gym_fed.compat.methods", "apply_deltasoup"),
@@ -69,22 +68,19 @@ NAMES = [
     BroughtWord("Python", "from gym_fed import quickstart", "the same; a run of `Trainer` on gym-nano"),
     BroughtWord("Python", "from gym_fed.eval import ...", "`gym_fed.evaluation`"),
     BroughtWord(
-        "Python", 'Evaluator(benchmarks=["exact-match tasks"], model=)', "`gym_fed.evaluation.exact_match`"
+        "Python",
+        'Evaluator(benchmarks=["exact-match tasks"], model=)',
+        "the same; `gym_fed.evaluation.exact_match`",
     ),
     BroughtWord(
         "Python",
         'Evaluator(benchmarks=["mmlu", "hellaswag", ...])',
-        "public benchmarks are not run here",
-        (
-            "gym export MODEL -o model-folder",
-            "lm_eval --model hf --model_args pretrained=model-folder --tasks mmlu",
-        ),
+        "the same; rows that are not here: `gym eval fetch mmlu hellaswag`",
     ),
     BroughtWord(
         "Python",
         "Evaluator(...).submit_to_leaderboard(model_name=, organization=)",
-        "there is no leaderboard",
-        ("results = Evaluator(...).run()", 'results.save("results.json")'),
+        "the same; a signed line of `leaderboard.jsonl`",
     ),
     BroughtWord(
         "Python",

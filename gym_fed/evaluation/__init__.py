@@ -1,7 +1,7 @@
-"""How good a model is: held-out loss, exact match, single answers; how exact a delta is. Names load on first use.
+"""How good a model is: tasks, held-out loss, exact match, single answers; how exact a delta is.
 
 Neighbours: imports config, data, delta, downloads, errors, files, identity, json_files, kinds, lazy,
-leaderboard, modeling, models, serving, soup, text, training, version; imported by cli, compat, leaderboard,
+leaderboard, modeling, models, serving, soup, text, training, version; imported by cli, leaderboard,
 personalization, quickstart, training.
 """
 
@@ -14,6 +14,7 @@ from gym_fed.lazy import lazy
 if TYPE_CHECKING:
     from gym_fed.evaluation.delta_error import LayerError as LayerError
     from gym_fed.evaluation.delta_error import layer_errors as layer_errors
+    from gym_fed.evaluation.evaluator import Evaluator as Evaluator
     from gym_fed.evaluation.generation import answer as answer
     from gym_fed.evaluation.generation import exact_match as exact_match
     from gym_fed.evaluation.generation import generate_batch as generate_batch
@@ -25,5 +26,6 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.grading import grade as grade
     from gym_fed.evaluation.grading import grade_answers as grade_answers
     from gym_fed.evaluation.loss import heldout_loss as heldout_loss
+    from gym_fed.evaluation.results import EvalResults as EvalResults
 
 __all__, __getattr__ = lazy(__name__)

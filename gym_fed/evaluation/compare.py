@@ -76,7 +76,7 @@ class TaskComparison:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Two runs, task by task.
 
     Attributes:
@@ -102,7 +102,7 @@ def compare_results(
     resamples: int = RESAMPLES,
     seed: int = 0,
     shared_only: bool = False,
-) -> Comparison:
+) -> RunComparison:
     """Compare two runs on the tasks that both have.
 
     Args:
@@ -128,7 +128,7 @@ def compare_results(
         for name in names
     }
     missing = tuple(sorted(first.tasks.keys() ^ second.tasks.keys()))
-    return Comparison(first.model, second.model, confidence, tasks, missing)
+    return RunComparison(first.model, second.model, confidence, tasks, missing)
 
 
 def paired_difference(

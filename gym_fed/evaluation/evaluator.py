@@ -19,13 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.harness import (
-    Preparation,
-    PreparedRequest,
-    PromptOptions,
-    TaskSource,
-    require_harness,
-)
+from gym_fed.evaluation.harness.preparation import Preparation, require_harness
+from gym_fed.evaluation.harness.requests import PreparedRequest, PromptOptions
+from gym_fed.evaluation.harness.sources import TaskSource
 from gym_fed.evaluation.own_rows import is_own, own_rows
 from gym_fed.evaluation.results import EvalResults
 from gym_fed.evaluation.running import RunningFile

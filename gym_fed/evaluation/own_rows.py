@@ -54,7 +54,7 @@ class OwnRows:
     @property
     def lock(self) -> str:
         """See ``TaskSource``."""
-        from gym_fed.evaluation.harness import row_sha256
+        from gym_fed.evaluation.harness.sources import row_sha256
 
         return row_sha256({"task": self.name, "version": self.version, "rows": list(self.rows)})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.harness import Outcome, RequestKey
+from gym_fed.evaluation.harness.requests import Outcome, RequestKey
 from gym_fed.evaluation.scoring.scorer import AnswerResult, Loglikelihood
 from gym_fed.files import drop_torn_line
 

@@ -24,7 +24,7 @@ MIN_SAMPLES = 16
 
 
 @dataclass
-class Standing:
+class BoardRow:
     """A submission and what others found.
 
     Attributes:
@@ -67,7 +67,7 @@ class Leaderboard:
 
     Attributes:
         path: As given.
-        standings: Submissions by their line's hash, in their order.
+        board_rows: Submissions by their line's hash, in their order.
 
     Raises:
         GymError: ``STATE_CORRUPT`` or ``SIGNATURE_INVALID`` naming file and line; ``TOO_LARGE``.
@@ -75,7 +75,7 @@ class Leaderboard:
 
     def __init__(self, path: str | Path, *, head: str | None = None) -> None:
         self.path = Path(path)
-        self.standings: dict[str, Standing] = {}
+        self.board_rows: dict[str, BoardRow] = {}
         self.last: Entry | None = None
         seen = head is None
         for line in self._read():
@@ -89,16 +89,16 @@ class Leaderboard:
         """Hash of the last line; empty for a board without lines."""
         return self.last.hash if self.last else ""
 
-    def named(self, reference: str) -> Standing:
+    def named(self, reference: str) -> BoardRow:
         """The submission that a person means: the number of its line, or the beginning of its hash.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` where there is none; ``USAGE`` where several hashes begin so.
         """
         found = [
-            standing
-            for digest, standing in self.standings.items()
-            if str(standing.line.entry.sequence) == reference
+            row
+            for digest, row in self.board_rows.items()
+            if str(row.line.entry.sequence) == reference
             or (len(reference) >= 6 and digest.startswith(reference))
         ]
         if not found:
@@ -136,7 +136,7 @@ class Leaderboard:
             line = sign_line(content, key, now.last)
             now._take(line)
             append_lines(self.path, [canonical_text(line.entry.to_dict())])
-        self.standings, self.last = now.standings, now.last
+        self.board_rows, self.last = now.board_rows, now.last
         return line
 
     def _read(self) -> Iterator[Line]:
@@ -163,16 +163,16 @@ class Leaderboard:
         """Count a line that was checked, by what stands before it."""
         where = f"{self.path}, line {line.entry.sequence}"
         if isinstance(line.content, Submission):
-            if any(self._is_same(line, other) for other in self.standings.values()):
+            if any(self._is_same(line, other) for other in self.board_rows.values()):
                 raise GymError(
                     ErrorCode.REPLAYED, f"{where}: this key has submitted {line.content.record} before"
                 )
-            self.standings[line.entry.hash] = Standing(line)
+            self.board_rows[line.entry.hash] = BoardRow(line)
         else:
             self._count(line, line.content, where)
         self.last = line.entry
 
-    def _is_same(self, line: Line, other: Standing) -> bool:
+    def _is_same(self, line: Line, other: BoardRow) -> bool:
         assert isinstance(line.content, Submission)
         return (
             other.line.public_key == line.public_key
@@ -181,24 +181,24 @@ class Leaderboard:
         )
 
     def _count(self, line: Line, found: Reproduction, where: str) -> None:
-        standing = self.standings.get(found.line)
-        if standing is None:
+        row = self.board_rows.get(found.line)
+        if row is None:
             raise corrupt(f"{where}: reproduces {found.line[:12]}, which no line before it has")
-        if line.public_key == standing.line.public_key:
+        if line.public_key == row.line.public_key:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"{where}: line {standing.line.entry.sequence} is by the same key; nobody reproduces their own",
+                f"{where}: line {row.line.entry.sequence} is by the same key; nobody reproduces their own",
                 "another person verifies it, with a key of their own",
             )
-        if line.public_key in standing.signers():
+        if line.public_key in row.signers():
             raise GymError(
                 ErrorCode.REPLAYED,
-                f"{where}: this key has verified line {standing.line.entry.sequence} before; it counts once",
+                f"{where}: this key has verified line {row.line.entry.sequence} before; it counts once",
             )
-        total = standing.submission.num_samples
+        total = row.submission.num_samples
         if not min(MIN_SAMPLES, total) <= found.num_samples <= total or found.parted > found.num_samples:
             raise corrupt(f"{where}: re-ran {found.num_samples} of {total} samples")
-        (standing.reproduced if found.outcome == "reproduced" else standing.differs).append(line)
+        (row.reproduced if found.outcome == "reproduced" else row.differs).append(line)
 
 
 def _require_size(path: Path) -> None:

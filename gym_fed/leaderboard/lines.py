@@ -2,7 +2,7 @@
 
 A line is an entry as of ``gym_fed.ledger.entries``; its body holds ``content``, ``public_key`` and ``signature``.
 The signature covers the content, the line's number and the hash of the line before. So no one but its signer can move
-it, and whoever cuts out a line would have to sign all later ones again.
+it, and who cuts out a line would have to sign all later ones again.
 """
 
 from __future__ import annotations

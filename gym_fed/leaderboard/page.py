@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import time
 
-from gym_fed.leaderboard.board import Leaderboard, Standing
+from gym_fed.leaderboard.board import BoardRow, Leaderboard
 from gym_fed.text import plain
 
 _STYLE = """
@@ -45,10 +45,10 @@ def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
         board: Its lines.
         title: Its heading.
     """
-    tasks = list(dict.fromkeys(t.task for s in board.standings.values() for t in s.submission.tasks))
+    tasks = list(dict.fromkeys(t.task for s in board.board_rows.values() for t in s.submission.tasks))
     heads = ["line", "model", "organization", "status", *tasks, "submitted", "weights"]
     columns = "".join(f'<th scope="col"><button>{_text(head)}</button></th>' for head in heads)
-    rows = "\n".join(_row(standing, tasks) for standing in board.standings.values())
+    rows = "\n".join(_row(row, tasks) for row in board.board_rows.values())
     # The policy lets this page's own style and script run, and lets it load or send nothing.
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -63,18 +63,18 @@ Behind each figure: its standard error and how many samples it is of.</p>
 <tbody>
 {rows}
 </tbody></table></div>
-<p><small>{len(board.standings)} submissions; head <code>{_text(board.head or "none", 64)}</code></small></p>
+<p><small>{len(board.board_rows)} submissions; head <code>{_text(board.head or "none", 64)}</code></small></p>
 <script>{_SCRIPT}</script></body></html>
 """
 
 
-def _row(standing: Standing, tasks: list[str]) -> str:
-    said, entry = standing.submission, standing.line.entry
+def _row(row: BoardRow, tasks: list[str]) -> str:
+    said, entry = row.submission, row.line.entry
     cells = [
         f'<td class="n">{entry.sequence}</td>',
         f"<td>{_text(said.model_name)}</td>",
-        f"<td>{_text(said.organization)}<br><small><code>{standing.line.signer[:13]}</code></small></td>",
-        f'<td data-value="{len(standing.reproduced) - len(standing.differs)}">{_text(standing.status)}</td>',
+        f"<td>{_text(said.organization)}<br><small><code>{row.line.signer[:13]}</code></small></td>",
+        f'<td data-value="{len(row.reproduced) - len(row.differs)}">{_text(row.status)}</td>',
     ]
     by_name = {task.task: task for task in said.tasks}
     for name in tasks:

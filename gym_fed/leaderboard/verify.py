@@ -23,7 +23,7 @@ from gym_fed.evaluation.records.rerun import Rerun
 from gym_fed.evaluation.results import EvalResults, SampleResult
 from gym_fed.files import file_sha256
 from gym_fed.identity.keys import SigningKey
-from gym_fed.leaderboard.board import MIN_SAMPLES, Leaderboard, Standing
+from gym_fed.leaderboard.board import MIN_SAMPLES, BoardRow, Leaderboard
 from gym_fed.leaderboard.lines import BoardTask, Line, Reproduction, challenge_claim, corrupt
 from gym_fed.leaderboard.submit import records_folder, require_own_figures
 from gym_fed.text import plain
@@ -34,7 +34,7 @@ SAME_RUN = ("model", "delta", "template")
 
 
 @dataclass(frozen=True)
-class Verification:
+class Reproduced:
     """What was re-run, and what came out.
 
     Attributes:
@@ -51,13 +51,13 @@ class Verification:
 
 
 def verify(
-    board: Leaderboard, standing: Standing, rerun: Rerun, key: SigningKey, num_samples: int = 32
-) -> Verification:
+    board: Leaderboard, row: BoardRow, rerun: Rerun, key: SigningKey, num_samples: int = 32
+) -> Reproduced:
     """Re-run samples of a submission and add a signed line with the outcome.
 
     Args:
         board: With the submission.
-        standing: The submission.
+        row: The submission.
         rerun: See ``Rerun``; it takes model, tasks and rows from this machine, and nothing from the record but numbers.
         key: Of the verifier.
         num_samples: How many, at least 16 where there are as many.
@@ -67,19 +67,19 @@ def verify(
             ``USAGE`` for too few samples; ``HASH_MISMATCH`` when the record beside the board is not the submitted one;
             ``BASE_MISMATCH`` when the model or the tasks here are others; and what ``rerun`` refuses.
     """
-    submission = standing.submission
+    submission = row.submission
     least, total = min(MIN_SAMPLES, submission.num_samples), submission.num_samples
     if num_samples < least:
         raise GymError(ErrorCode.USAGE, f"{num_samples} samples are too few", f"give at least {least}")
-    _refuse_early(standing, key)
-    recorded = record_of(board.path, standing)
-    challenge = key.sign(challenge_claim(standing.line.entry.hash))
+    _refuse_early(row, key)
+    recorded = record_of(board.path, row)
+    challenge = key.sign(challenge_claim(row.line.entry.hash))
     drawn = _numbers(recorded, drawn_samples(challenge, submission.tasks, min(num_samples, total)))
     again = rerun(recorded, drawn)
     _require_same_run(recorded, again, drawn)
     differences, parted = _compared(recorded, again, drawn)
     content = Reproduction(
-        line=standing.line.entry.hash,
+        line=row.line.entry.hash,
         challenge=challenge.hex(),
         num_samples=min(num_samples, total),
         outcome="differs" if differences else "reproduced",
@@ -87,7 +87,7 @@ def verify(
         engine=f"gym-fed {__version__}",
         at=int(time.time()),
     )
-    return Verification(board.add(content, key), drawn, tuple(differences), parted)
+    return Reproduced(board.add(content, key), drawn, tuple(differences), parted)
 
 
 def drawn_samples(challenge: bytes, tasks: Sequence[BoardTask], count: int) -> dict[str, list[int]]:
@@ -112,30 +112,30 @@ def drawn_samples(challenge: bytes, tasks: Sequence[BoardTask], count: int) -> d
     return dict(places)
 
 
-def record_of(board: Path, standing: Standing) -> EvalResults:
+def record_of(board: Path, row: BoardRow) -> EvalResults:
     """The record beside the board, if it is the submitted one and has the figures of its line.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``, ``DATA_INVALID``, ``HASH_MISMATCH``.
     """
-    submission, folder = standing.submission, records_folder(board)
+    submission, folder = row.submission, records_folder(board)
     for path in paths_of(submission.record, folder):
         if not samples_path(path).is_file() or file_sha256(samples_path(path)) != submission.results:
             continue
         results = read_record(path)
         require_own_figures(results)
-        _require_line(standing, results)
+        _require_line(row, results)
         return results
     raise GymError(
         ErrorCode.FILE_NOT_FOUND,
-        f"line {standing.line.entry.sequence}: its record {submission.record}, with samples of sha256 "
+        f"line {row.line.entry.sequence}: its record {submission.record}, with samples of sha256 "
         f"{submission.results[:12]}, is not in {folder}",
         "fetch the board with its records",
     )
 
 
-def _require_line(standing: Standing, results: EvalResults) -> None:
-    submission = standing.submission
+def _require_line(row: BoardRow, results: EvalResults) -> None:
+    submission = row.submission
     figures = {
         task.task: (task.lock, len(task.samples), {m: float(f.value) for m, f in task.figures.items()})
         for task in results.tasks.values()
@@ -147,23 +147,23 @@ def _require_line(standing: Standing, results: EvalResults) -> None:
     if dict(results.identity) != submission.identity or figures != stated:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"line {standing.line.entry.sequence}: its record {submission.record} says something else than the line",
+            f"line {row.line.entry.sequence}: its record {submission.record} says something else than the line",
             "do not trust this line",
         )
 
 
-def _refuse_early(standing: Standing, key: SigningKey) -> None:
+def _refuse_early(row: BoardRow, key: SigningKey) -> None:
     """What ``Leaderboard.add`` would refuse after all the work."""
-    if key.public_key == standing.line.public_key:
+    if key.public_key == row.line.public_key:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"line {standing.line.entry.sequence} is your own; nobody reproduces their own",
+            f"line {row.line.entry.sequence} is your own; nobody reproduces their own",
             "another person verifies it, with a key of their own",
         )
-    if key.public_key in standing.signers():
+    if key.public_key in row.signers():
         raise GymError(
             ErrorCode.REPLAYED,
-            f"your key has verified line {standing.line.entry.sequence} before; it counts once",
+            f"your key has verified line {row.line.entry.sequence} before; it counts once",
         )
 
 

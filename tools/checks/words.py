@@ -59,7 +59,7 @@ RETIRED = (
         "tell",
         "reports, logs, prints; distinguishes",
         part("tells?"),
-        unless=r"\b(?:out|study|file|header)\.tell\(",
+        unless=r"\b(?:out|study|file|header)\.tell\(|\{(?:ask|prompt): ",  # prompts are what people type
     ),
     Word("telling", "reporting, logging, printing"),
     Word("mend", "fix", part("mend(?:s|ed|ing)?")),

@@ -14,7 +14,7 @@ from gym_fed.console import AsJson, err, out, print_json, print_table
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.compare import Comparison
+    from gym_fed.evaluation.compare import RunComparison
     from gym_fed.evaluation.results import EvalResults, SampleResult
 
 RecordArgument = Annotated[
@@ -126,7 +126,7 @@ def replay_sample(
         raise typer.Exit(ErrorCode.EXPORT_DIFFERS.exit_code)
 
 
-def print_comparison(compared: Comparison) -> None:
+def print_comparison(compared: RunComparison) -> None:
     """Two runs as a table: means, difference with interval, p, and what was not compared."""
     from gym_fed.tables import TextTable
 

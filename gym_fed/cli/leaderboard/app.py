@@ -13,7 +13,7 @@ from gym_fed.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
-    from gym_fed.leaderboard.board import Standing
+    from gym_fed.leaderboard.board import BoardRow
 
 app = typer.Typer(
     help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
@@ -35,19 +35,19 @@ def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson 
 
     opened = Leaderboard(_there(board), head=head)
     if as_json:
-        submissions = [_as_json(standing) for standing in opened.standings.values()]
+        submissions = [_as_json(row) for row in opened.board_rows.values()]
         print_json({"board": str(board), "head": opened.head, "submissions": submissions})
         return
     table = TextTable("line", "model", "organization", "key", "status", "figures")
-    for standing in opened.standings.values():
-        said = standing.submission
+    for row in opened.board_rows.values():
+        said = row.submission
         figures = ", ".join(
             f"{task.task} {task.figures[task.main_metric].value:.4f} {task.main_metric} (n={task.num_samples})"
             for task in said.tasks
         )
-        line = str(standing.line.entry.sequence)
-        signer = standing.line.signer[:13]
-        table.add_row(line, said.model_name, said.organization, signer, standing.status, figures)
+        line = str(row.line.entry.sequence)
+        signer = row.line.signer[:13]
+        table.add_row(line, said.model_name, said.organization, signer, row.status, figures)
     print_table(table)
     err.print(f"head {opened.head}", style="dim")
 
@@ -104,15 +104,15 @@ def verify(
     from gym_fed.leaderboard.verify import verify as run
 
     opened = Leaderboard(_there(board), head=head)
-    standing = opened.named(line)
-    found = run(opened, standing, rerun_on(model, data), signing_key(key), samples)
+    row = opened.named(line)
+    found = run(opened, row, rerun_on(model, data), signing_key(key), samples)
     count = sum(map(len, found.drawn.values()))
     lines = [f"{task}, sample {number}: {text}" for task, number, text in found.differences]
     outcome = f"differs in {len(lines)} of {count} samples" if lines else f"reproduced: {count} samples"
     print_result(
         as_json,
         {
-            "line": standing.line.entry.sequence,
+            "line": row.line.entry.sequence,
             "outcome": "differs" if lines else "reproduced",
             "samples": {task: list(numbers) for task, numbers in found.drawn.items()},
             "differences": [
@@ -145,7 +145,7 @@ def write_html(
     opened = Leaderboard(_there(board), head=head)
     write_atomically(file, board_page(opened, title).encode("utf-8"))
     print_result(
-        as_json, {"file": str(file), "submissions": len(opened.standings)}, note=f"the page is {file}"
+        as_json, {"file": str(file), "submissions": len(opened.board_rows)}, note=f"the page is {file}"
     )
 
 
@@ -159,14 +159,14 @@ def _there(board: Path) -> Path:
     return board
 
 
-def _as_json(standing: Standing) -> dict[str, Any]:
-    said = standing.submission
+def _as_json(row: BoardRow) -> dict[str, Any]:
+    said = row.submission
     return {
-        "line": standing.line.entry.sequence,
-        "hash": standing.line.entry.hash,
-        "signer": standing.line.signer,
-        "status": standing.status,
-        "reproduced_by": [line.signer for line in standing.reproduced],
-        "disputed_by": [line.signer for line in standing.differs],
+        "line": row.line.entry.sequence,
+        "hash": row.line.entry.hash,
+        "signer": row.line.signer,
+        "status": row.status,
+        "reproduced_by": [line.signer for line in row.reproduced],
+        "disputed_by": [line.signer for line in row.differs],
         **said.model_dump(mode="json"),
     }

@@ -30,7 +30,7 @@ BOILERPLATE_ROWS = 10
 _MAX_FILE_BYTES = 4 << 20
 
 
-class _Document(StrictModel):
+class _FilterDocument(StrictModel):
     format: int = Field(default=1, ge=1, le=1)
     suite: str = Field(min_length=1, max_length=200)
     locks: dict[str, str] = Field(max_length=10_000)
@@ -105,7 +105,7 @@ class SuiteFilter:
         try:
             if len(data) > _MAX_FILE_BYTES:
                 raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes")
-            found = _Document.model_validate_json(data)
+            found = _FilterDocument.model_validate_json(data)
             bits = base64.b64decode(found.bits, validate=True)
             if not 0 < len(bits) <= MAX_BYTES:
                 raise ValueError(f"{len(bits)} bytes of bits")
@@ -124,8 +124,8 @@ class SuiteFilter:
             BloomFilter(bits, found.places),
         )
 
-    def _document(self) -> _Document:
-        return _Document(
+    def _document(self) -> _FilterDocument:
+        return _FilterDocument(
             suite=self.suite,
             locks=self.locks,
             num_rows=self.num_rows,

@@ -67,6 +67,7 @@ def verdict(drop: Drop, config: SafetyGateConfig) -> str | None:
     if not drop.exceeds(config.max_margin_drop):
         return None
     return (
-        f"the refusal margin fell from {drop.before:.3f} to {drop.after:.3f} nats a token on {drop.num_prompts} "
-        f"prompts (by {drop.lower:.3f} at least, {config.confidence:.0%} confidence); {config.max_margin_drop:g} is allowed"
+        f"the refusal margin fell from {drop.before:.3f} to {drop.after:.3f} nats a token on "
+        f"{drop.num_prompts} prompts (by {drop.lower:.3f} at least, {config.confidence:.0%} confidence); "
+        f"{config.max_margin_drop:g} is allowed"
     )

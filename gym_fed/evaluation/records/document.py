@@ -21,11 +21,11 @@ Details = dict[Name, Text]
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 
-class _Part(StrictModel):
+class _RecordPart(StrictModel):
     model_config = ConfigDict(strict=True)
 
 
-class SourceMetadata(_Part):
+class SourceMetadata(_RecordPart):
     """Who ran it."""
 
     source_name: Name
@@ -34,7 +34,7 @@ class SourceMetadata(_Part):
     evaluator_relationship: Literal["first_party", "third_party", "collaborative", "other"] = "other"
 
 
-class Library(_Part):
+class EvalLibrary(_RecordPart):
     """What ran it; ``additional_details`` holds our facts and seconds."""
 
     name: Name
@@ -42,24 +42,24 @@ class Library(_Part):
     additional_details: Details
 
 
-class Engine(_Part):
+class InferenceEngine(_RecordPart):
     """What computed the answers."""
 
     name: Name
     version: Name
 
 
-class ModelInfo(_Part):
+class ModelInfo(_RecordPart):
     """The model; ``additional_details`` holds the identity that the record is keyed by."""
 
     name: Text
     id: Name
     developer: Name
-    inference_engine: Engine
+    inference_engine: InferenceEngine
     additional_details: Details
 
 
-class SourceData(_Part):
+class SourceData(_RecordPart):
     """Where the rows are from, by the digest of task and data."""
 
     dataset_name: Name
@@ -67,35 +67,35 @@ class SourceData(_Part):
     additional_details: Details
 
 
-class MetricConfig(_Part):
+class MetricConfig(_RecordPart):
     """One metric."""
 
     metric_id: Name
     lower_is_better: bool
 
 
-class StandardError(_Part):
+class StandardError(_RecordPart):
     """Of a figure."""
 
     value: float
     method: Literal["analytic"] = "analytic"
 
 
-class Uncertainty(_Part):
+class ScoreUncertainty(_RecordPart):
     """Of a figure; without ``standard_error`` where it has none."""
 
     standard_error: StandardError | None = None
     num_samples: int = Field(ge=0)
 
 
-class ScoreDetails(_Part):
+class ScoreDetails(_RecordPart):
     """A figure."""
 
     score: float
-    uncertainty: Uncertainty
+    uncertainty: ScoreUncertainty
 
 
-class TaskFigure(_Part):
+class TaskFigure(_RecordPart):
     """One metric of one task."""
 
     evaluation_result_id: Name
@@ -105,7 +105,7 @@ class TaskFigure(_Part):
     score_details: ScoreDetails
 
 
-class SamplesFile(_Part):
+class SamplesFile(_RecordPart):
     """Where the samples are, and what they hash to."""
 
     format: Literal["jsonl"] = "jsonl"
@@ -115,7 +115,7 @@ class SamplesFile(_Part):
     total_rows: int = Field(ge=0, le=2_000_000)
 
 
-class Document(_Part):
+class RecordDocument(_RecordPart):
     """The JSON file of a run."""
 
     schema_version: Literal["0.3.0"] = "0.3.0"
@@ -124,12 +124,12 @@ class Document(_Part):
     retrieved_timestamp: Name
     source_metadata: SourceMetadata
     model_info: ModelInfo
-    eval_library: Library
+    eval_library: EvalLibrary
     evaluation_results: list[TaskFigure] = Field(min_length=1, max_length=20_000)
     detailed_evaluation_results: SamplesFile
 
 
-class SampleInput(_Part):
+class SampleInput(_RecordPart):
     """What the model got."""
 
     raw: Text
@@ -137,13 +137,13 @@ class SampleInput(_Part):
     choices: list[Text] | None = None
 
 
-class SampleOutput(_Part):
+class SampleOutput(_RecordPart):
     """What it gave: a text, or the likeliest choice."""
 
     raw: list[Text]
 
 
-class Attribution(_Part):
+class AnswerAttribution(_RecordPart):
     """Where the answer that was judged is from."""
 
     turn_idx: Literal[0] = 0
@@ -153,14 +153,14 @@ class Attribution(_Part):
     is_terminal: Literal[True] = True
 
 
-class SampleScore(_Part):
+class SampleScore(_RecordPart):
     """What it was worth by the task's main metric."""
 
     score: float
     is_correct: bool
 
 
-class SampleMetadata(_Part):
+class SampleMetadata(_RecordPart):
     """What the schema has no field for; lists, numbers and mappings are JSON."""
 
     row_sha256: Name
@@ -171,7 +171,7 @@ class SampleMetadata(_Part):
     cut: Text = "0"
 
 
-class Instance(_Part):
+class Instance(_RecordPart):
     """A line of the samples' file."""
 
     schema_version: Literal["0.3.0"] = "0.3.0"
@@ -184,6 +184,6 @@ class Instance(_Part):
     interaction_type: Literal["single_turn"] = "single_turn"
     input: SampleInput
     output: SampleOutput
-    answer_attribution: list[Attribution] = Field(max_length=1)
+    answer_attribution: list[AnswerAttribution] = Field(max_length=1)
     evaluation: SampleScore
     metadata: SampleMetadata

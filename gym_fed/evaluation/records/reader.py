@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.records.document import Document, Instance
+from gym_fed.evaluation.records.document import Instance, RecordDocument
 from gym_fed.evaluation.records.keys import paths_of, record_id, samples_path
 from gym_fed.evaluation.records.writer import IDENTITY
 from gym_fed.evaluation.results import EvalResults, Figure, SampleResult, TaskResult
@@ -38,7 +38,7 @@ class Record:
         results: What it says, with every sample.
     """
 
-    document: Document
+    document: RecordDocument
     results: EvalResults
 
 
@@ -127,7 +127,7 @@ def open_record(path: str | Path) -> Record:
     return Record(document, results)
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> RecordDocument:
     """The document of a record, without its samples; raises as ``open_record``."""
     try:
         found = read_object(path, ErrorCode.DATA_INVALID, _HINT) if path.is_file() else None
@@ -135,10 +135,10 @@ def read_document(path: Path) -> Document:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
     if found is None:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no record at {path}", "see: gym eval show")
-    return _checked(Document, json.dumps(found), path)
+    return _checked(RecordDocument, json.dumps(found), path)
 
 
-def _instances(path: Path, document: Document) -> Iterator[Instance]:
+def _instances(path: Path, document: RecordDocument) -> Iterator[Instance]:
     """The lines of the samples' file; its digest and count are checked behind the last."""
     file, stated = samples_path(path), document.detailed_evaluation_results
     digest, number = hashlib.sha256(), 0
@@ -157,7 +157,7 @@ def _instances(path: Path, document: Document) -> Iterator[Instance]:
         raise _bad(file, "is not the file that the document names by its sha256: it was cut or altered")
 
 
-def _tasks(path: Path, document: Document) -> dict[str, TaskResult]:
+def _tasks(path: Path, document: RecordDocument) -> dict[str, TaskResult]:
     """Tasks without their samples."""
     tasks: dict[str, TaskResult] = {}
     for result in document.evaluation_results:

@@ -58,11 +58,12 @@ def _rerun_task(
 ) -> TaskResult:
     """One task with these rows alone; prompts are made of all rows before them, too, as examples are drawn in turn."""
     from gym_fed.evaluation.evaluator import computed
-    from gym_fed.evaluation.harness import Preparation, PromptOptions
+    from gym_fed.evaluation.harness.preparation import Preparation
+    from gym_fed.evaluation.harness.requests import PromptOptions
 
     limit = max(len(recorded.samples), max(numbers) + 1)  # a generated task is another one with another limit
     source = _source(recorded.task, limit, scorer.tokenizer, None if data is None else Path(data), own)
-    options = PromptOptions(recorded.num_fewshot, limit, with_template, rows=frozenset(numbers))
+    options = PromptOptions(recorded.num_fewshot, limit, with_template, rows=lambda task, total: numbers)
     preparation = Preparation([source], scorer.tokenizer, scorer.max_length, options)
     name = scorer.models[0]
     outcomes = {request.key: by_model[name] for request, by_model in computed(scorer, preparation.requests)}

@@ -72,14 +72,14 @@ def evaluation_id(results: EvalResults) -> str:
     return "/".join((*path.parts[1:4], path.stem))
 
 
-def _document(results: EvalResults, samples: parts.SamplesFile, organization: str) -> parts.Document:
+def _document(results: EvalResults, samples: parts.SamplesFile, organization: str) -> parts.RecordDocument:
     now = time.time()
     developer, name = model_id(results.model)
     try:
         facts = json.dumps(dict(results.facts), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise GymError(ErrorCode.DATA_INVALID, f"the facts of the run are no JSON: {error}") from error
-    return parts.Document(
+    return parts.RecordDocument(
         evaluation_id=evaluation_id(results),
         evaluation_timestamp=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         retrieved_timestamp=f"{now:.0f}",
@@ -88,14 +88,14 @@ def _document(results: EvalResults, samples: parts.SamplesFile, organization: st
             name=results.model,
             id=f"{developer}/{name}",
             developer=developer,
-            inference_engine=parts.Engine(name="gym-fed", version=__version__),
+            inference_engine=parts.InferenceEngine(name="gym-fed", version=__version__),
             additional_details={
                 "deployment_type": "unknown",
                 "model_availability": "unknown",
                 **{f"{IDENTITY}{key}": value for key, value in results.identity.items()},
             },
         ),
-        eval_library=parts.Library(
+        eval_library=parts.EvalLibrary(
             name="gym-fed",
             version=__version__,
             additional_details={"facts": facts, "seconds": repr(float(results.seconds))},
@@ -127,7 +127,7 @@ def _figure(task: TaskResult, metric: str) -> parts.TaskFigure:
         metric_config=parts.MetricConfig(metric_id=metric, lower_is_better=not figure.higher_is_better),
         score_details=parts.ScoreDetails(
             score=float(figure.value),
-            uncertainty=parts.Uncertainty(standard_error=error, num_samples=figure.num_samples),
+            uncertainty=parts.ScoreUncertainty(standard_error=error, num_samples=figure.num_samples),
         ),
     )
 
@@ -163,7 +163,7 @@ def _instance(task: TaskResult, sample: SampleResult, run: str, model: str) -> p
         ),
         output=parts.SampleOutput(raw=output),
         answer_attribution=[
-            parts.Attribution(extracted_value=text, extraction_method=method) for text in output
+            parts.AnswerAttribution(extracted_value=text, extraction_method=method) for text in output
         ],
         evaluation=parts.SampleScore(score=score, is_correct=score == 1.0),
         metadata=parts.SampleMetadata(

@@ -53,7 +53,7 @@ class ApiScorer:
     def __init__(self, url: str, model: str, *, api_key: str | None = None) -> None:
         self._writer = RemoteWriter(url, model or None, api_key=api_key)
         self.model = self._writer.base
-        self.models = (self.model,)
+        self.models: tuple[str, ...] = (self.model,)
         self.tokenizer: Any = Characters()
         self.max_length = MAX_LENGTH
         self._url = url

@@ -1,7 +1,7 @@
 """Texts that begin alike, as a tree: each common beginning is computed once, and what follows branches off it.
 
 The choices of a question share the question, and the questions of a task share its examples. A node holds the tokens
-that its texts have in common; a text is read from the nodes on its way, of which its own last one is the end.
+that its texts have in common; a text is read from the nodes between the root and its last one.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class DataFiles(StrictModel):
     """File by split, beside the task file: .jsonl, .jsonl.gz, .json, .csv or .parquet."""
 
 
-class Metric(StrictModel):
+class TaskMetric(StrictModel):
     """One of ``metric_list``."""
 
     metric: Literal["acc", "acc_norm", "exact_match"]
@@ -161,7 +161,7 @@ class TaskFile(StrictModel):
     fewshot_delimiter: str = "\n\n"
     num_fewshot: int = Field(default=0, ge=0, le=64)
     fewshot_config: FewshotConfig | None = None
-    metric_list: list[Metric] = Field(default=[], max_length=3)
+    metric_list: list[TaskMetric] = Field(default=[], max_length=3)
     grade: Literal["humaneval", "mbpp", "json_schema", "chrf"] | None = None
     """A metric of ours, instead of ``metric_list``: code run against tests in the sandbox, JSON by a schema, chrF."""
 

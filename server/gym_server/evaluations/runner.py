@@ -13,9 +13,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.results import TaskResult
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.harness import Preparation
+    from gym_fed.evaluation.harness.preparation import Preparation
     from gym_fed.evaluation.scoring.scorer import Scorer
-    from gym_fed.evaluation.suites.tasks import TaskSpec
+    from gym_fed.evaluation.suites.eval_task import EvalTask
 
 Draw = Callable[[str, int], Sequence[int]]
 """Of a task and how many rows it has: the numbers of those to use."""
@@ -31,7 +31,7 @@ class SuiteTasks:
     """
 
     config: GateEvaluation
-    tasks: Sequence[TaskSpec]
+    tasks: Sequence[EvalTask]
 
 
 def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
@@ -48,9 +48,9 @@ def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
     return [SuiteTasks(one, tasks_named(one.suite, gate, folder)) for one in gate.evals]
 
 
-def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[TaskSpec]:
+def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[EvalTask]:
     """The tasks of one suite; raises as ``suites_of``."""
-    from gym_fed.evaluation.harness import require_harness
+    from gym_fed.evaluation.harness.preparation import require_harness
     from gym_fed.evaluation.suites.tasks import tasks_of
 
     require_harness()
@@ -67,7 +67,8 @@ def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[TaskSpec]:
 
 def prepare(suite: SuiteTasks, model: Any, tokenizer: Any, draw: Draw) -> Preparation:
     """The requests of a suite for a model, on the drawn rows; raises as ``Preparation``."""
-    from gym_fed.evaluation.harness import Preparation, PromptOptions
+    from gym_fed.evaluation.harness.preparation import Preparation
+    from gym_fed.evaluation.harness.requests import PromptOptions
 
     longest = int(model.config.get_text_config().max_position_embeddings)
     options = PromptOptions(apply_chat_template=suite.config.apply_chat_template, rows=draw)
@@ -96,7 +97,7 @@ _ONLY = "base"
 
 
 def _results(scorer: Scorer, preparation: Preparation) -> dict[str, TaskResult]:
-    from gym_fed.evaluation.harness import Outcome, RequestKey
+    from gym_fed.evaluation.harness.requests import Outcome, RequestKey
     from gym_fed.evaluation.scoring.scorer import AnswerRequest, Continuation, Loglikelihood
 
     outcomes: dict[RequestKey, Outcome] = {}

@@ -277,19 +277,14 @@ def the_evaluator(tmp_path: Path) -> None:
     from gym_fed.evaluation import Evaluator
 
     assert gym_fed.eval.Evaluator is Evaluator
-    with pytest.raises(GymError, match="benchmark 'mmlu'") as error:
+    with pytest.raises(GymError, match="mmlu") as error:
         Evaluator(benchmarks=["mmlu", "hellaswag", "winogrande", "arc"], model="gym-nano")
-    refused(
-        error,
-        "gym export MODEL -o model-folder",
-        "lm_eval --model hf --model_args pretrained=model-folder --tasks mmlu,hellaswag,winogrande,arc_challenge",
-    )
+    assert "gym eval fetch" in error.value.hint
     evaluator = Evaluator(benchmarks=["reverse"], model="gym-nano", num_examples=4)
     results = evaluator.run()
     assert json.loads(results.save("figures.json").read_text())["reverse"]["num_examples"] == 4
-    with pytest.raises(GymError) as error:
-        evaluator.submit_to_leaderboard(model_name="m", organization="o")
-    refused(error, "results = Evaluator(benchmarks=[...], model=model).run()", 'results.save("results.json")')
+    line = results.submit_to_leaderboard(model_name="m", organization="o")
+    assert line.content.model_name == "m"
 
 
 @line("from gym_fed.registry import ModelRegistry")
@@ -369,13 +364,6 @@ def commands_of_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(GymError, match="gguf") as error:
         gym("export", "--model", "saves/model", "--format", "gguf")
     refused(error, "gym export MODEL -o model-folder", "python convert_hf_to_gguf.py model-folder")
-    with pytest.raises(GymError, match="gym eval") as error:
-        gym("eval")
-    refused(
-        error,
-        "gym train run.yaml --set 'eval_data=[{path: held-out.jsonl}]'",
-        "gym grade run.yaml answers.jsonl",
-    )
     with pytest.warns(OtherWordNote, match="`gym inference` is `gym batch` here"):
         assert "gym batch" in gym("inference", "--help")
 
@@ -438,7 +426,7 @@ def another_name_of_the_command(tmp_path: Path) -> None:
     assert project["scripts"]["gym-cli"] == project["scripts"]["gym"]
     extras = project["optional-dependencies"]
     assert extras["distributed"] == extras["dist"]
-    assert set(extras["eval"]) == {*extras["judge"], *extras["plot"]}
+    assert set(extras["eval"]) == {"lm-eval>=0.4.13,<0.5", *extras["judge"], *extras["plot"]}
     whole = {row for name, rows in extras.items() if name not in ("dev", "all") for row in rows}
     assert (len(extras["all"]), set(extras["all"])) == (len(whole), whole)
 

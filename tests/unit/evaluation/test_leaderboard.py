@@ -17,7 +17,7 @@ from gym_fed.identity.keys import SigningKey
 from gym_fed.leaderboard.board import Leaderboard
 from gym_fed.leaderboard.lines import Line, Reproduction, Submission, challenge_claim, sign_line
 from gym_fed.leaderboard.submit import records_folder, submit
-from gym_fed.leaderboard.verify import Verification, drawn_samples, verify
+from gym_fed.leaderboard.verify import Reproduced, drawn_samples, verify
 from gym_fed.ledger.entries import Entry, canonical_text
 from tests.support.evaluations import answer_task, choice_task, results_of
 
@@ -52,7 +52,7 @@ def rerun_with(change: Change, source: EvalResults = RUN) -> Any:
 
 def verified(
     board: Path, change: Change = lambda sample: sample, key: SigningKey = ANOTHER, **options: Any
-) -> Verification:
+) -> Reproduced:
     opened = Leaderboard(board)
     return verify(opened, opened.named("1"), rerun_with(change, **options), key, num_samples=50)
 
@@ -77,8 +77,8 @@ def test_a_submission_is_self_reported_until_other_keys_reproduce_it(board: Path
 
 
 def test_a_submission_names_weights_suite_and_samples(board: Path) -> None:
-    (standing,) = Leaderboard(board).standings.values()
-    said = standing.submission
+    (row,) = Leaderboard(board).board_rows.values()
+    said = row.submission
     (document,) = records_folder(board).rglob("*-*.json")
     assert said.identity == dict(RUN.identity)
     assert [task.lock for task in said.tasks] == ["wet-lock", "sums-lock"]
@@ -334,7 +334,7 @@ def test_a_torn_last_line_is_dropped_when_another_is_added(board: Path) -> None:
     with board.open("ab") as file:
         file.write(b'{"body":{"cont')
     add(board, key=THIRD, name="theirs")
-    assert len(Leaderboard(board).standings) == 2
+    assert len(Leaderboard(board).board_rows) == 2
 
 
 @pytest.mark.parametrize("name", ["", " x", "a\nb", "x" * 97, "\u202egnp", "a\u0000"])

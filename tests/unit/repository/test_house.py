@@ -266,7 +266,14 @@ PUBLIC = {
     "gym_fed": {"Experiment", "GymError", "Trainer", "TrainingConfig"},
     "gym_fed.data": {"DataPipeline", "DatasetRegistry"},
     "gym_fed.downloads": {"DownloadOffer", "ensure_dataset", "ensure_model", "missing_model", "pull_model"},
-    "gym_fed.evaluation": {"Grader", "exact_match", "grade_answers", "layer_errors"},
+    "gym_fed.evaluation": {
+        "EvalResults",
+        "Evaluator",
+        "Grader",
+        "exact_match",
+        "grade_answers",
+        "layer_errors",
+    },
     "gym_fed.personalization": {"PersonalizedTrainer"},
     "gym_fed.quantization": {
         "AggregationMethod",

@@ -1,0 +1,94 @@
+"""Tokens of prompts and continuations by the rules of the harness itself, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.scoring.scorer import Continuation
+
+
+def encoder_of(tokenizer: Any, max_length: int) -> Any:
+    """The harness's own rules for tokens (its ``TemplateLM``, and what its ``HFLM`` adds), without a model."""
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.models.utils import has_bos_prefix
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    def one(context: Sequence[int | None], ids: Sequence[int]) -> Continuation:
+        if context[0] is None:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                "a text is scored from its first word on, and the tokenizer has no token to begin with",
+                "evaluate the model's folder, or leave the task out",
+            )
+        return Continuation(tuple(int(token or 0) for token in context), tuple(ids))
+
+    class Encoder(TemplateLM):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokenizer = tokenizer
+
+        @property
+        def eot_token_id(self) -> int | None:
+            found: int | None = tokenizer.eos_token_id
+            return found
+
+        @property
+        def prefix_token_id(self) -> int | None:
+            found: int | None = tokenizer.bos_token_id
+            return self.eot_token_id if found is None else found
+
+        @property
+        def eos_text(self) -> str | None:
+            return None if tokenizer.eos_token_id is None else str(tokenizer.decode(tokenizer.eos_token_id))
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            if add_special_tokens is None and has_bos_prefix(string, tokenizer.decode(self.prefix_token_id)):
+                add_special_tokens = False
+            special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+            return list(tokenizer.encode(string, **special))
+
+        def tok_encode_prompt(self, string: str) -> list[int]:
+            bare = has_bos_prefix(string, tokenizer.bos_token)
+            return list(tokenizer.encode(string, **({"add_special_tokens": False} if bare else {})))
+
+        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
+            return [one(context, ids) for _text, context, ids in requests]
+
+        def windows(self, text: str) -> tuple[Continuation, ...]:
+            parts = get_rolling_token_windows(
+                token_list=self.tok_encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=max_length,
+                context_len=1,
+            )
+            return tuple(one(context, ids) for context, ids in map(make_disjoint_window, parts))
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            return [self.windows(one.args[0]) for one in requests]
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            raise AssertionError("answers are requested from the scorer")
+
+        def apply_chat_template(
+            self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+        ) -> str:
+            import jinja2
+
+            def rendered(messages: list[dict[str, str]]) -> str:
+                return str(
+                    tokenizer.apply_chat_template(
+                        messages,
+                        tokenize=False,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=not add_generation_prompt,
+                    )
+                )
+
+            try:
+                return rendered(chat_history)
+            except jinja2.exceptions.TemplateError:  # as HFLM does: some templates refuse the system role
+                return rendered([turn for turn in chat_history if turn["role"] != "system"])
+
+    return Encoder()

@@ -1,0 +1,92 @@
+"""What surrounds every call of the harness: no network, its seeds, its errors as ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+
+SEED = 1234  # of the harness: few-shot examples are drawn with it
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Nothing in here may use a network: the libraries read the variables once, and their modules keep the values."""
+    import datasets
+    import huggingface_hub.constants
+
+    places: list[tuple[Any, str]] = [
+        (huggingface_hub.constants, "HF_HUB_OFFLINE"),
+        (datasets.config, "HF_HUB_OFFLINE"),
+        (datasets.config, "HF_DATASETS_OFFLINE"),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name in places if hasattr(module, name)]
+    serial = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"  # the harness would bootstrap errors in a process for every core
+    bars = datasets.are_progress_bars_disabled()
+    log = logging.getLogger("lm_eval")
+    level = log.level
+    log.setLevel(logging.ERROR)  # its warnings are advice to those who write tasks
+    for module, name, _ in before:
+        setattr(module, name, True)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+        log.setLevel(level)
+        if not bars:
+            datasets.enable_progress_bars()
+        if serial is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = serial
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """The seeds that the harness sets, for tasks that shuffle their rows; the caller's state comes back."""
+    import numpy as np
+
+    plain, arrays = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(SEED)
+    try:
+        yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(arrays)
+
+
+@contextmanager
+def as_config_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except GymError:
+        raise
+    except Exception as error:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"task {name}: lm-eval refuses it: {type(error).__name__}: {str(error)[:500]}",
+            "compare its file with its data",
+        ) from error
+
+
+@contextmanager
+def as_data_errors(name: str, number: int) -> Iterator[None]:
+    try:
+        yield
+    except GymError:
+        raise
+    except Exception as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"task {name}: row {number}: its metric fails: {type(error).__name__}: {str(error)[:500]}",
+            "compare the row with the task's file",
+        ) from error

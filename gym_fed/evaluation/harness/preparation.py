@@ -1,0 +1,71 @@
+"""The requests of some tasks, made once; what models answered goes back in once per model."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.harness.encoder import encoder_of
+from gym_fed.evaluation.harness.isolation import offline, seeded
+from gym_fed.evaluation.harness.requests import Outcome, PromptOptions, RequestKey
+from gym_fed.evaluation.harness.sources import TaskSource
+from gym_fed.evaluation.harness.task import HarnessTask
+from gym_fed.evaluation.results import TaskResult
+
+
+def require_harness() -> None:
+    """Refuse where the harness is not installed.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY``.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY, "evaluations need lm-eval", "pip install 'gym-fed[eval]'"
+        )
+
+
+class Preparation:
+    """The requests of some tasks for one tokenizer.
+
+    Args:
+        sources: The tasks.
+        tokenizer: Of the models.
+        max_length: Their context, in tokens.
+        options: How prompts are made.
+
+    Attributes:
+        requests: All of them, in the order of tasks and rows.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY``; ``CONFIG_INVALID`` for a task that would use a network, or that the harness
+            refuses; ``USAGE`` for a chat template that the tokenizer does not have.
+    """
+
+    def __init__(
+        self, sources: Sequence[TaskSource], tokenizer: Any, max_length: int, options: PromptOptions
+    ) -> None:
+        require_harness()
+        if options.apply_chat_template and not tokenizer.chat_template:
+            raise GymError(
+                ErrorCode.USAGE,
+                "the tokenizer has no chat template",
+                "leave --apply-chat-template out, or set one: gym configs templates lists them",
+            )
+        self._tasks: dict[str, HarnessTask] = {}
+        with offline(), seeded():
+            encoder = encoder_of(tokenizer, max_length)
+            for source in sources:
+                self._tasks[source.name] = HarnessTask(source, encoder, options)
+        self.requests = tuple(request for task in self._tasks.values() for request in task.requests)
+
+    def results(self, outcomes: Mapping[RequestKey, Outcome]) -> dict[str, TaskResult]:
+        """Figures and samples by task, of what one model answered to every request.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for a row that the task's metric cannot read.
+        """
+        with offline(), seeded():
+            return {name: task.result(outcomes) for name, task in self._tasks.items()}

@@ -1,0 +1,228 @@
+"""One task of the harness: its instances, their requests, and what answers are worth."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.harness.isolation import SEED, as_config_errors, as_data_errors
+from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
+from gym_fed.evaluation.harness.sources import TaskSource, require_local, row_sha256
+from gym_fed.evaluation.results import Figure, SampleResult, TaskResult
+from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Loglikelihood
+
+MAX_PROMPT = 16_000
+"""Characters of a prompt that a sample keeps."""
+_BOOTSTRAP = 1000
+
+_SAMPLING = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
+
+
+class HarnessTask:
+    """One task of the harness, with its instances and their requests."""
+
+    def __init__(self, source: TaskSource, encoder: Any, options: PromptOptions) -> None:
+        from lm_eval.api.task import ConfigurableTask
+
+        require_local(source)
+        self._source = source
+        config: dict[str, Any] = {"num_fewshot": 0, **deepcopy(dict(source.config)), "task": source.name}
+        if options.num_fewshot is not None and source.config.get("num_fewshot") != 0:
+            config["num_fewshot"] = options.num_fewshot
+        self.num_fewshot = int(config["num_fewshot"] or 0)
+        with as_config_errors(source.name):
+            self._task: Any = ConfigurableTask(config=config)
+            self._task.set_fewshot_seed(seed=SEED)
+            rows = dict(self._task.doc_iterator(limit=options.limit))
+            chosen = set(rows) if options.rows is None else set(options.rows(source.name, len(rows)))
+            self._rows = {number: row for number, row in rows.items() if number in chosen}
+            # Examples are drawn row after row: those of a later row depend on all rows before it.
+            asked = (
+                self._rows if not self.num_fewshot else {n: r for n, r in rows.items() if n <= max(chosen)}
+            )
+            self._instances = [
+                instance
+                for number, row in asked.items()
+                for instance in self._asked(number, row, encoder, options)
+                if number in chosen
+            ]
+            self._task._instances = self._instances
+        if not self._instances:
+            raise GymError(ErrorCode.DATA_INVALID, f"task {source.name}: has no rows")
+        self.requests = list(self._encoded(encoder))
+
+    def _asked(self, number: int, row: Any, encoder: Any, options: PromptOptions) -> list[Any]:
+        """The harness's instances of one row, as its own loop makes them."""
+        task = self._task
+        template = encoder.apply_chat_template if options.apply_chat_template else None
+        context = task.fewshot_context(
+            row,
+            num_fewshot=self.num_fewshot,
+            system_instruction=None,
+            apply_chat_template=options.apply_chat_template,
+            fewshot_as_multiturn=options.apply_chat_template,
+            chat_template=template,
+            gen_prefix=task.doc_to_prefix(row),
+        )
+        made = task.construct_requests(
+            doc=row,
+            ctx=context,
+            metadata=(self._source.name, number, task.config.repeats),
+            apply_chat_template=options.apply_chat_template,
+            chat_template=template,
+        )
+        return made if isinstance(made, list) else [made]
+
+    def _encoded(self, encoder: Any) -> Iterator[PreparedRequest]:
+        scored = [one for one in self._instances if one.request_type == "loglikelihood"]
+        pairs = iter(encoder.loglikelihood(scored, disable_tqdm=True))
+        for one in self._instances:
+            pair = next(pairs) if one.request_type == "loglikelihood" else None
+            for repetition in range(one.repeats):
+                key = (self._source.name, one.doc_id, one.idx, repetition)
+                if pair is not None:
+                    if not pair.continuation_ids:
+                        raise GymError(
+                            ErrorCode.DATA_INVALID,
+                            f"task {self._source.name}: row {one.doc_id}: a choice has no tokens",
+                        )
+                    yield PreparedRequest(key, (pair,))
+                elif one.request_type == "loglikelihood_rolling":
+                    yield PreparedRequest(key, encoder.windows(one.args[0]))
+                else:
+                    yield PreparedRequest(key, answer=self._answer(one, encoder, key))
+
+    def _answer(self, one: Any, encoder: Any, key: RequestKey) -> AnswerRequest:
+        from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+
+        given: dict[str, Any] = dict(normalize_gen_kwargs(one.args[1], 256))
+        samples = bool(given.get("do_sample"))
+        unknown = sorted(given.keys() - _SAMPLING)
+        if unknown and samples:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"task {self._source.name}: generation_kwargs: {unknown[0]} is not supported",
+                f"there are {', '.join(sorted(_SAMPLING))}",
+            )
+        until = handle_stop_sequences(given.get("until"), eos=encoder.eos_text)
+        seed = hashlib.sha256(repr(key).encode()).digest()
+        return AnswerRequest(
+            tuple(encoder.tok_encode_prompt(one.args[0])),
+            tuple(until),
+            int(given["max_gen_toks"]),
+            float(given.get("temperature", 0.0)) if samples else 0.0,
+            int.from_bytes(seed[:4], "big"),
+        )
+
+    def result(self, outcomes: Mapping[RequestKey, Outcome]) -> TaskResult:
+        """Figures and samples of one model."""
+        name = self._source.name
+        by_row: dict[int, list[Any]] = defaultdict(list)
+        for one in self._instances:
+            found = [outcomes[name, one.doc_id, one.idx, number] for number in range(one.repeats)]
+            one.resps = [_as_theirs(one, outcome) for outcome in found]
+            one.filtered_resps = {}
+            by_row[one.doc_id].append(one)
+        self._task.apply_filters()
+        values: dict[str, list[Any]] = defaultdict(list)
+        metrics: dict[int, dict[str, float]] = defaultdict(dict)
+        for place, filtered in enumerate(self._instances[0].filtered_resps):
+            for number, row in self._rows.items():
+                asked = sorted(by_row[number], key=lambda one: int(one.idx))
+                with as_data_errors(name, number):
+                    found = self._task.process_results(row, [one.filtered_resps[filtered] for one in asked])
+                for metric, value in found.items():
+                    called = metric if place == 0 else f"{metric},{filtered}"
+                    values[called].append(value)
+                    metrics[number][called] = self._alone(metric, value)
+        figures = {called: self._figure(called.partition(",")[0], some) for called, some in values.items()}
+        samples = tuple(
+            self._sample(number, by_row[number], metrics[number], outcomes) for number in self._rows
+        )
+        return TaskResult(
+            name, str(self._source.version), self.num_fewshot, figures, samples, self._source.lock
+        )
+
+    def _aggregation(self, metric: str) -> Callable[[list[Any]], float]:
+        from lm_eval.api.metrics import mean
+
+        found: Callable[[list[Any]], float] = self._task.aggregation().get(metric, mean)
+        return found
+
+    def _alone(self, metric: str, value: Any) -> float:
+        """The metric of one sample: its value, or what the aggregation makes of it alone."""
+        if isinstance(value, bool | int | float):
+            return float(value)
+        found = self._aggregation(metric)([value])
+        return float(found)
+
+    def _figure(self, metric: str, values: list[Any]) -> Figure:
+        from lm_eval.api.metrics import stderr_for_metric
+
+        combine = self._aggregation(metric)
+        error = stderr_for_metric(combine, bootstrap_iters=_BOOTSTRAP) if len(values) > 1 else None
+        stderr = None if error is None else float(error(values))
+        higher = bool(self._task.higher_is_better().get(metric, True))
+        value = float(combine(values))
+        return Figure(value, None if stderr is None or math.isnan(stderr) else stderr, len(values), higher)
+
+    def _sample(
+        self,
+        number: int,
+        asked: Sequence[Any],
+        metrics: Mapping[str, float],
+        outcomes: Mapping[RequestKey, Outcome],
+    ) -> SampleResult:
+        name, row = self._source.name, self._rows[number]
+        found = [outcomes[name, number, one.idx, 0] for one in asked]
+        prompt, choices = _shown(asked)
+        answered = found[0] if isinstance(found[0], AnswerResult) else None
+        return SampleResult(
+            number=number,
+            row_sha256=row_sha256(row),
+            prompt=prompt[:MAX_PROMPT],
+            choices=choices,
+            logprobs=tuple(one.logprob for one in found if isinstance(one, Loglikelihood)),
+            answer=None if answered is None else answered.text,
+            token_ids=() if answered is None else answered.token_ids,
+            target=self._target(row),
+            metrics=dict(metrics),
+            cut=max(one.cut for one in found),
+            margins=() if answered is None else answered.margins,
+        )
+
+    def _target(self, row: Any) -> str:
+        target = self._task.doc_to_target(row)
+        if isinstance(target, int) and self._task.config.doc_to_choice is not None:
+            choices = self._task.doc_to_choice(row)
+            return str(choices[target]) if 0 <= target < len(choices) else str(target)
+        return target if isinstance(target, str) else json.dumps(target, ensure_ascii=False, default=str)
+
+
+def _as_theirs(one: Any, outcome: Outcome) -> Any:
+    """What a model of the harness would have returned."""
+    if isinstance(outcome, AnswerResult):
+        return outcome.text
+    if one.request_type == "loglikelihood_rolling":
+        return outcome.logprob
+    return outcome.logprob, outcome.is_greedy
+
+
+def _shown(asked: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
+    """Prompt and choices; where the choices are in the prompts, the prompt is what these begin with."""
+    if asked[0].request_type == "generate_until":
+        return str(asked[0].args[0]), ()
+    if asked[0].request_type == "loglikelihood_rolling":
+        return "", (str(asked[0].args[0]),)
+    first, *others = (str(one.args[0]) for one in asked)
+    shared = next(
+        (n for n in range(len(first)) if any(one[n : n + 1] != first[n] for one in others)), len(first)
+    )
+    prompt = first[:shared]
+    return prompt, tuple(str(one.args[0])[len(prompt) :] + str(one.args[1]) for one in asked)
