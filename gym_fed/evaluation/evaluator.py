@@ -35,8 +35,22 @@ from gym_fed.evaluation.scoring.opening import (
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.scoring.scorer import Scorer
+    from gym_fed.leaderboard.lines import Line
 
 OUT = Path("evals")
+
+
+@dataclass(frozen=True)
+class SubmittableResults(EvalResults):
+    """What an ``Evaluator`` returns: results that can go on a board."""
+
+    def submit_to_leaderboard(
+        self, *, model_name: str, organization: str, board: str | Path = "leaderboard.jsonl"
+    ) -> Line:
+        """Sign the results with this home's key and append them to a board; raises as ``leaderboard.submit``."""
+        from gym_fed.leaderboard.submit import submit
+
+        return submit(self, model_name=model_name, organization=organization, board=board)
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ class Evaluator:
         self._own = [name for name in self.benchmarks if is_own(name)]
         self._specs = self._suite_tasks(None if data is None else Path(data))
 
-    def run(self) -> EvalResults:
+    def run(self) -> SubmittableResults:
         """The results of the model; of several, of the first.
 
         Raises:
@@ -113,7 +127,7 @@ class Evaluator:
         """
         return next(iter(self.run_all().values()))
 
-    def run_all(self) -> dict[str, EvalResults]:
+    def run_all(self) -> dict[str, SubmittableResults]:
         """The results of every model, by what results call it, computed in one pass. Raises as ``run``."""
         with open_models(self.request) as models:
             if models.scorer.max_length >= 1 << 30 and self.options.apply_chat_template:
@@ -131,10 +145,14 @@ class Evaluator:
             found = {name: self._recorded(identities[name]) for name in identities}
             if any(results is None for results in found.values()):
                 found = {**self._computed(models, sources, identities)}
-            return {models.names[name]: results for name, results in found.items() if results is not None}
+            return {
+                models.names[name]: SubmittableResults(**vars(results))
+                for name, results in found.items()
+                if results is not None
+            }
 
-    def submit_to_leaderboard(self, *, model_name: str, organization: str) -> Any:
-        """``EvalResults.submit_to_leaderboard`` of ``run``."""
+    def submit_to_leaderboard(self, *, model_name: str, organization: str) -> Line:
+        """``submit_to_leaderboard`` of the results of ``run``."""
         return self.run().submit_to_leaderboard(model_name=model_name, organization=organization)
 
     def _suite_tasks(self, data: Path | None) -> list[TaskSource]:

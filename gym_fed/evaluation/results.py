@@ -6,12 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym_fed.files import write_atomically
-
-if TYPE_CHECKING:
-    from gym_fed.leaderboard.lines import Line
 
 
 @dataclass(frozen=True)
@@ -108,14 +105,6 @@ class EvalResults:
     tasks: Mapping[str, TaskResult]
     seconds: float
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def submit_to_leaderboard(
-        self, *, model_name: str, organization: str, board: str | Path = "leaderboard.jsonl"
-    ) -> Line:
-        """Sign the results with this home's key and append them to a board; see ``gym_fed.leaderboard.submit``."""
-        from gym_fed.leaderboard.submit import submit
-
-        return submit(self, model_name=model_name, organization=organization, board=board)
 
     def __getitem__(self, task: str) -> dict[str, float]:
         """The values of a task by metric, and ``num_examples``."""

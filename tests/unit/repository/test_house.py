@@ -186,6 +186,7 @@ MODULES = {
     "mlflow-skinny": "mlflow",
     "dp-accounting": "dp_accounting",
     "pillow": "PIL",
+    "lm-eval": "lm_eval",
 }
 """Packages whose module has another name."""
 
