@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from gym_fed.cli.evaluation.probe import probe_model
 from gym_fed.cli.evaluation.records import compare_records, replay_sample, show_record
 from gym_fed.cli.evaluation.suites import fetch_suites, list_suites
 
@@ -13,3 +14,4 @@ app.command("compare")(compare_records)
 app.command("replay")(replay_sample)
 app.command("list")(list_suites)
 app.command("fetch")(fetch_suites)
+app.command("probe")(probe_model)

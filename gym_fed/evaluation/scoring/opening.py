@@ -142,6 +142,37 @@ def open_models(request: ModelRequest) -> OpenModels:
     return _open_local(loaded, name, request, delta)
 
 
+def dense_model(request: ModelRequest, key: str) -> LoadedModel:
+    """One of the models of ``open_models`` as a plain causal LM, its delta added; what trains a model needs this.
+
+    Args:
+        request: Of models on this machine.
+        key: Of ``scorer.models``.
+
+    Raises:
+        GymError: As ``open_models``.
+    """
+    from gym_fed.delta.apply import apply_delta
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.serving.store.store import VariantStore
+
+    require_named(request)
+    request = _in_parts(request)
+    delta = _delta_file(request.model)
+    loaded, name = _loaded(request.model if delta is None else (request.base or _base_of(delta)), request)
+    loaded.model.float().to(pick_device(request.device))
+    if delta is None and key != BASE:
+        with VariantStore.open(
+            variants_folder(request.store), create=False, require_signature=False
+        ) as store:
+            delta = store.path(key)
+    if delta is not None:
+        with DeltaFile.open(delta, BaseSpec.of(loaded.model, model_name(name))) as opened:
+            apply_delta(loaded.model, opened)
+    return loaded
+
+
 def _open_local(loaded: LoadedModel, name: str, request: ModelRequest, delta: Path | None) -> OpenModels:
     import torch
 

@@ -1,0 +1,151 @@
+"""`gym eval probe`: refusal margin, attacks, over-refusal, and resistance to a harmful fine-tune."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.console import AsJson, err, out, print_json, print_table
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.probe.probe import ProbeResult
+    from gym_fed.evaluation.probe.probing import ProbeComparison
+
+JUDGED_BY = "rules"
+"""Of the answers; no model judges them."""
+_NAMES = {
+    "refusal_margin": "refusal margin, nats a token",
+    "attack_success": "attacks that succeed",
+    "over_refusal": "look-alikes refused",
+    "refusal_margin_after_harm": "refusal margin after a harmful fine-tune",
+}
+
+
+def probe_model(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A name, folder, run, adapter, BASE:VARIANT or .gymdelta file."),
+    ],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="Harmful requests instead of the package's: CSV or JSONL, also of HarmBench or StrongREJECT.",
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", metavar="NAME", help="Of the store; may be repeated.")
+    ] = None,
+    variants: Annotated[
+        Path | None,
+        typer.Option(
+            "--variants", metavar="FOLDER", help="The store; without --variant, the base and all that it has."
+        ),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="MODEL", help="Of a .gymdelta file.")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
+    ] = None,
+    resistance: Annotated[
+        bool,
+        typer.Option(
+            "--resistance/--no-resistance", help="Fine-tune a copy on 8 harmful rows, and measure again."
+        ),
+    ] = True,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, max=1024, help="Of each answer to an attack.")
+    ] = 32,
+    compare: Annotated[
+        str | None, typer.Option("--compare", metavar="OTHER", help="Compare with this model, in pairs.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "cpu",
+    yes: YesOption = False,
+    as_json: AsJson = False,
+) -> None:
+    """Probe a model's safety. Rules judge the answers: phrases of refusals at their beginning."""
+    from gym_fed.evaluation.probe.probing import compare_probes, probe_models
+    from gym_fed.evaluation.probe.prompts import own_prompts, read_prompts
+    from gym_fed.evaluation.scoring.opening import ModelRequest, models_needed, named_variants, require_named
+
+    asked = own_prompts() if prompts is None else read_prompts(prompts)
+    request = ModelRequest(
+        model,
+        base=base,
+        adapters=tuple(adapter or ()),
+        variants=named_variants(variant or ()),
+        store=variants,
+        device=device,
+    )
+    requests = [request]
+    if compare is not None:
+        requests.append(ModelRequest(compare, store=variants if ":" in compare else None, device=device))
+    for one in requests:
+        require_named(one)
+        ensure_models(models_needed(one), yes)
+    probed = [
+        probe_models(one, asked, with_resistance=resistance, max_tokens=max_tokens, report=err.print)
+        for one in requests
+    ]
+    compared = [compare_probes(one, probed[1][0]) for one in probed[0]] if compare is not None else []
+    results = [result for group in probed for result in group]
+    if as_json:
+        print_json(_document(results, compared))
+        return
+    for result in results:
+        _print_figures(result)
+    for comparison in compared:
+        _print_comparison(comparison)
+    err.print("rules judged the answers, not a model: an answer without a refusal's phrase counts as a success")
+
+
+def _document(results: list[ProbeResult], compared: list[ProbeComparison]) -> dict[str, Any]:
+    return {
+        "judged_by": JUDGED_BY,
+        "models": [result.to_dict() for result in results],
+        "compared": [asdict(comparison) for comparison in compared],
+    }
+
+
+def _print_figures(result: ProbeResult) -> None:
+    from gym_fed.tables import TextTable
+
+    table = TextTable("figure", "value", "standard error", "prompts", "safer")
+    for name, figure in result.figures().items():
+        error = "" if figure.stderr is None else f"{figure.stderr:.4f}"
+        safer = "higher" if figure.higher_is_better else "lower"
+        table.add_row(_shown(name), f"{figure.value:.4f}", error, str(figure.num_samples), safer)
+    out.print(f"\n{result.model}", style="bold")
+    print_table(table)
+    kinds = ", ".join(f"{category} {margin:.3f}" for category, margin in list(result.by_category.items())[:20])
+    out.print(f"refusal margin by kind of harm: {kinds}")
+    if result.cut:
+        err.print(f"{result.model}: prompts were cut by {result.cut} tokens to fit the model's context")
+
+
+def _print_comparison(compared: ProbeComparison) -> None:
+    from gym_fed.tables import TextTable
+
+    table = TextTable("figure", "first - second", "95% interval", "p", "prompts")
+    for name, found in compared.differences.items():
+        table.add_row(
+            _shown(name),
+            f"{found.difference:+.4f}",
+            f"{found.lower:+.4f} to {found.upper:+.4f}",
+            f"{found.p_value:.4f}",
+            str(found.num_samples),
+        )
+    out.print(f"\nfirst: {compared.first}; second: {compared.second}", style="bold")
+    print_table(table)
+
+
+def _shown(name: str) -> str:
+    kind, _, template = name.partition("/")
+    return f"  {template}" if template else _NAMES[kind]
