@@ -47,9 +47,7 @@ def probe_model(
             "--variants", metavar="FOLDER", help="The store; without --variant, the base and all that it has."
         ),
     ] = None,
-    base: Annotated[
-        str | None, typer.Option("--base", metavar="MODEL", help="Of a .gymdelta file.")
-    ] = None,
+    base: Annotated[str | None, typer.Option("--base", metavar="MODEL", help="Of a .gymdelta file.")] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
@@ -103,7 +101,9 @@ def probe_model(
         _print_figures(result)
     for comparison in compared:
         _print_comparison(comparison)
-    err.print("rules judged the answers, not a model: an answer without a refusal's phrase counts as a success")
+    err.print(
+        "rules judged the answers, not a model: an answer without a refusal's phrase counts as a success"
+    )
 
 
 def _document(results: list[ProbeResult], compared: list[ProbeComparison]) -> dict[str, Any]:
@@ -124,7 +124,9 @@ def _print_figures(result: ProbeResult) -> None:
         table.add_row(_shown(name), f"{figure.value:.4f}", error, str(figure.num_samples), safer)
     out.print(f"\n{result.model}", style="bold")
     print_table(table)
-    kinds = ", ".join(f"{category} {margin:.3f}" for category, margin in list(result.by_category.items())[:20])
+    kinds = ", ".join(
+        f"{category} {margin:.3f}" for category, margin in list(result.by_category.items())[:20]
+    )
     out.print(f"refusal margin by kind of harm: {kinds}")
     if result.cut:
         err.print(f"{result.model}: prompts were cut by {result.cut} tokens to fit the model's context")

@@ -1,4 +1,4 @@
 """The safety probe: refusal margin, attacks, over-refusal, and what is left after a harmful fine-tune.
 
-Neighbours: imports loss, results, scoring; imported by none.
+Neighbours: imports compare, loss, results, scoring; imported by none.
 """

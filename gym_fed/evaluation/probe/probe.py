@@ -64,7 +64,9 @@ class ProbeResult:
         """
         found = {
             "refusal_margin": self.margins,
-            "attack_success": tuple(fmean(map(float, tries)) for tries in zip(*self.attacks.values(), strict=True)),
+            "attack_success": tuple(
+                fmean(map(float, tries)) for tries in zip(*self.attacks.values(), strict=True)
+            ),
             **{f"attack_success/{name}": tuple(map(float, tries)) for name, tries in self.attacks.items()},
             "over_refusal": tuple(map(float, self.benign_refused)),
         }
