@@ -1,4 +1,4 @@
-"""The whole probe of what a user calls a model: of the base and its variants in one pass, then resistance one by one."""
+"""The whole probe of what a user calls a model: base and variants in one pass, then resistance one by one."""
 
 from __future__ import annotations
 
