@@ -14,6 +14,7 @@ from gym_fed.cli.chat.command import chat
 from gym_fed.cli.configs import ReadsLlamaFactory
 from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data.app import app as data_app
+from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.delta.app import app as delta_app
 from gym_fed.cli.doctor import doctor
 from gym_fed.cli.evaluation.app import app as eval_app
@@ -60,8 +61,10 @@ class _TakesOtherWords(TyperGroup):
 def _options_of(command: Any, words: list[str]) -> dict[str, bool]:
     """Options of a command, or of the command of a group that the words name, and whether each takes a value."""
     if (below := getattr(command, "commands", None)) is not None:
-        named = next((word for word in words if word in below), "serve")
-        return _options_of(below[named], []) if named in below else {}
+        if isinstance(command, DefaultCommandGroup) and command.is_default(words):
+            return _options_of(below[command.default_command], [])
+        place = next((place for place, word in enumerate(words) if word in below), None)
+        return {} if place is None else _options_of(below[words[place]], words[place + 1 :])
     options = {name: not param.is_flag for param in command.params for name in _names(param)}
     return {"--help": False, **options, **dict.fromkeys(getattr(command, "old_options", ()), False)}
 

@@ -1,20 +1,22 @@
 """What is done of an evaluation, appended line by line, so that a killed one goes on where it was.
 
-A file's name is a digest of all that its outcomes depend on, so that another evaluation never continues it. Each line
-is one request under every model; the last may be torn, and is then computed again.
+Every model has a file. Its name is a digest of all that the model's outcomes depend on, so that another evaluation never
+continues it, and the same one does beside whatever other models. Each line is one request; the last may be torn, and is
+then computed again.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.requests import Outcome, RequestKey
+from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.scoring.scorer import AnswerResult, Loglikelihood
 from gym_fed.files import drop_torn_line
 
@@ -22,7 +24,7 @@ FOLDER = ".running"
 
 
 class RunningFile:
-    """The outcomes of one evaluation. Use as a context manager; ``remove`` it when the results are written.
+    """The outcomes of one evaluation. Use as a context manager; ``remove`` a model when its results are written.
 
     Args:
         folder: Of the records; None keeps outcomes in memory only.
@@ -36,67 +38,72 @@ class RunningFile:
     """
 
     def __init__(self, folder: Path | None, identities: Mapping[str, Mapping[str, str]]) -> None:
-        self.models = tuple(identities)
-        self.outcomes: dict[str, dict[RequestKey, Outcome]] = {name: {} for name in self.models}
-        self.path: Path | None = None
-        self._file: IO[str] | None = None
-        if folder is not None:
-            text = json.dumps({name: dict(identities[name]) for name in identities}, sort_keys=True)
-            self._open(folder / FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.jsonl")
+        self.outcomes: dict[str, dict[RequestKey, Outcome]] = {name: {} for name in identities}
+        self._paths: dict[str, Path] = {}
+        self._files: dict[str, IO[str]] = {}
+        with ExitStack() as stack:
+            if folder is not None:
+                for name, identity in identities.items():
+                    self._paths[name] = folder / FOLDER / f"{record_id(identity)}.jsonl"
+                    self._files[name] = stack.enter_context(_locked(self._paths[name]))
+                    self._read(name)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> RunningFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._stack.close()
 
     def has(self, key: RequestKey) -> bool:
-        """Whether a request is done."""
-        return key in self.outcomes[self.models[0]]
+        """Whether a request is done, under every model."""
+        return all(key in found for found in self.outcomes.values())
 
     def add(self, key: RequestKey, found: Mapping[str, Outcome]) -> None:
         """Keep a request's outcomes; they are with the system on return, so that a kill leaves them."""
-        if self._file is not None:
-            line = {"key": list(key), "found": {name: _plain(found[name]) for name in self.models}}
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
-        for name in self.models:
-            self.outcomes[name][key] = found[name]
+        for name, outcomes in self.outcomes.items():
+            if key in outcomes:
+                continue
+            if (file := self._files.get(name)) is not None:
+                file.write(json.dumps({"key": list(key), "found": _plain(found[name])}) + "\n")
+                file.flush()
+            outcomes[key] = found[name]
 
-    def remove(self) -> None:
-        """The results are written: this file is no longer needed."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+    def remove(self, name: str) -> None:
+        """A model's results are written: its file is no longer needed."""
+        if name in self._paths:
+            self._paths[name].unlink(missing_ok=True)
 
-    def _open(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._file = path, path.open("a", encoding="utf-8")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise GymError(
-                ErrorCode.BUSY, "another process runs this evaluation", f"wait for it; its file is {path}"
-            ) from error
+    def _read(self, model: str) -> None:
+        path, outcomes = self._paths[model], self.outcomes[model]
         drop_torn_line(path)
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
-                self._read(number, line)
+                try:
+                    row = json.loads(line)
+                    task, place, index, repetition = row["key"]
+                    key = (str(task), int(place), int(index), int(repetition))
+                    outcomes[key] = _outcome(row["found"])
+                except (ValueError, KeyError, TypeError) as error:
+                    raise GymError(
+                        ErrorCode.STATE_CORRUPT,
+                        f"{path}: line {number} is damaged",
+                        "remove the file: it starts anew",
+                    ) from error
 
-    def _read(self, number: int, line: str) -> None:
-        try:
-            row = json.loads(line)
-            task, place, index, repetition = row["key"]
-            key = (str(task), int(place), int(index), int(repetition))
-            for name in self.models:
-                self.outcomes[name][key] = _outcome(row["found"][name])
-        except (ValueError, KeyError, TypeError) as error:
-            raise GymError(
-                ErrorCode.STATE_CORRUPT,
-                f"{self.path}: line {number} is damaged",
-                "remove the file: it starts anew",
-            ) from error
+
+def _locked(path: Path) -> IO[str]:
+    """A file that one process appends to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise GymError(
+            ErrorCode.BUSY, "another process runs this evaluation", f"wait for it; its file is {path}"
+        ) from error
+    return file
 
 
 def _plain(outcome: Outcome) -> list[Any]:

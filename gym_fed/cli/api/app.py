@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
-from typer.core import TyperGroup
 
 from gym_fed.cli.chat import their_file
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
+from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.config.serving import LOOPBACK, ServingConfig
 from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
@@ -27,13 +26,9 @@ _SHOWN_MODELS = 5
 _DAY_SECONDS = 24 * 60 * 60
 
 
-class _ServesByDefault(TyperGroup):
-    """``gym api serving.yaml`` is ``gym api serve serving.yaml``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] != "--help"):
-            args = ["serve", *args]
-        return super().parse_args(ctx, args)
+class _ServesByDefault(DefaultCommandGroup):
+    default_command = "serve"
+    runs_without_words = True
 
 
 app = typer.Typer(
