@@ -258,6 +258,8 @@ def _by_row(task: TaskResult) -> dict[tuple[str, int], SampleResult]:
 
 def _notes(first: TaskResult, second: TaskResult, compared: Container[str]) -> tuple[str, ...]:
     notes = []
+    if first.chat_template != second.chat_template:
+        notes.append("a chat template was applied in one of them alone")
     if first.num_fewshot != second.num_fewshot:
         notes.append(f"{first.num_fewshot} examples in each prompt against {second.num_fewshot}")
     if (first.version, first.lock) != (second.version, second.lock):

@@ -13,7 +13,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.preparation import Preparation, require_harness
 from gym_fed.evaluation.harness.requests import PreparedRequest, PromptOptions
-from gym_fed.evaluation.harness.sources import TaskSource
+from gym_fed.evaluation.harness.sources import TaskSource, applies_template
 from gym_fed.evaluation.own_rows import is_own, own_rows
+from gym_fed.evaluation.records.keys import paths_of, record_id
 from gym_fed.evaluation.results import EvalResults
 from gym_fed.evaluation.running import RunningFile
 from gym_fed.evaluation.scoring.opening import (
@@ -69,6 +70,8 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+Written = tuple[EvalResults, Path | None]
+"""Results, and their record."""
 
 
 class Evaluator:
@@ -81,11 +84,16 @@ class Evaluator:
             ``Trainer.train``; a ``ModelRequest``, which may name many variants.
         num_examples: Most rows of each task.
         num_fewshot: Examples in each prompt; None: as each task says.
-        apply_chat_template: Whether prompts are conversations in the model's template.
+        apply_chat_template: Whether prompts are conversations in the model's template. None: those of tasks that say so
+            (``tiny_text`` and ``tiny_refusal``), where the model has a template; lm-evaluation-harness applies none.
         data: Folder of evaluation sets, looked at before those that were fetched.
         out: Folder of records; None keeps nothing, and cannot be continued.
         fresh: Compute again what has a record.
         on_progress: Called after every request.
+
+    Attributes:
+        cached: After a run: the models, as results call them, whose results were read, not computed.
+        records: After a run: where each model's record lies, by what results call it; empty without ``out``.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` without the extra ``eval``; as ``tasks_of``: an unknown task with the nearest
@@ -99,7 +107,7 @@ class Evaluator:
         *,
         num_examples: int | None = None,
         num_fewshot: int | None = None,
-        apply_chat_template: bool = False,
+        apply_chat_template: bool | None = None,
         data: str | Path | None = None,
         out: str | Path | None = None,
         fresh: bool = False,
@@ -113,7 +121,9 @@ class Evaluator:
         self.options = PromptOptions(num_fewshot, num_examples, apply_chat_template)
         self._out = None if out is None else Path(out)
         self._fresh = fresh
-        self._on_progress = on_progress
+        self.on_progress = on_progress
+        self.cached: set[str] = set()
+        self.records: dict[str, Path] = {}
         require_named(self.request)
         self._own = [name for name in self.benchmarks if is_own(name)]
         self._specs = self._suite_tasks(None if data is None else Path(data))
@@ -142,14 +152,25 @@ class Evaluator:
                 *(own_rows(name, tokenizer, self.options.limit) for name in self._own),
             ]
             identities = self._identities(models, sources)
-            found = {name: self._recorded(identities[name]) for name in identities}
-            if any(results is None for results in found.values()):
-                found = {**self._computed(models, sources, identities)}
-            return {
-                models.names[name]: SubmittableResults(**vars(results))
-                for name, results in found.items()
-                if results is not None
-            }
+            ids = {name: record_id(identities[name]) for name in identities}
+            found = {ids[name]: self._recorded(identities[name]) for name in identities}
+            self.cached = {models.names[name] for name in ids if found[ids[name]] is not None}
+            # Of variants with the same bytes one is computed.
+            names = list({key: name for name, key in ids.items() if found[key] is None}.values())
+            if names:
+                models.scorer.only(names)
+                missing = {name: identities[name] for name in names}
+                found.update(self._computed(models, sources, missing))
+            made = {}
+            self.records = {}
+            for name, called in models.names.items():
+                recorded = found[ids[name]]
+                assert recorded is not None
+                results, path = recorded
+                made[called] = SubmittableResults(**{**vars(results), "model": called})
+                if path is not None:
+                    self.records[called] = path
+            return made
 
     def submit_to_leaderboard(self, *, model_name: str, organization: str) -> Line:
         """``submit_to_leaderboard`` of the results of ``run``."""
@@ -161,35 +182,41 @@ class Evaluator:
             return []
         from gym_fed.evaluation.suites.tasks import tasks_of
 
-        return list(tasks_of(names, data, self.options.limit))
+        return list(tasks_of(names, data, self.options.limit, num_fewshot=self.options.num_fewshot))
 
     def _identities(self, models: OpenModels, sources: Sequence[TaskSource]) -> dict[str, Mapping[str, str]]:
         locks = sorted((source.name, str(source.version), source.lock) for source in sources)
+        has_template = bool(models.scorer.tokenizer.chat_template)
+        apply = self.options.apply_chat_template
+        in_template = sorted(one.name for one in sources if has_template and applies_template(one, apply))
         asked = {
             "tasks": locks,
             "limit": self.options.limit,
             "num_fewshot": self.options.num_fewshot,
+            "in_template": in_template,
         }
         shared = {
             "suite": f"sha256:{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()}",
-            "template": template_digest(models.scorer.tokenizer, self.options.apply_chat_template),
+            "template": template_digest(models.scorer.tokenizer, bool(in_template)),
             "decoding": "greedy",
         }
         return {name: {**models.identities[name], **shared} for name in models.scorer.models}
 
-    def _recorded(self, identity: Mapping[str, str]) -> EvalResults | None:
+    def _recorded(self, identity: Mapping[str, str]) -> Written | None:
         if self._out is None or self._fresh:
             return None
         from gym_fed.evaluation.records.reader import find_record
 
-        return find_record(identity, self._out)
+        results = find_record(identity, self._out)
+        return None if results is None else (results, paths_of(record_id(identity), self._out)[0])
 
     def _computed(
         self,
         models: OpenModels,
         sources: Sequence[TaskSource],
         identities: Mapping[str, Mapping[str, str]],
-    ) -> dict[str, EvalResults]:
+    ) -> Iterator[tuple[str, Written]]:
+        """The results of each of these models by the id of its record, written."""
         began = time.monotonic()
         scorer = models.scorer
         preparation = Preparation(sources, scorer.tokenizer, scorer.max_length, self.options)
@@ -197,26 +224,25 @@ class Evaluator:
             waiting = [request for request in preparation.requests if not running.has(request.key)]
             _require_loglikelihoods(scorer, waiting)
             done = len(preparation.requests) - len(waiting)
-            self._on_progress(Progress(done, len(preparation.requests), ""))
+            self.on_progress(Progress(done, len(preparation.requests), ""))
             for request, outcome in computed(scorer, waiting):
                 running.add(request.key, outcome)
                 done += 1
-                self._on_progress(Progress(done, len(preparation.requests), request.key[0]))
+                self.on_progress(Progress(done, len(preparation.requests), request.key[0]))
             seconds = time.monotonic() - began
-            made = {}
             for name in scorer.models:
                 tasks = preparation.results(running.outcomes[name])
                 facts = {**_facts(), "benchmarks": self.benchmarks, "models_in_pass": len(scorer.models)}
                 if len(self.benchmarks) == 1:
                     facts["suite"] = self.benchmarks[0]
-                made[name] = EvalResults(models.names[name], identities[name], tasks, seconds, facts)
-            if self._out is not None:
-                from gym_fed.evaluation.records.writer import write_record
+                results = EvalResults(models.names[name], identities[name], tasks, seconds, facts)
+                path = None
+                if self._out is not None:
+                    from gym_fed.evaluation.records.writer import write_record
 
-                for results in made.values():
-                    write_record(results, self._out)
-            running.remove()
-        return made
+                    path = write_record(results, self._out)
+                running.remove(name)
+                yield record_id(identities[name]), (results, path)
 
 
 def _require_loglikelihoods(scorer: Scorer, requests: Sequence[PreparedRequest]) -> None:

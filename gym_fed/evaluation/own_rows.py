@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.harness.sources import RENDERED, row_sha256
 from gym_fed.kinds import TASKS
 
 _MOST_TOKENS = 64
@@ -49,13 +50,12 @@ class OwnRows:
                 }
             ],
             "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+            "metadata": {"conversation": RENDERED},
         }
 
     @property
     def lock(self) -> str:
         """See ``TaskSource``."""
-        from gym_fed.evaluation.harness.sources import row_sha256
-
         return row_sha256({"task": self.name, "version": self.version, "rows": list(self.rows)})
 
     def _dataset(self, **_: Any) -> Any:

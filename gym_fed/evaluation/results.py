@@ -70,6 +70,7 @@ class TaskResult:
         figures: By metric.
         samples: Every one, in the order of ``number``.
         lock: Digests of task definition and data: what another must have to reproduce it.
+        chat_template: Whether its prompts were put into the model's template.
     """
 
     task: str
@@ -78,6 +79,7 @@ class TaskResult:
     figures: Mapping[str, Figure]
     samples: tuple[SampleResult, ...]
     lock: str
+    chat_template: bool = False
 
     @property
     def main_metric(self) -> str:

@@ -1,8 +1,8 @@
 """What is done of an evaluation, appended line by line, so that a killed one goes on where it was.
 
-Every model has a file. Its name is a digest of all that the model's outcomes depend on, so that another evaluation never
-continues it, and the same one does beside whatever other models. Each line is one request; the last may be torn, and is
-then computed again.
+Every model has a file. Its name is a digest of all that the model's outcomes depend on: another evaluation never
+continues it, and the same one does, whatever other models are beside it. Each line is one request; the last may be
+torn, and is then computed again.
 """
 
 from __future__ import annotations

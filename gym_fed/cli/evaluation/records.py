@@ -42,7 +42,7 @@ def show_record(
     path = named_record(record, folder)
     results = read_record(path)
     if as_json:
-        print_json({"id": path.stem, "file": str(path), **_as_json(results, samples)})
+        print_json({"id": path.stem, "file": str(path), **results_as_json(results, samples)})
         return
     out.print(f"{path.stem}  {results.model}")
     _print_figures(results)
@@ -248,7 +248,8 @@ def _sample_of(results: EvalResults, task: str | None, number: int) -> tuple[str
     )
 
 
-def _as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
+def results_as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
+    """Figures with all that they depend on, and the first samples of each task."""
     tasks = {
         name: {
             "version": task.version,

@@ -53,6 +53,16 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
             bare = has_bos_prefix(string, tokenizer.bos_token)
             return list(tokenizer.encode(string, **({"add_special_tokens": False} if bare else {})))
 
+        def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+            head, tail = super()._encode_pair(context, continuation)
+            if context != context.rstrip():
+                # A template's last token may end with the line: "<|im_start|>assistant\n" is one of gym-nano's. The
+                # harness would take the line's end off it, and count the tokens of another text.
+                whole, given = self.tok_encode(context + continuation), self.tok_encode(context)
+                if whole[: len(head)] != head and whole[: len(given)] == given:
+                    return given, whole[len(given) :]
+            return head, tail
+
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
             return [one(context, ids) for _text, context, ids in requests]
 

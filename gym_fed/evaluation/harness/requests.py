@@ -15,14 +15,15 @@ class PromptOptions:
     Attributes:
         num_fewshot: Examples of every prompt; None: as each task says. A task that is defined with 0 keeps 0.
         limit: Only the first so many rows of each task.
-        apply_chat_template: Prompts are conversations in the template of the model, examples are turns of them.
+        apply_chat_template: Prompts are conversations in the template of the model, examples are turns of them. None:
+            of those tasks that say so, where the model has a template.
         rows: Given a task and how many rows it has: the numbers of those to use; None for all. Their prompts are those
             that they have among all.
     """
 
     num_fewshot: int | None = None
     limit: int | None = None
-    apply_chat_template: bool = False
+    apply_chat_template: bool | None = False
     rows: Callable[[str, int], Collection[int]] | None = None
 
 

@@ -11,6 +11,8 @@ from gym_fed.errors import ErrorCode, GymError
 
 LOCAL_FORMATS = ("json", "csv", "text", "parquet")
 """Values of a task's ``dataset_path`` that read files of this machine."""
+RENDERED = "rendered"
+"""Of the metadata's ``conversation``: the rows are in the template already."""
 
 
 class TaskSource(Protocol):
@@ -32,6 +34,23 @@ class TaskSource(Protocol):
     def config(self) -> Mapping[str, Any]: ...
     @property
     def lock(self) -> str: ...
+
+
+def applies_template(source: TaskSource, asked: bool | None) -> bool:
+    """Whether a task's prompts are put into the model's chat template.
+
+    Args:
+        source: The task.
+        asked: What the caller wants; None: as the task says, by ``conversation`` of its metadata, which is ours.
+            lm-evaluation-harness applies none unless it is asked to, and its tasks say nothing.
+    """
+    stated = (source.config.get("metadata") or {}).get("conversation")
+    return stated != RENDERED and (stated is True if asked is None else asked)
+
+
+def is_rendered(source: TaskSource) -> bool:
+    """Whether a task's rows are in the model's chat template already."""
+    return (source.config.get("metadata") or {}).get("conversation") == RENDERED
 
 
 def require_local(source: TaskSource) -> None:

@@ -13,7 +13,13 @@ from typing import Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.isolation import SEED, as_config_errors, as_data_errors
 from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
-from gym_fed.evaluation.harness.sources import TaskSource, require_local, row_sha256
+from gym_fed.evaluation.harness.sources import (
+    TaskSource,
+    applies_template,
+    is_rendered,
+    require_local,
+    row_sha256,
+)
 from gym_fed.evaluation.results import Figure, SampleResult, TaskResult
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Loglikelihood
 
@@ -36,6 +42,9 @@ class HarnessTask:
         if options.num_fewshot is not None and source.config.get("num_fewshot") != 0:
             config["num_fewshot"] = options.num_fewshot
         self.num_fewshot = int(config["num_fewshot"] or 0)
+        self.chat_template = bool(encoder.tokenizer.chat_template) and applies_template(
+            source, options.apply_chat_template
+        )
         with as_config_errors(source.name):
             self._task: Any = ConfigurableTask(config=config)
             self._task.set_fewshot_seed(seed=SEED)
@@ -49,7 +58,7 @@ class HarnessTask:
             self._instances = [
                 instance
                 for number, row in asked.items()
-                for instance in self._asked(number, row, encoder, options)
+                for instance in self._asked(number, row, encoder)
                 if number in chosen
             ]
             self._task._instances = self._instances
@@ -57,16 +66,16 @@ class HarnessTask:
             raise GymError(ErrorCode.DATA_INVALID, f"task {source.name}: has no rows")
         self.requests = list(self._encoded(encoder))
 
-    def _asked(self, number: int, row: Any, encoder: Any, options: PromptOptions) -> list[Any]:
+    def _asked(self, number: int, row: Any, encoder: Any) -> list[Any]:
         """The harness's instances of one row, as its own loop makes them."""
         task = self._task
-        template = encoder.apply_chat_template if options.apply_chat_template else None
+        template = encoder.apply_chat_template if self.chat_template else None
         context = task.fewshot_context(
             row,
             num_fewshot=self.num_fewshot,
             system_instruction=None,
-            apply_chat_template=options.apply_chat_template,
-            fewshot_as_multiturn=options.apply_chat_template,
+            apply_chat_template=self.chat_template,
+            fewshot_as_multiturn=self.chat_template,
             chat_template=template,
             gen_prefix=task.doc_to_prefix(row),
         )
@@ -74,7 +83,7 @@ class HarnessTask:
             doc=row,
             ctx=context,
             metadata=(self._source.name, number, task.config.repeats),
-            apply_chat_template=options.apply_chat_template,
+            apply_chat_template=self.chat_template,
             chat_template=template,
         )
         return made if isinstance(made, list) else [made]
@@ -146,7 +155,13 @@ class HarnessTask:
             self._sample(number, by_row[number], metrics[number], outcomes) for number in self._rows
         )
         return TaskResult(
-            name, str(self._source.version), self.num_fewshot, figures, samples, self._source.lock
+            name,
+            str(self._source.version),
+            self.num_fewshot,
+            figures,
+            samples,
+            self._source.lock,
+            self.chat_template or is_rendered(self._source),
         )
 
     def _aggregation(self, metric: str) -> Callable[[list[Any]], float]:

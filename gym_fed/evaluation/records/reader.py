@@ -173,7 +173,9 @@ def _tasks(path: Path, document: RecordDocument) -> dict[str, TaskResult]:
         shots = _whole(path, details.get("num_fewshot", ""))
         known = tasks.get(name)
         if known is None:
-            known = TaskResult(name, details.get("version", ""), shots, {}, (), details.get("lock", ""))
+            version, lock = details.get("version", ""), details.get("lock", "")
+            with_template = details.get("chat_template") == "applied"
+            known = TaskResult(name, version, shots, {}, (), lock, with_template)
         if metric in known.figures:
             raise _bad(path, f"has {plain(name, 60)}/{plain(metric, 60)} twice")
         tasks[name] = replace(known, figures={**known.figures, metric: figure})

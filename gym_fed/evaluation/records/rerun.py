@@ -32,13 +32,13 @@ def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()
         from gym_fed.evaluation.scoring.opening import ModelRequest, open_models, template_digest
 
         request = ModelRequest(model, dtype=recorded.identity.get("dtype", "float32"))
-        with_template = recorded.identity.get("template", "none") != "none"
         with open_models(request) as models:
             name = models.scorer.models[0]
             tasks = {
-                task: _rerun_task(models.scorer, recorded.tasks[task], numbers, with_template, data, own)
+                task: _rerun_task(models.scorer, recorded.tasks[task], numbers, data, own)
                 for task, numbers in wanted.items()
             }
+            with_template = any(task.chat_template for task in recorded.tasks.values())
             identity = {
                 **models.identities[name],
                 "template": template_digest(models.scorer.tokenizer, with_template),
@@ -52,7 +52,6 @@ def _rerun_task(
     scorer: Any,
     recorded: TaskResult,
     numbers: Sequence[int],
-    with_template: bool,
     data: str | Path | None,
     own: Sequence[str],
 ) -> TaskResult:
@@ -63,7 +62,9 @@ def _rerun_task(
 
     limit = max(len(recorded.samples), max(numbers) + 1)  # a generated task is another one with another limit
     source = _source(recorded.task, limit, scorer.tokenizer, None if data is None else Path(data), own)
-    options = PromptOptions(recorded.num_fewshot, limit, with_template, rows=lambda task, total: numbers)
+    options = PromptOptions(
+        recorded.num_fewshot, limit, recorded.chat_template, rows=lambda task, total: numbers
+    )
     preparation = Preparation([source], scorer.tokenizer, scorer.max_length, options)
     name = scorer.models[0]
     outcomes = {request.key: by_model[name] for request, by_model in computed(scorer, preparation.requests)}

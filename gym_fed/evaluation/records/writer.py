@@ -122,6 +122,7 @@ def _figure(task: TaskResult, metric: str) -> parts.TaskFigure:
                 "lock": task.lock,
                 "version": task.version,
                 "num_fewshot": str(task.num_fewshot),
+                "chat_template": "applied" if task.chat_template else "none",
             },
         ),
         metric_config=parts.MetricConfig(metric_id=metric, lower_is_better=not figure.higher_is_better),

@@ -61,6 +61,10 @@ class ApiScorer:
     def close(self) -> None:
         self._writer.close()
 
+    def only(self, models: Sequence[str]) -> None:
+        """See ``Scorer``: there is one."""
+        assert tuple(models) == self.models
+
     def require_loglikelihoods(self, tasks: Sequence[str]) -> None:
         """Ask the server for the log-probabilities of a prompt.
 

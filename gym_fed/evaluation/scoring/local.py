@@ -75,6 +75,11 @@ class LocalScorer:
     def close(self) -> None:
         self._on_close()
 
+    def only(self, models: Sequence[str]) -> None:
+        """See ``Scorer``."""
+        self.models = tuple(models)
+        self._variants = {name: self._variants[name] for name in models}
+
     def loglikelihoods(
         self, continuations: Sequence[Continuation]
     ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:

@@ -102,5 +102,8 @@ class Scorer(Protocol):
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
         """Answer prompts; as each is done under all models, its place and its answers by model."""
 
+    def only(self, models: Sequence[str]) -> None:
+        """Leave the other models out from here on."""
+
     def close(self) -> None:
         """Free the models."""

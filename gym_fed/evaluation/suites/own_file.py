@@ -126,6 +126,8 @@ class Metadata(StrictModel):
     """Of the definition."""
 
     version: int | float | str = 1
+    conversation: bool = False
+    """Whether prompts are put into the model's chat template, unless the command says otherwise."""
 
 
 class TaskFile(StrictModel):

@@ -1,0 +1,231 @@
+"""`gym eval MODEL`: a model, or many variants of one base in one pass, on suites of tasks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gym_fed.cli.evaluation.figures import EvaluationRun, print_runs
+from gym_fed.cli.evaluation.options import FolderOption
+from gym_fed.cli.evaluation.suites import DataOption
+from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.train.progress import bar
+from gym_fed.console import AsJson, err
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.evaluator import Evaluator, Progress
+    from gym_fed.evaluation.scoring.opening import ModelRequest
+
+EVALS = Path("evals")
+LINE_SECONDS = 5.0
+"""How often progress is printed where there is no terminal."""
+_SHORTEST_ID = 6
+
+
+def run_evaluation(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="gym-nano, a model folder, a run, an adapter's folder, BASE:VARIANT, or a .gymdelta; "
+            "with --api a model's name."
+        ),
+    ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option("--suite", help="A suite of gym eval list; may be repeated."),
+    ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", metavar="A,B", help="Tasks, groups, task files, or files of conversations."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most rows of each task.")] = None,
+    num_fewshot: Annotated[
+        int | None,
+        typer.Option(
+            "--num-fewshot", min=0, help="Examples in each prompt.", show_default="as each task says"
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant", metavar="A,B", help="These variants of MODEL, in one pass; base is MODEL itself."
+        ),
+    ] = None,
+    variants: Annotated[
+        Path | None,
+        typer.Option(
+            "--variants", metavar="FOLDER", help="Their folder; without --variant, MODEL and all of them."
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="MODEL", help="Of a .gymdelta.", show_default="the one it names"),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
+    ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option(
+            "--api", metavar="URL", help="A server with OpenAI's API in place of a model of this machine."
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option("--api-key-env", metavar="NAME", help="Environment variable that has the API key."),
+    ] = None,
+    data: DataOption = None,
+    apply_chat_template: Annotated[
+        bool | None,
+        typer.Option(
+            "--apply-chat-template/--no-chat-template",
+            help="Whether prompts are conversations in the model's template.",
+            show_default="as each task says",
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "cpu",
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="OTHER", help="Another model, or a record: the paired difference."),
+    ] = None,
+    folder: FolderOption = EVALS,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what has a record.")] = False,
+    yes: YesOption = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model on suites of tasks: figures with standard errors, and a record of every sample.
+
+    The same command continues a stopped evaluation; what has a record is read, not computed.
+    """
+    from gym_fed.evaluation.evaluator import Evaluator
+    from gym_fed.evaluation.records.reader import read_record
+    from gym_fed.evaluation.scoring.opening import ModelRequest, named_variants
+
+    if model is None and api is None:
+        raise GymError(ErrorCode.USAGE, "which MODEL?", "gym-nano, a folder, a run, or --api URL")
+    benchmarks = [*named_variants(suite or ()), *named_variants(tasks or ())]
+    if not benchmarks:
+        raise GymError(
+            ErrorCode.USAGE, "which tasks?", "name a suite, such as --suite tiny; gym eval list shows them"
+        )
+    request = ModelRequest(
+        model or "",
+        base=base,
+        adapters=tuple(adapter or ()),
+        variants=named_variants(variant or ()),
+        store=variants,
+        api=api,
+        api_key=_key(api, api_key_env),
+        device=device,
+        dtype=dtype,
+    )
+
+    def evaluator(of: ModelRequest) -> Evaluator:
+        return Evaluator(
+            benchmarks,
+            of,
+            num_examples=limit,
+            num_fewshot=num_fewshot,
+            apply_chat_template=apply_chat_template,
+            data=data,
+            out=folder,
+            fresh=fresh,
+        )
+
+    first = evaluator(request)
+    record = None if compare is None else _record(compare, folder)
+    second = None if compare is None or record is not None else evaluator(_other(compare, request))
+    runs = _run(first, yes)
+    others: list[EvaluationRun] = []
+    if record is not None:
+        others = [EvaluationRun(read_record(record), record, is_cached=True)]
+    elif second is not None:
+        others = _run(second, yes)
+    print_runs(runs, others, as_json)
+
+
+def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
+    """Run it, with its progress on standard error.
+
+    Raises:
+        GymError: ``INTERRUPTED`` on Ctrl-C; as ``Evaluator``.
+    """
+    from gym_fed.evaluation.scoring.opening import models_needed
+
+    ensure_models(models_needed(evaluator.request), yes)
+    err.print(f"loading {evaluator.request.model or evaluator.request.api} ...", style="dim")
+    reached: Progress | None = None
+    with _progress() as show:
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal reached
+            if reached is None and progress.done:
+                err.print(f"{progress.done} of {progress.total} requests were computed before: they are kept")
+            reached = progress
+            show(progress)
+
+        evaluator.on_progress = on_progress
+        try:
+            found = evaluator.run_all()
+        except KeyboardInterrupt:
+            done = "" if reached is None else f" after {reached.done} of {reached.total} requests"
+            raise GymError(
+                ErrorCode.INTERRUPTED, f"stopped{done}", "the same command goes on where it was"
+            ) from None
+    return [
+        EvaluationRun(results, evaluator.records[name], is_cached=name in evaluator.cached)
+        for name, results in found.items()
+    ]
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal, a line every few seconds elsewhere; both on standard error."""
+    if err.is_terminal:
+        with bar("evaluating") as update:
+            yield lambda progress: update(progress.done, progress.total, progress.task)
+        return
+    last = time.monotonic()
+
+    def line(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            err.print(f"{progress.done} of {progress.total} requests  {progress.task}")
+
+    yield line
+
+
+def _record(reference: str, folder: Path) -> Path | None:
+    """The record that OTHER names; None where it names a model."""
+    from gym_fed.evaluation.records.keys import paths_of
+    from gym_fed.evaluation.records.reader import named_record
+
+    is_id = len(reference) >= _SHORTEST_ID and not Path(reference).exists() and paths_of(reference, folder)
+    return named_record(reference, folder) if is_id or reference.endswith(".json") else None
+
+
+def _other(reference: str, request: ModelRequest) -> ModelRequest:
+    """Another model, opened as the first one is."""
+    base = request.base if reference.endswith(".gymdelta") else None
+    return replace(request, model=reference, base=base, adapters=(), variants=(), store=None)
+
+
+def _key(api: str | None, variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if api is None:
+        raise GymError(ErrorCode.USAGE, "--api-key-env goes with --api", "leave it out")
+    if not (key := os.environ.get(variable)):
+        raise GymError(ErrorCode.USAGE, f"the environment variable {variable} is not set", "export it")
+    return key
