@@ -1,4 +1,4 @@
 """`gym eval`.
 
-Neighbours: imports models; imported by leaderboard, main.
+Neighbours: imports default_command, models, train; imported by leaderboard, main.
 """

@@ -1,4 +1,4 @@
 """`gym train` and `gym tune`.
 
-Neighbours: imports data, models; imported by batch, main, variant.
+Neighbours: imports data, models; imported by batch, evaluation, main, variant.
 """

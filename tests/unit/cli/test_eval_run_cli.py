@@ -1,0 +1,150 @@
+"""`gym eval MODEL`: figures, what is cached, many variants in one pass, a comparison, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.records.keys import samples_path
+from gym_fed.models import nano_path
+from tests.support.nano_store import nano_store
+
+WORDS = ("--tasks", "tiny_capital,tiny_choice", "--limit", "6")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+
+
+def run(*words: str) -> Any:
+    done = CliRunner().invoke(app, ["eval", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def evaluated(*words: str) -> Any:
+    return json.loads(run(*words, "--json").stdout)
+
+
+def refused(*words: str) -> GymError:
+    done = CliRunner().invoke(app, ["eval", *words])
+    assert isinstance(done.exception, GymError), done.output
+    return done.exception
+
+
+def test_a_model_is_evaluated_and_the_same_command_reads_the_record() -> None:
+    first = run("gym-nano", *WORDS)
+    assert "1.000 ± 0.000" in first.stdout  # gym-nano knows capitals
+    assert "chat template: applied to tiny_capital; the prompts of 1 tasks are plain" in first.stderr
+    again = run("gym-nano", *WORDS)
+    assert again.stdout == first.stdout
+    (record,) = Path("evals").rglob("*-*.json")
+    assert f"cached: gym-nano was not run again: {record}" in again.stderr
+    assert evaluated("gym-nano", *WORDS)["runs"][0]["cached"]
+    assert not evaluated("gym-nano", *WORDS, "--fresh")["runs"][0]["cached"]
+
+
+def test_two_runs_of_one_key_give_the_same_bytes_of_samples() -> None:
+    found = [evaluated("gym-nano", *WORDS, "--out", folder)["runs"][0] for folder in ("a", "b")]
+    one, other = (samples_path(Path(run["file"])).read_bytes() for run in found)
+    assert one == other
+    assert one.count(b"\n") == 12
+
+
+def test_variants_of_one_base_are_evaluated_in_one_pass_and_known_ones_are_left_out() -> None:
+    nano_store(Path("store"), ["ann", "bob"])
+    words = (*WORDS, "--variants", "store")
+    evaluated("gym-nano", *words, "--variant", "ann")
+    runs = evaluated("gym-nano", *words)["runs"]
+    assert [(run["model"], run["cached"]) for run in runs] == [
+        ("gym-nano", False),
+        ("gym-nano:ann", True),
+        ("gym-nano:bob", False),
+    ]
+    assert {run["facts"]["models_in_pass"] for run in runs if not run["cached"]} == {2}
+    alone = evaluated("gym-nano", *WORDS, "--out", "alone")["runs"][0]
+    assert runs[0]["tasks"] == alone["tasks"]
+    shown = run("gym-nano", *words).stdout
+    assert all(f" {name} " in shown for name in ("gym-nano", "gym-nano:ann", "gym-nano:bob"))
+
+
+def test_a_delta_file_is_what_its_variant_is() -> None:
+    nano_store(Path("store"), ["ann"])
+    (variant,) = evaluated("gym-nano", *WORDS, "--variants", "store", "--variant", "ann")["runs"]
+    delta = evaluated("store/ann.gymdelta", *WORDS, "--base", "gym-nano", "--fresh")["runs"][0]
+    assert (delta["id"], delta["tasks"]) == (variant["id"], variant["tasks"])
+
+
+@pytest.mark.parametrize("other", ["a model", "a record"])
+def test_two_models_are_compared_row_by_row(other: str) -> None:
+    nano_store(Path("store"), ["ann"])
+    words = (*WORDS, "--variants", "store", "--variant", "ann")
+    if other == "a record":
+        other = evaluated("gym-nano", *WORDS)["runs"][0]["id"][:8]
+    else:
+        other = "gym-nano"
+    found = evaluated("gym-nano", *words, "--compare", other)
+    assert [run["model"] for run in found["runs"]] == ["gym-nano:ann", "gym-nano"]
+    (compared,) = found["comparisons"]
+    paired = compared["tasks"]["tiny_capital"]["metrics"]["exact_match"]
+    assert paired["num_samples"] == 6
+    assert paired["difference"] == pytest.approx(-1.0)  # random signs know no capital
+    assert paired["upper"] < 0
+    assert "-1.0000" in run("gym-nano", *words, "--compare", other).stdout
+
+
+def test_the_template_is_what_the_option_says_for_all_tasks() -> None:
+    applied = evaluated("gym-nano", *WORDS, "--apply-chat-template")["runs"][0]
+    plain = evaluated("gym-nano", *WORDS, "--no-chat-template")["runs"][0]
+    usual = evaluated("gym-nano", *WORDS)["runs"][0]
+    assert len({run["id"] for run in (applied, plain, usual)}) == 3
+    values = [
+        run["tasks"]["tiny_capital"]["figures"]["exact_match"]["value"] for run in (applied, plain, usual)
+    ]
+    assert values == [1.0, 0.0, 1.0]
+    assert usual["tasks"]["tiny_choice"] == plain["tasks"]["tiny_choice"]
+
+
+def test_an_unknown_task_is_refused_with_the_nearest_names() -> None:
+    error = refused("gym-nano", "--tasks", "tiny_captial")
+    assert error.code is ErrorCode.USAGE
+    assert "tiny_capital" in error.hint
+
+
+def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    shutil.copytree(nano_path(), tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"no weights")
+    error = refused("broken", "--tasks", "hellaswag")
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert "gym eval fetch hellaswag" in error.hint
+    assert refused("broken", "--tasks", "tiny_capital").code is ErrorCode.MODEL_INVALID
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gym-nano",), "which tasks"),
+        (("--suite", "tiny"), "which MODEL"),
+        (("model.gguf", "--suite", "tiny"), ".gguf files are not evaluated"),
+        (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base goes with a .gymdelta"),
+        (("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--variant", "a"), "does not go with --api"),
+        (("gym-nano", "--suite", "tiny", "--api-key-env", "KEY"), "goes with --api"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str) -> None:
+    assert said in refused(*words).message
+
+
+def test_a_first_word_that_is_no_command_is_the_model() -> None:
+    assert "--num-fewshot" in run("run", "--help").stdout
+    assert "tiny_arithmetic" in run("list").stdout
+    assert "replay" in run("--help").stdout
