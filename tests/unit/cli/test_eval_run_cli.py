@@ -88,10 +88,7 @@ def test_a_delta_file_is_what_its_variant_is() -> None:
 def test_two_models_are_compared_row_by_row(other: str) -> None:
     nano_store(Path("store"), ["ann"])
     words = (*WORDS, "--variants", "store", "--variant", "ann")
-    if other == "a record":
-        other = evaluated("gym-nano", *WORDS)["runs"][0]["id"][:8]
-    else:
-        other = "gym-nano"
+    other = evaluated("gym-nano", *WORDS)["runs"][0]["id"][:8] if other == "a record" else "gym-nano"
     found = evaluated("gym-nano", *words, "--compare", other)
     assert [run["model"] for run in found["runs"]] == ["gym-nano:ann", "gym-nano"]
     (compared,) = found["comparisons"]
