@@ -1,208 +1,207 @@
-"""Public tasks over rows of this machine, and lm-eval's own model (`HFLM`) on the same requests."""
+"""The harness's own definitions of public tasks on rows of this machine, by us and by lm-eval's own model (`HFLM`)."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-_EXACT = {
-    "metric": "exact_match",
-    "aggregation": "mean",
-    "higher_is_better": True,
-    "ignore_case": True,
-    "regexes_to_ignore": [",", "\\$", "(?s).*#### ", "\\.$"],
-}
+from gym_fed.evaluation.suites.eval_task import EvalTask
+from gym_fed.evaluation.suites.tasks import tasks_of
+
+TIE = 1e-2
+"""Nats between the likeliest and the second token within which texts may part."""
+_CODE = ("humaneval", "mbpp")
+_SUBJECTS = (
+    "abstract_algebra",
+    "anatomy",
+    "astronomy",
+    "college_biology",
+    "computer_security",
+    "econometrics",
+    "high_school_geography",
+    "moral_scenarios",
+    "philosophy",
+    "world_religions",
+)
+
+CHOICES = ("arc_easy", "winogrande", "truthfulqa_mc1", "truthfulqa_mc2")
+"""Tasks of log-likelihoods; MMLU's subjects are beside them."""
+TEXTS = ("gsm8k", *_CODE)
+"""Tasks of generated texts; BBH's tasks are beside them."""
 
 
-@dataclass(frozen=True)
-class LocalTask:
-    """A task of rows in memory."""
-
-    name: str
-    rows: Sequence[Mapping[str, Any]]
-    settings: Mapping[str, Any]
-    version: str = "1"
-    lock: str = "test"
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {"custom_dataset": self._dataset, "test_split": "test", **self.settings}
-
-    def _dataset(self, **_: Any) -> Any:
-        from datasets import Dataset
-
-        return {"test": Dataset.from_list([dict(row) for row in self.rows])}
+def subjects(count: int) -> list[str]:
+    """Some of MMLU's tasks, each of whose 5 dev rows are here."""
+    return [f"mmlu_{name}" for name in _SUBJECTS[:count]]
 
 
-def public_tasks(data: Path, rows: int) -> list[LocalTask]:
-    """ARC-Easy, WinoGrande, TruthfulQA (mc1, mc2), MMLU, GSM8K and BBH, the first so many rows of each."""
-    accuracy: list[dict[str, Any]] = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
-    normed = [*accuracy, {"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True}]
-    choice = {"output_type": "multiple_choice", "num_fewshot": 0}
-    return [
-        LocalTask(
-            "arc_easy",
-            _lines(data / "arc_easy" / "test.jsonl", rows),
-            {
-                **choice,
-                "doc_to_text": "{{query}}\nAnswer:",
-                "doc_to_target": "gold",
-                "doc_to_choice": "choices",
-                "metric_list": normed,
-            },
-        ),
-        LocalTask(
-            "winogrande",
-            _lines(data / "winogrande" / "dev.jsonl", rows),
-            {
-                **choice,
-                "doc_to_text": _gold,
-                "doc_to_target": _continuation,
-                "doc_to_choice": _options,
-                "metric_list": accuracy,
-            },
-        ),
-        *_truthfulqa(data / "truthfulqa" / "TruthfulQA.csv", rows, {**choice, "metric_list": accuracy}),
-        LocalTask(
-            "mmlu",
-            _mmlu(data / "mmlu_dev" / "dev", rows),
-            {
-                **choice,
-                "num_fewshot": 2,
-                "fewshot_split": "test",
-                "fewshot_config": {"sampler": "first_n"},
-                "doc_to_text": "{{question}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\n"
-                "D. {{choices[3]}}\nAnswer:",
-                "doc_to_target": "answer",
-                "doc_to_choice": ["A", "B", "C", "D"],
-                "metric_list": accuracy,
-            },
-        ),
-        LocalTask(
-            "gsm8k",
-            _lines(data / "gsm8k" / "train.jsonl", rows),
-            {
-                "output_type": "generate_until",
-                "num_fewshot": 1,
-                "fewshot_split": "test",
-                "doc_to_text": "Question: {{question}}\nAnswer:",
-                "doc_to_target": "{{answer}}",
-                "generation_kwargs": {"until": ["Question:", "\n\n"], "max_gen_toks": 64},
-                "metric_list": [_EXACT],
-                "filter_list": [
-                    {
-                        "name": "strict-match",
-                        "filter": [
-                            {"function": "regex", "regex_pattern": "#### (\\-?[0-9\\.\\,]+)"},
-                            {"function": "take_first"},
-                        ],
-                    },
-                    {
-                        "name": "flexible-extract",
-                        "filter": [
-                            {
-                                "function": "regex",
-                                "group_select": -1,
-                                "regex_pattern": "(-?[$0-9.,]{2,})|(-?[0-9]+)",
-                            },
-                            {"function": "take_first"},
-                        ],
-                    },
-                ],
-            },
-        ),
-        LocalTask(
-            "bbh",
-            json.loads((data / "bbh" / "boolean_expressions.json").read_text())["examples"][:rows],
-            {
-                "output_type": "generate_until",
-                "num_fewshot": 0,
-                "doc_to_text": "Q: {{input}}\nA:",
-                "doc_to_target": "{{target}}",
-                "generation_kwargs": {"until": ["Q:", "\n\n"], "max_gen_toks": 24},
-                "metric_list": [_EXACT],
-            },
-        ),
-    ]
+def public_tasks(
+    data: Path, names: Sequence[str], rows: int, *, examples: int | None = None, max_tokens: int = 24
+) -> list[EvalTask]:
+    """The first so many rows of some tasks, as the harness defines them.
+
+    Args:
+        data: The folder of sets.
+        names: As for ``gym eval``.
+        rows: Most of each task.
+        examples: So many, of the set's last rows, before every question; None: as the definition says.
+        max_tokens: Of a generated text. Code is not run: the texts are compared.
+    """
+    return [_changed(task, examples, max_tokens) for task in tasks_of(names, data, rows)]
 
 
-def _lines(path: Path, rows: int) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line, _ in zip(file, range(rows), strict=False)]
+def _changed(task: EvalTask, examples: int | None, max_tokens: int) -> EvalTask:
+    config = dict(task.config)
+    if "generation_kwargs" in config:
+        config["generation_kwargs"] = {**config["generation_kwargs"], "max_gen_toks": max_tokens}
+    if task.name in _CODE:
+        config["process_results"] = _not_run
+    if examples is not None:
+        config["num_fewshot"] = examples
+        config["fewshot_config"] = {"samples": [dict(row) for row in task.rows[task.split][-4 * examples :]]}
+    return replace(task, config=config)
 
 
-def _gold(row: Mapping[str, Any]) -> int:
-    return int(row["gold"])
+def _not_run(row: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    return {"pass@1": 0.0}
 
 
-def _continuation(row: Mapping[str, Any]) -> str:
-    return str(row["continuation"])
+@dataclass
+class Compared:
+    """What two sides said to the rows of one task.
+
+    Attributes:
+        equal: Rows with the same choice and metrics, or the same text.
+        largest: Difference of two log-likelihoods, in nats; 0 for texts.
+        ties: Rows whose texts part after two tokens that are within ``TIE`` of one another.
+        parted: What differs otherwise, in words.
+        cut: Rows of which the beginning did not fit into the model's context.
+    """
+
+    task: str
+    rows: int = 0
+    equal: int = 0
+    largest: float = 0.0
+    ties: int = 0
+    parted: list[str] | None = None
+    cut: int = 0
+
+    def differs(self, what: str) -> None:
+        """Note a row that is not equal."""
+        self.parted = [*(self.parted or []), what]
 
 
-def _options(row: Mapping[str, Any]) -> list[str]:
-    return list(row["context_options"])
+def compared(
+    model: Any, tokenizer: Any, tasks: Sequence[EvalTask], *, template: bool = False
+) -> list[Compared]:
+    """Both sides on every row of some tasks, HFLM with its rows alone in a batch of 8."""
+    theirs = hflm_samples(model, tokenizer, tasks, template=template)
+    ours = our_samples(model, tokenizer, tasks, template=template)
+    return [_compared(task.name, ours[task.name], theirs[task.name], tokenizer) for task in tasks]
 
 
-def _mmlu(folder: Path, rows: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("*.csv")):
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                choices = [row[f"choice{number}"] for number in range(4)]
-                found.append({"question": row["question"], "choices": choices, "answer": int(row["answer"])})
-        if len(found) >= rows:
-            break
-    return found[:rows]
+def our_samples(
+    model: Any, tokenizer: Any, tasks: Sequence[EvalTask], *, template: bool = False
+) -> dict[str, Sequence[Any]]:
+    """Samples by task, of our scorer."""
+    from gym_fed.evaluation.evaluator import computed
+    from gym_fed.evaluation.harness.preparation import Preparation
+    from gym_fed.evaluation.harness.requests import PromptOptions
+    from gym_fed.evaluation.scoring.local import LocalScorer
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
-
-def _truthfulqa(path: Path, rows: int, settings: Mapping[str, Any]) -> list[LocalTask]:
-    one: list[dict[str, Any]] = []
-    with path.open(encoding="utf-8", newline="") as file:
-        for row, _ in zip(csv.DictReader(file), range(rows), strict=False):
-            right = [text.strip() for text in row["Correct Answers"].split(";") if text.strip()]
-            wrong = [text.strip() for text in row["Incorrect Answers"].split(";") if text.strip()]
-            best = row["Best Answer"].strip()
-            one.append(
-                {
-                    "question": row["Question"],
-                    "mc1": [best, *wrong],
-                    "mc2": [*right, *wrong],
-                    "labels": [1] * len(right) + [0] * len(wrong),
-                }
-            )
-    shared = {**settings, "doc_to_text": "Q: {{question}}\nA:", "doc_to_target": 0}
-    return [
-        LocalTask("truthfulqa_mc1", one, {**shared, "doc_to_choice": "{{mc1}}"}),
-        LocalTask(
-            "truthfulqa_mc2", one, {**shared, "doc_to_choice": "{{mc2}}", "process_results": _mass_of_right}
-        ),
-    ]
-
-
-def _mass_of_right(row: Mapping[str, Any], results: Sequence[tuple[float, bool]]) -> dict[str, float]:
-    import math
-
-    weights = [math.exp(logprob) for logprob, _ in results]
-    right = sum(weight for weight, label in zip(weights, row["labels"], strict=True) if label)
-    return {"acc": right / sum(weights)}
+    limits = {task.limit for task in tasks}
+    assert len(limits) == 1
+    with MultiVariantModel(model) as served:
+        scorer = LocalScorer(served, tokenizer, {"base": None})
+        options = PromptOptions(limit=limits.pop(), apply_chat_template=template)
+        preparation = Preparation(tasks, tokenizer, scorer.max_length, options)
+        found = {request.key: outcome["base"] for request, outcome in computed(scorer, preparation.requests)}
+    return {name: result.samples for name, result in preparation.results(found).items()}
 
 
 def hflm_samples(
-    model: Any, tokenizer: Any, tasks: Sequence[LocalTask], *, template: bool = False, batch_size: int = 8
-) -> dict[str, dict[str, Any]]:
-    """What lm-eval itself makes of a model: its results with samples, of ``simple_evaluate`` with ``HFLM``."""
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[EvalTask],
+    *,
+    template: bool = False,
+    batch_size: int = 8,
+    softmax: str = "float64",
+) -> dict[str, Sequence[Any]]:
+    """Samples by task, of lm-eval's ``simple_evaluate`` with ``HFLM``."""
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
-    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    made = [ConfigurableTask(config={**task.config, "task": task.name}) for task in tasks]
-    found = simple_evaluate(lm, tasks=made, bootstrap_iters=0, apply_chat_template=template, log_samples=True)
-    return dict(found)
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, softmax_dtype=softmax)
+    made = [ConfigurableTask(config={"num_fewshot": 0, **task.config}) for task in tasks]
+    found: dict[str, Any] = simple_evaluate(
+        lm,
+        tasks=made,
+        limit=tasks[0].limit,
+        bootstrap_iters=0,
+        apply_chat_template=template,
+        fewshot_as_multiturn=template,
+        log_samples=True,
+        task_manager=TaskManager(include_defaults=False),  # reading all of the harness's files takes 10 s
+    )
+    return {name: list(samples) for name, samples in found["samples"].items()}
 
 
-Difference = Callable[[str], None]
+def _compared(task: str, ours: Sequence[Any], theirs: Sequence[Any], tokenizer: Any) -> Compared:
+    found = Compared(task)
+    by_row: dict[int, Any] = {}
+    for sample in theirs:
+        by_row.setdefault(sample["doc_id"], sample)  # of several filters the first
+    assert sorted(by_row) == [sample.number for sample in ours]
+    for mine in ours:
+        other = by_row[mine.number]
+        found.rows += 1
+        found.cut += mine.cut > 0
+        if mine.answer is None:
+            _choices(found, mine, other)
+        else:
+            _texts(found, mine, other, tokenizer)
+    return found
+
+
+def _choices(found: Compared, mine: Any, other: Mapping[str, Any]) -> None:
+    logprobs = [float(answer[0][0]) for answer in other["resps"]]
+    asked = [context + continuation for context, continuation in other["arguments"]]
+    assert [mine.prompt + choice for choice in mine.choices] == asked
+    off = max(abs(one - their) for one, their in zip(mine.logprobs, logprobs, strict=True))
+    found.largest = max(found.largest, off)
+    same = _first_best(mine.logprobs) == _first_best(logprobs)
+    metrics = {name: float(other[name]) for name in mine.metrics}
+    if same and all(abs(metrics[name] - value) < 1e-4 for name, value in mine.metrics.items()):
+        found.equal += 1
+    else:
+        found.differs(f"row {mine.number}: {mine.logprobs} {mine.metrics}, theirs {logprobs} {metrics}")
+
+
+def _texts(found: Compared, mine: Any, other: Mapping[str, Any], tokenizer: Any) -> None:
+    text = other["resps"][0][0]
+    assert mine.prompt == other["arguments"][0][0]
+    if mine.answer == text:
+        found.equal += 1
+    elif (margin := margin_at_parting(mine, text, tokenizer)) < TIE:
+        found.ties += 1
+    else:
+        found.differs(f"row {mine.number}: {mine.answer!r}, theirs {text!r}, margin {margin}")
+
+
+def margin_at_parting(mine: Any, text: str, tokenizer: Any) -> float:
+    """By how many nats the first token that leads away from another text was likelier than the second likeliest."""
+    for place in range(1, len(mine.token_ids) + 1):
+        begun = tokenizer.decode(list(mine.token_ids[:place]), skip_special_tokens=True).rstrip("\ufffd")
+        if not text.startswith(begun):
+            return float(mine.margins[place - 1])
+    return float(mine.margins[-1])  # theirs goes on where ours ends
+
+
+def _first_best(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=lambda place: (values[place], -place))
