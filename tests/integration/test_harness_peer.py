@@ -1,4 +1,4 @@
-"""Row by row, our choices, log-likelihoods and texts are those of lm-eval's own `HFLM`, on public tasks as it defines them.
+"""Row by row, our choices, log-likelihoods and texts are those of lm-eval's own `HFLM`, on its public tasks.
 
 The whole comparison prints its table: ``pytest -s -m slow tests/integration/test_harness_peer.py``. SmolLM2 takes part
 where ``$GYM_SMOLLM2``, or ``runs/smollm2`` (``benchmarks/smollm2.py`` writes it), has SmolLM2-135M-Instruct.
