@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from gym_fed.config.content_filter import FilterConfig
 from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 from gym_fed.config.train.adapters import Folders
 from gym_fed.config.train.compute import Dtype
@@ -130,6 +131,7 @@ class ServingConfig(ReadsOtherWords):
     request_timeout_seconds: float = Field(default=600.0, gt=0)
 
     connections: ConnectionsConfig = ConnectionsConfig()
+    filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:

@@ -20,6 +20,7 @@ from gym_fed.serving.openai.service import OpenAIService
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.serving.engine.engine import Engine
+    from gym_fed.serving.filter.content_filter import ContentFilter
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.http.usage_log import UsageLog
     from gym_fed.serving.store.store import VariantStore
@@ -42,6 +43,7 @@ class Serving:
         store: The variants; None: only the base.
         service: OpenAI's API over all of it.
         usage_log: Records who used how many tokens.
+        content_filter: Refuses requests and answers; None where it is off.
     """
 
     config: ServingConfig
@@ -53,6 +55,7 @@ class Serving:
     store: VariantStore | None
     service: OpenAIService
     usage_log: UsageLog | None
+    content_filter: ContentFilter | None
     _closing: ExitStack
 
     def close(self) -> None:
@@ -87,6 +90,7 @@ def open_serving(config: ServingConfig) -> Serving:
     name = _served_name(config)
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before the base is loaded
+    content_filter = _content_filter(config)
     device = pick_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -110,9 +114,20 @@ def open_serving(config: ServingConfig) -> Serving:
             max_at_once=_max_at_once(config.engine),
             context=engine.limits.context,
             on_use=None if usage_log is None else usage_log.write,
+            content_filter=content_filter,
         )
         return Serving(
-            config, name, base, tokenizer, served, engine, store, service, usage_log, stack.pop_all()
+            config,
+            name,
+            base,
+            tokenizer,
+            served,
+            engine,
+            store,
+            service,
+            usage_log,
+            content_filter,
+            stack.pop_all(),
         )
     raise AssertionError("unreachable: an ExitStack without callbacks swallows nothing")
 
@@ -160,6 +175,14 @@ def _open_store(
             create=False,
         )
     )
+
+
+def _content_filter(config: ServingConfig) -> ContentFilter | None:
+    if not config.filter.on:
+        return None
+    from gym_fed.serving.filter.content_filter import ContentFilter
+
+    return ContentFilter(config.filter)
 
 
 def _usage_log(config: ServingConfig, base: BaseSpec, stack: ExitStack) -> UsageLog | None:

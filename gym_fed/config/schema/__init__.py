@@ -1,4 +1,5 @@
 """What all schemas share: the base class, members of registries as values, keys that members add.
 
-Neighbours: imports yaml; imported by algorithms, delta, hub, llamafactory, predict, serving, train, yaml.
+Neighbours: imports yaml; imported by algorithms, content_filter, delta, hub, llamafactory, predict, serving,
+train, yaml.
 """

@@ -138,6 +138,15 @@ class _Served(Collector):
                 "Lines that the usage log did not take; the process's log has them.",
                 value=serving.usage_log.lost,
             )
+        if serving.content_filter is not None:
+            refused = CounterMetricFamily(
+                "gym_filter_refused",
+                "Requests and answers that the content filter refused.",
+                labels=["direction", "category"],
+            )
+            for labels, count in serving.content_filter.refused().items():
+                refused.add_metric(labels, count)
+            yield refused
         if serving.store is not None:
             yield from _plain("gym_variants", serving.store.stats(), _STORE_COUNTS, _STORE_STATES)
 

@@ -7,12 +7,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
 from gym_fed.serving.openai.tools import Call, FreeCalls, RequiredCall
 
 StreamChunk = dict[str, Any]
+
+
+class Shown(NamedTuple):
+    """What of a choice may be sent now."""
+
+    text: str
+    calls: Sequence[Call]
+    logprobs: Sequence[TokenLogprob]
 
 
 @dataclass
@@ -26,22 +34,32 @@ class AnswerChoice:
     num_tokens: int = 0
     finish_reason: str | None = None
 
-    def take(self, event: Event) -> tuple[str, list[Call]]:
-        """Add an event; returns the text and calls to show."""
-        shown, calls = event.text, list[Call]()
-        if self.parser is not None:
-            shown, calls = self.parser.feed(event.text)
-            if event.finish_reason is not None:
-                more, last = self.parser.end()
-                shown, calls = shown + more, [*calls, *last]
-        self.text += shown
-        self.calls += calls
-        self.logprobs += event.logprobs
-        self.num_tokens += len(event.token_ids)
+    def take(self, event: Event) -> Shown:
+        """Add an event; returns what to show."""
+        shown = self._read(event)
+        self._show(shown)
         if event.finish_reason is not None:
-            called = self.calls and event.finish_reason == "stop"
-            self.finish_reason = "tool_calls" if called else event.finish_reason
-        return shown, calls
+            self._finish(event.finish_reason)
+        return shown
+
+    def _read(self, event: Event) -> Shown:
+        """Count an event's tokens, and tell calls from text."""
+        self.num_tokens += len(event.token_ids)
+        if self.parser is None:
+            return Shown(event.text, (), event.logprobs)
+        text, calls = self.parser.feed(event.text)
+        if event.finish_reason is not None:
+            more, last = self.parser.end()
+            text, calls = text + more, [*calls, *last]
+        return Shown(text, calls, event.logprobs)
+
+    def _show(self, shown: Shown) -> None:
+        self.text += shown.text
+        self.calls += shown.calls
+        self.logprobs += shown.logprobs
+
+    def _finish(self, reason: str) -> None:
+        self.finish_reason = "tool_calls" if self.calls and reason == "stop" else reason
 
 
 class Answer(ABC):
@@ -90,6 +108,10 @@ class Answer(ABC):
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
+
+    def ended(self, index: int) -> bool:
+        """Whether a choice takes no further event."""
+        return self.choices[index].finish_reason is not None
 
     def body(self) -> dict[str, Any]:
         """The whole answer, after the last event."""
@@ -141,15 +163,15 @@ class ChatAnswer(Answer):
     def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
         earlier = len(choice.calls)
-        shown, calls = choice.take(event)
+        text, calls, logprobs = choice.take(event)
         chunks = []
-        if shown or (event.logprobs and not calls and event.finish_reason is None):
-            chunks.append(self._delta(index, {"content": shown}, event.logprobs))
+        if text or (logprobs and not calls and choice.finish_reason is None):
+            chunks.append(self._delta(index, {"content": text}, logprobs))
         for number, call in enumerate(calls, earlier):
             delta = {"tool_calls": [{"index": number, **call.to_dict()}]}
-            chunks.append(self._delta(index, delta, () if chunks else event.logprobs))
+            chunks.append(self._delta(index, delta, () if chunks else logprobs))
         if choice.finish_reason is not None:
-            left = () if chunks else event.logprobs
+            left = () if chunks else logprobs
             chunks.append(self._delta(index, {}, left, choice.finish_reason))
         return chunks
 
@@ -207,10 +229,10 @@ class CompletionAnswer(Answer):
     def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
         offset = sum(len(token.text) for token in choice.logprobs)
-        shown, _ = choice.take(event)
-        if not shown and not event.logprobs and choice.finish_reason is None:
+        text, _, logprobs = choice.take(event)
+        if not text and not logprobs and choice.finish_reason is None:
             return []
-        return [self._text_chunk(index, shown, event.logprobs, offset, choice.finish_reason)]
+        return [self._text_chunk(index, text, logprobs, offset, choice.finish_reason)]
 
     def _text_chunk(
         self,

@@ -61,6 +61,9 @@ class Pending:
                 for event in generation:
                     yield from self._first()
                     yield from self._answer.take(index, _without_error(event))
+                    if self._answer.ended(index):
+                        generation.cancel()  # nothing, unless the answer was refused before its end
+                        break
             yield from self._answer.closing()
         except GymError as error:
             raise self._translate(error) from error
@@ -74,6 +77,9 @@ class Pending:
                 async for event in generation:
                     for chunk in (*self._first(), *self._answer.take(index, _without_error(event))):
                         yield chunk
+                    if self._answer.ended(index):
+                        generation.cancel()
+                        break
             for chunk in self._answer.closing():
                 yield chunk
         except GymError as error:
@@ -96,6 +102,29 @@ class Pending:
         for generation in self._generations:
             generation.cancel()  # nothing, for one that has ended
         self._on_end()
+
+
+class PendingRefusal(Pending):
+    """A request that the content filter refused: its answer is there, and nothing was computed.
+
+    Args:
+        answer: Whose choices answer any event with the refusal.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, [], lambda error: error, lambda: None)
+
+    def chunks(self) -> Generator[StreamChunk]:
+        """The refusal in the form of the answer."""
+        yield from self._answer.opening()
+        for index in range(len(self._answer.choices)):
+            yield from self._answer.take(index, Event("", finish_reason="stop"))
+        yield from self._answer.closing()
+
+    async def achunks(self) -> AsyncGenerator[StreamChunk]:
+        """As ``chunks``."""
+        for chunk in self.chunks():
+            yield chunk
 
 
 def _without_error(event: Event) -> Event:

@@ -10,6 +10,7 @@ from functools import cached_property
 from queue import LifoQueue
 from typing import Any
 
+from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, text_of
 
@@ -207,6 +208,17 @@ class Prompts:
             yield tokenizer
         finally:
             self._free.put(tokenizer)
+
+
+def texts_of(messages: list[Message], tools: list[dict[str, Any]] | None) -> Iterator[str]:
+    """Every text that a conversation brings into its prompt, system messages and tools too."""
+    for message in messages:
+        yield text_of(message.content)
+        if isinstance(message, AssistantMessage):
+            for call in message.tool_calls or []:
+                yield call.function.name
+                yield from texts_in(_arguments(call.function.arguments))
+    yield from texts_in(tools)
 
 
 def _row(message: Message) -> dict[str, Any]:

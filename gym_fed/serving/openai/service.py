@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -17,8 +18,9 @@ from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, ChatAnswer, CompletionAnswer, StreamChunk
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.fields import SamplingFields, parse
-from gym_fed.serving.openai.pending import Pending, PendingVectors
-from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts
+from gym_fed.serving.openai.filtered import FilteredChoice, RefusedChoice
+from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
+from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
 from gym_fed.serving.openai.schemas import (
     CHAT_NEUTRAL,
@@ -35,6 +37,7 @@ from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_call
 if TYPE_CHECKING:
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.engine.generation import Generation, PendingEmbedding
+    from gym_fed.serving.filter.content_filter import ContentFilter
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
@@ -76,6 +79,7 @@ class OpenAIService:
         max_at_once: Most answers of one request; more could never be queued together.
         context: Tokens of prompt and answer together; far longer prompts are refused early.
         on_use: Gets the usage of each request, once it has ended.
+        content_filter: Refuses requests and answers for text; None lets everything through.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class OpenAIService:
         max_at_once: int,
         context: int | None = None,
         on_use: OnUse | None = None,
+        content_filter: ContentFilter | None = None,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
@@ -96,6 +101,7 @@ class OpenAIService:
         self._fingerprint = fingerprint
         self._max_at_once = max_at_once
         self._on_use = on_use or (lambda use: None)
+        self._filter = content_filter
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
         """Answer a request as a whole; waits for it.
@@ -177,6 +183,15 @@ class OpenAIService:
             json_schema=schema_text,
             also_stop=(CALL_CLOSE,) if one_call else (),
         )
+        answer = partial(
+            ChatAnswer,
+            model.name,
+            with_logprobs=bool(request.logprobs),
+            include_usage=request.include_usage,
+            fingerprint=self._fingerprint,
+        )
+        if self._filter is not None and self._filter.refuses_input(texts_of(request.messages, tools)):
+            return PendingRefusal(answer(0, self._refused_choices(request.n or 1)))
         refusals = _EngineErrors(model, "messages", "response_format" if forced is None else "tools")
         generations = self._submit([ids], sampling, request, model, caller, "messages", refusals)
         names = {tool.function.name for tool in request.tools or []}
@@ -186,15 +201,8 @@ class OpenAIService:
                 return RequiredCall()
             return FreeCalls(names) if tools else None
 
-        answer = ChatAnswer(
-            model.name,
-            len(ids),
-            [AnswerChoice(parser()) for _ in generations],
-            with_logprobs=bool(request.logprobs),
-            include_usage=request.include_usage,
-            fingerprint=self._fingerprint,
-        )
-        return self._pending(CHAT, answer, generations, request, caller, refusals)
+        choices = [self._choice(parser()) for _ in generations]
+        return self._pending(CHAT, answer(len(ids), choices), generations, request, caller, refusals)
 
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
@@ -204,20 +212,38 @@ class OpenAIService:
             max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
             logprobs=request.logprobs,
         )
-        refusals = _EngineErrors(model, "prompt")
-        generations = self._submit(prompts, sampling, request, model, caller, "prompt", refusals)
+        needed = request.echo or self._filter is not None
         times = request.n or 1
-        shown = [one if isinstance(one, str) else self._prompts.text(one) for one in given if request.echo]
-        answer = CompletionAnswer(
+        texts = [one if isinstance(one, str) else self._prompts.text(one) if needed else "" for one in given]
+        texts = [text for text in texts for _ in range(times)]
+        answer = partial(
+            CompletionAnswer,
             model.name,
-            sum(map(len, prompts)),
-            [AnswerChoice() for _ in generations],
-            echoes=[text for text in shown for _ in range(times)] or [""] * len(generations),
+            echoes=texts if request.echo else [""] * len(texts),
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
             fingerprint=self._fingerprint,
         )
-        return self._pending(COMPLETIONS, answer, generations, request, caller, refusals)
+        if self._filter is not None and self._filter.refuses_input(texts):
+            return PendingRefusal(answer(0, self._refused_choices(len(texts))))
+        refusals = _EngineErrors(model, "prompt")
+        generations = self._submit(prompts, sampling, request, model, caller, "prompt", refusals)
+        choices = [self._choice(before=text) for text in texts]
+        prompt_tokens = sum(map(len, prompts))
+        return self._pending(
+            COMPLETIONS, answer(prompt_tokens, choices), generations, request, caller, refusals
+        )
+
+    def _choice(self, parser: FreeCalls | RequiredCall | None = None, before: str = "") -> AnswerChoice:
+        """One that is filtered where answers are; ``before`` is the text that it continues."""
+        held = None if self._filter is None else self._filter.held_text(before)
+        if self._filter is None or held is None:
+            return AnswerChoice(parser)
+        return FilteredChoice(self._filter, held, parser)
+
+    def _refused_choices(self, number: int) -> list[AnswerChoice]:
+        assert self._filter is not None
+        return [RefusedChoice(self._filter.text) for _ in range(number)]
 
     def _submit(
         self,

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 from gym_fed.cli.chat.terminal import _COMMANDS
+from gym_fed.config.content_filter import FilterConfig
 from gym_fed.config.serving import ConnectionsConfig, EngineConfig, ServingConfig
 
+PAGE_OF_FILTER = Path(__file__).resolve().parents[3] / "docs" / "content-filter.md"
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
 ROWS = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", PAGE, re.MULTILINE))
 
@@ -28,3 +30,13 @@ def test_every_key_has_a_row_and_its_default() -> None:
 
 def test_every_command_is_named() -> None:
     assert all(name in PAGE for name in _COMMANDS)
+
+
+def test_the_page_of_the_content_filter_has_its_keys_and_defaults() -> None:
+    page = PAGE_OF_FILTER.read_text()
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| ([^|]+) \|", page, re.MULTILINE))
+    config = FilterConfig()
+    shown = {False: "false", True: "true"}
+    assert rows == {
+        name: shown.get(value, value) if isinstance(value, bool | str) else "none" for name, value in config
+    }

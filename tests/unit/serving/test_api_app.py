@@ -49,7 +49,7 @@ def gateway_over(engine: ScriptedEngine, seconds: float = 60.0, uses: list[Use] 
         on_use=None if uses is None else uses.append,
     )
     gateway.serving = SimpleNamespace(  # type: ignore[assignment]
-        service=service, engine=engine, store=None, usage_log=None
+        service=service, engine=engine, store=None, usage_log=None, content_filter=None
     )
     return gateway
 
