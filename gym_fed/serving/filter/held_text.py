@@ -12,7 +12,7 @@ from gym_fed.serving.filter.rules import Rules
 
 
 class HeldText:
-    """One answer's text on its way out.
+    """One answer's text, of which the end is held.
 
     Args:
         rules: That it is compared with.

@@ -33,7 +33,7 @@ _SPACED = "\\x00-\\u0dff"  # Latin to Sinhala; Thai is the first script without 
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _ContentRule:
     """All phrases of one category, or one of its patterns."""
 
     category: str
@@ -49,7 +49,7 @@ class Rules:
         width: Most characters of a match.
     """
 
-    _rules: tuple[_Rule, ...]
+    _rules: tuple[_ContentRule, ...]
 
     @property
     def width(self) -> int:
@@ -86,7 +86,7 @@ def read_rules(paths: Iterable[Path]) -> Rules:
         GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE``; ``CONFIG_INVALID`` naming file and line.
     """
     phrases: dict[str, dict[str, None]] = {}
-    patterns: list[_Rule] = []
+    patterns: list[_ContentRule] = []
     for path in paths:
         category = None
         for number, line in _lines(path):
@@ -105,7 +105,7 @@ def read_rules(paths: Iterable[Path]) -> Rules:
             else:
                 phrases[category][_phrase(line, where)] = None
     rules = [
-        _Rule(category, _any_of(list(some)), max(map(len, some)))
+        _ContentRule(category, _any_of(list(some)), max(map(len, some)))
         for category, some in phrases.items()
         if some
     ]
@@ -146,7 +146,7 @@ def _category(line: str, where: str) -> str:
     return name
 
 
-def _pattern(line: str, category: str, where: str) -> _Rule:
+def _pattern(line: str, category: str, where: str) -> _ContentRule:
     if len(line) < 3 or not line.endswith("/"):
         raise _refused(where, f"{plain(line, 80)!r} begins with / and has no end", "write /pattern/")
     try:
@@ -155,7 +155,7 @@ def _pattern(line: str, category: str, where: str) -> _Rule:
         raise _refused(
             where, f"pattern {plain(line, 80)!r}: {error}", "see docs/content-filter.md"
         ) from error
-    return _Rule(category, pattern, width)
+    return _ContentRule(category, pattern, width)
 
 
 def _phrase(line: str, where: str) -> str:

@@ -43,7 +43,7 @@ class AnswerChoice:
         return shown
 
     def _read(self, event: Event) -> Shown:
-        """Count an event's tokens, and tell calls from text."""
+        """Count an event's tokens, and split calls from text."""
         self.num_tokens += len(event.token_ids)
         if self.parser is None:
             return Shown(event.text, (), event.logprobs)
