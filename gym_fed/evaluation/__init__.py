@@ -2,7 +2,7 @@
 
 Neighbours: imports config, data, delta, downloads, errors, files, identity, json_files, kinds, lazy,
 leaderboard, modeling, models, serving, soup, text, training, version; imported by cli, leaderboard,
-personalization, quickstart, training.
+personalization, quickstart, registry, training.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ from gym_fed.base_files import licence_of
 from gym_fed.downloads.selection import ADAPTER, INDEX, WHOLE
 from gym_fed.downloads.selection import is_model_setting as is_setting
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import lies_in
+from gym_fed.files import file_sha256, lies_in
 from gym_fed.json_files import read_object
 from gym_fed.modeling.adapters import BASE_ADAPTERS
 from gym_fed.modeling.adapters import CONFIG as ADAPTER_CONFIG
 from gym_fed.modeling.rope import BASE_CHANGES
 from gym_fed.models import LoadedModel, is_hub_name, load_model, model_name, resolve
-from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, Base, Kind
+from gym_fed.registry.card.evaluations import NO_DELTA
+from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, BaseUsed, Kind
 
 
 @dataclass
@@ -40,10 +41,18 @@ class Contents:
 
     kind: Kind
     files: dict[str, Path]
-    base: Base | None
+    base: BaseUsed | None
     digest: str | None
     folder: Path | None
     left_out: list[str] = field(default_factory=list)
+
+    @property
+    def identities(self) -> list[tuple[str, str]]:
+        """Digests of model and delta that records of its evaluations may name; none where they cannot be known."""
+        found = [] if self.digest is None else [(self.digest, NO_DELTA)]
+        if self.kind == "delta" and self.base is not None and self.base.digest is not None:
+            found.append((self.base.digest, file_sha256(self.files[DELTA_FILE])))
+        return found
 
 
 def contents_of(path: Path, scratch: Path, base: str | None = None) -> Contents:
@@ -97,9 +106,7 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
     adapter = read_adapter(str(folder), folder)
     named = base or adapter.base
     if named is None:
-        raise GymError(
-            ErrorCode.MODEL_INVALID, f"{folder}: does not say what its base is", "name it with --base"
-        )
+        raise GymError(ErrorCode.MODEL_INVALID, f"{folder}: names no base", "name it with --base")
     files, left_out = _files(folder, [ADAPTER])
     for below in adapter.below:
         for file in (ADAPTER_CONFIG, ADAPTER, BASE_CHANGES):
@@ -109,7 +116,8 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
         ADAPTER_CONFIG,
         *(p for p in files if p.startswith(BASE_ADAPTERS) and p.endswith(ADAPTER_CONFIG)),
     ):
-        files[path] = _without_a_path(files[path], scratch / path)
+        own = base if path == ADAPTER_CONFIG else None
+        files[path] = _without_a_path(files[path], scratch / path, own)
     return Contents("adapter", files, described_base(named), None, folder, left_out)
 
 
@@ -122,7 +130,7 @@ def _delta(file: Path, base: str | None) -> Contents:
         loaded = base_model(named, digest)
         total = added(loaded, delta) if product_free(delta) else None
     licence = licence_of(Path(resolve(named))) or NOT_STATED
-    found = Base(name=model_name(named), digest=digest, licence=licence)
+    found = BaseUsed(name=model_name(named), digest=digest, licence=licence)
     return Contents("delta", {DELTA_FILE: file}, found, total, None)
 
 
@@ -145,16 +153,16 @@ def base_model(named: str, digest: str) -> LoadedModel:
     return loaded
 
 
-def described_base(named: str) -> Base:
+def described_base(named: str) -> BaseUsed:
     """A base by name, with digest and licence where it is on this machine."""
     from gym_fed.delta.base import tensors_digest
     from gym_fed.models import folder_here
 
     here = folder_here(named)
     if here is None:
-        return Base(name=model_name(named) if is_hub_name(named) else Path(named).name)
+        return BaseUsed(name=model_name(named) if is_hub_name(named) else Path(named).name)
     digest = tensors_digest(load_model(named).model)
-    return Base(name=model_name(named), digest=digest, licence=licence_of(here) or NOT_STATED)
+    return BaseUsed(name=model_name(named), digest=digest, licence=licence_of(here) or NOT_STATED)
 
 
 def _digest(folder: Path) -> str | None:
@@ -203,16 +211,21 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield from sorted(one for one in file.iterdir() if one.is_file() and not one.is_symlink())
 
 
-def _without_a_path(file: Path, copy: Path) -> Path:
-    """An ``adapter_config.json`` that names its base by a folder of this machine, with the folder's own name."""
+def _without_a_path(file: Path, copy: Path, base: str | None) -> Path:
+    """An ``adapter_config.json`` that names its base by a name of the Hub, or by a folder's own name."""
     values: dict[str, Any] = read_object(file)
     named = values.get("base_model_name_or_path")
-    if not isinstance(named, str) or not (named.startswith((".", "/", "~")) or Path(named).is_dir()):
+    given = base if base is not None and is_hub_name(base) else None
+    if given is None and (not isinstance(named, str) or not _is_place(named)):
         return file
     copy.parent.mkdir(parents=True, exist_ok=True)
-    values["base_model_name_or_path"] = Path(named).expanduser().resolve().name
+    values["base_model_name_or_path"] = given or Path(str(named)).expanduser().resolve().name
     copy.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return copy
+
+
+def _is_place(named: str) -> bool:
+    return named.startswith((".", "/", "~")) or Path(named).is_dir()
 
 
 def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """Fetches a version into a folder: whole or not at all; a pull that was killed goes on where it stopped.
 
 The files come into a hidden folder beside the one that was asked for, which takes its name at the end. Every byte is
-hashed on its way; nothing is read as a model before.
+hashed; nothing is read as a model before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.data.objects import Objects
@@ -25,6 +26,32 @@ RECORD = ".gym-model.json"
 """In a pulled folder: the signed manifest as it was on the store."""
 MADE = ".gym-made.json"
 """In a pulled folder: sha256 of each file that was made here, such as the weights of a delta's model."""
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a pull came to.
+
+    Attributes:
+        found: The version.
+        folder: Where it is.
+        fetched: Whether anything was; False for one that was here.
+        base: Folder or name of the base that it was rebuilt from, or that goes with an adapter; None without one, and
+            for one that is not on this machine.
+    """
+
+    found: ModelVersion
+    folder: Path
+    fetched: bool
+    base: str | None
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file of a version that is not what was signed."""
+
+    path: str
+    problem: str
 
 
 def fetch(

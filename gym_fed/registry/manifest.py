@@ -64,7 +64,7 @@ class ModelFile(StrictModel):
         return value
 
 
-class Base(StrictModel):
+class BaseUsed(StrictModel):
     """The model that an adapter or a delta belongs to."""
 
     name: Line
@@ -124,7 +124,7 @@ class ModelManifest(StrictModel):
     is, for adapters, and for deltas of factors, whose product differs in its last bits between machines."""
     licence: Line
     description: str = Field(max_length=2000)
-    base: Base | None = None
+    base: BaseUsed | None = None
     files: list[ModelFile] = Field(min_length=1, max_length=MAX_FILES)
     lineage: Lineage = Field(default_factory=Lineage)
     created_at: Seconds

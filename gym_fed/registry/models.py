@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import builtins
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from gym_fed.data.licences import checked_licence
 from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.models import folder_here
 from gym_fed.other_words import on_class_too
-from gym_fed.registry.contents import Contents, base_model, contents_of, saved
-from gym_fed.registry.fetching import fetch
+from gym_fed.registry.contents import base_model
+from gym_fed.registry.fetching import Damage, Pulled, fetch
 from gym_fed.registry.manifest import (
     DELTA_FILE,
     MAX_MANIFEST_BYTES,
     NOT_STATED,
+    BaseUsed,
     DataUsed,
     ModelVersion,
     Parent,
@@ -37,43 +35,16 @@ from gym_fed.registry.manifest import (
     TagMove,
     sealed,
 )
-from gym_fed.registry.pushing import drafted, publish, write_card, write_config
+from gym_fed.registry.preparing import Note, StatedFacts, prepared
+from gym_fed.registry.pushing import publish
 from gym_fed.registry.rebuild import rebuild
 from gym_fed.registry.signers import Confirm, Pins, gym_home, own_key
-from gym_fed.registry.versions import LATEST, Versions, require_name, require_tag, split_reference
-
-CONFIG_FILE = "config.yaml"
+from gym_fed.registry.versions import LATEST, VersionStore, require_tag, split_reference
 
 
 def default_model_store() -> str:
     """``$GYM_MODELS``, else ``models`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
     return os.environ.get("GYM_MODELS") or str(gym_home() / "models")
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """What a pull came to.
-
-    Attributes:
-        found: The version.
-        folder: Where it is.
-        fetched: Whether anything was; False for one that was here.
-        base: Folder or name of the base that it was rebuilt from, or that goes with an adapter; None without one, and
-            for one that is not on this machine.
-    """
-
-    found: ModelVersion
-    folder: Path
-    fetched: bool
-    base: str | None
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A file of a version that is not what was signed."""
-
-    path: str
-    problem: str
 
 
 class ModelRegistry:
@@ -86,7 +57,7 @@ class ModelRegistry:
     def __init__(self, url: str | Path | None = None) -> None:
         self.url = str(default_model_store() if url is None else url)
         self._objects = Objects(self.url)
-        self._versions = Versions(self._objects)
+        self._versions = VersionStore(self._objects)
         self._pins = Pins(self._objects.place)
 
     @on_class_too
@@ -104,6 +75,7 @@ class ModelRegistry:
         data: Sequence[DataUsed] = (),
         evaluations: Sequence[Path] = (),
         key: SigningKey | None = None,
+        note: Note = lambda line: None,
     ) -> ModelVersion:
         """Publish a model as the next version of ``name``, signed.
 
@@ -120,34 +92,28 @@ class ModelRegistry:
             base: Name or folder of the base of an adapter or a delta, where it cannot be found by the name in it.
             parents: ``name@version`` in this registry that it was made from.
             data: Rows that it was trained on, beside those that the run's record names.
-            evaluations: Records of ``gym eval``, which are published with it.
+            evaluations: Records of ``gym eval``, which are published with it, or folders of records, of which those
+                of this model are.
             key: Signs; by default the user's own.
+            note: Gets the names of files that are left out.
 
         Raises:
             GymError: ``USAGE`` without a valid name or licence, or for something that is no model; ``MODEL_INVALID``,
-                ``DELTA_INVALID``, ``BASE_MISMATCH``; ``DATA_INVALID`` when a file changes while it is read.
+                ``DELTA_INVALID``, ``BASE_MISMATCH``; ``DATA_INVALID`` for records of another model, and when a file
+                changes while it is read.
         """
-        from gym_fed.registry.card.run import lineage_of
-
-        require_name(name)
-        licence = checked_licence(licence)
+        stated = StatedFacts(licence, description, base, self._parents(parents), data, evaluations)
         key = key or own_key()
-        with tempfile.TemporaryDirectory() as scratch_name:
-            scratch = Path(scratch_name)
-            is_path = isinstance(model, str | Path)
-            path = Path(model) if is_path else saved(name, model, tokenizer, _made(scratch / "model"))
-            found = contents_of(path, _made(scratch / "changed"), base)
-            if config is not None and not is_path:
-                write_config(scratch / CONFIG_FILE, config)
-                found.files[CONFIG_FILE] = scratch / CONFIG_FILE
-            self._know_base(found)
-            lineage = lineage_of(found.folder, path if found.kind == "delta" else None)
-            lineage = lineage.model_copy(
-                update={"parents": self._parents(parents), "data": [*lineage.data, *data]}
-            )
-            draft = drafted(name, found, licence, description, lineage)
-            write_card(draft, found, evaluations, scratch)
-            pushed = publish(self._objects, self._versions, draft, found.files, key)
+        with prepared(
+            name,
+            model,
+            stated,
+            config=config,
+            tokenizer=tokenizer,
+            known_base=self._known_base,
+            note=note,
+        ) as ready:
+            pushed = publish(self._objects, self._versions, ready.draft, ready.files, key)
         self._pins.add(name, pushed.signer)
         if pushed.manifest.digest is not None:
             self._versions.note_digest(pushed.manifest.digest, name, pushed.version)
@@ -201,7 +167,7 @@ class ModelRegistry:
         folder = Path(dest) if dest is not None else _default_folder(found, kind)
         used: str | None = None
         if found.manifest.kind == "delta" and not as_is and not folder.exists():
-            used = self._base_of(found, base, confirm)
+            used = self.base_of(found, base, confirm)
         elif found.manifest.base is not None:
             used = base or _named_here(found.manifest.base.name)
 
@@ -365,17 +331,15 @@ class ModelRegistry:
         found = [self.show(reference) for reference in references]
         return [Parent(version=one.reference, sha256=one.sha256) for one in found]
 
-    def _know_base(self, contents: Contents) -> None:
-        """Note where this registry has the base of what is pushed."""
-        base = contents.base
-        if base is None or base.digest is None:
-            return
-        there = self._versions.with_digest(base.digest)
-        if there is not None:
-            licence = there.manifest.licence if base.licence == NOT_STATED else base.licence
-            contents.base = base.model_copy(update={"version": there.reference, "licence": licence})
+    def _known_base(self, base: BaseUsed) -> BaseUsed:
+        """A base, with where this registry has it."""
+        there = None if base.digest is None else self._versions.with_digest(base.digest)
+        if there is None:
+            return base
+        licence = there.manifest.licence if base.licence == NOT_STATED else base.licence
+        return base.model_copy(update={"version": there.reference, "licence": licence})
 
-    def _base_of(self, found: ModelVersion, given: str | None, confirm: Confirm | None) -> str:
+    def base_of(self, found: ModelVersion, given: str | None, confirm: Confirm | None) -> str:
         """A name or folder of the base of a delta: given, by its name on this machine, or from this registry.
 
         Raises:
@@ -412,8 +376,3 @@ def _require_free(tag: str) -> None:
         raise GymError(
             ErrorCode.USAGE, f"{LATEST} always is the newest version", "choose another tag, such as stable"
         )
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

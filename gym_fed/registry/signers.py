@@ -1,6 +1,6 @@
 """Whose signature counts: keys are shown by fingerprint once for each model, accepted, and pinned from then on.
 
-A store is only a place. Whoever can write to it can put a version under any name, so a name is known by the keys that
+A store is only a place. Who can write to it can put a version under any name, so a name is known by the keys that
 sign it, as a hub is known by its key: the first is accepted by a person, or named by ``--signer``; another one later is
 refused, until somebody names it.
 """

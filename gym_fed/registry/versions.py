@@ -34,7 +34,7 @@ _NUMBERED = re.compile(r"(\d{6})\.json", re.ASCII)
 _MAX_SMALL_BYTES = 64 << 10
 
 
-class Versions:
+class VersionStore:
     """The versions and tags of one store."""
 
     def __init__(self, objects: Objects) -> None:

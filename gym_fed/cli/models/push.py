@@ -1,44 +1,149 @@
-"""`gym models push`: publish a model in a registry."""
+"""`gym models push`: publish a model in a registry, or write it as a repository of the Hub has it."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.models.registries import BaseOption, RegistryOption, stated
+from gym_fed.cli.models.needed import YesOption
+from gym_fed.cli.models.registries import BaseOption, RegistryOption, SignerOption, confirmed, stated
 from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import readable_bytes
+from gym_fed.text import plain, readable_bytes
+
+if TYPE_CHECKING:
+    from gym_fed.registry.manifest import ModelVersion
+
+
+class Destination(StrEnum):
+    """Where `push` puts a model."""
+
+    REGISTRY = "registry"
+    HF = "hf"
 
 
 def push(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as me/stories; the next version of it.")],
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder of a model, a run or an adapter; or a .gymdelta.")
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Such as me/stories, of which it is the next version. --to hf: also NAME@VERSION.",
+        ),
     ],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder of a model, a run or an adapter; or a .gymdelta. --to hf: without it, the registry's NAME.",
+        ),
+    ] = None,
     registry: RegistryOption = None,
     licence: Annotated[
         str | None,
         typer.Option("--licence", help="SPDX identifier, such as Apache-2.0.", show_default="not stated"),
     ] = None,
-    description: Annotated[str, typer.Option("--description", help="A few words on what it is for.")] = "",
+    description: Annotated[
+        str | None, typer.Option("--description", help="A few words on what it is for.")
+    ] = None,
     base: BaseOption = None,
     parent: Annotated[
         list[str] | None,
         typer.Option("--parent", metavar="NAME@VERSION", help="Made from this version; may be repeated."),
     ] = None,
     evals: Annotated[
-        Path | None, typer.Option("--evals", metavar="FOLDER", help="Records of gym eval that go along.")
+        list[Path] | None,
+        typer.Option(
+            "--evals",
+            metavar="PATH",
+            help="A record of gym eval, or a folder, of which this model's are taken; may be repeated.",
+        ),
     ] = None,
     label: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Put this tag on it.")] = None,
+    to: Annotated[
+        Destination, typer.Option("--to", help="hf: a folder as the Hugging Face Hub takes it.")
+    ] = Destination.REGISTRY,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="--to hf: the folder; required.")
+    ] = None,
+    repo: Annotated[
+        str | None,
+        typer.Option(
+            "--repo", metavar="OWNER/NAME", help="--to hf: upload the folder to this repository of the Hub."
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="--repo: everybody may see it, if the repository is new.")
+    ] = False,
+    as_is: Annotated[
+        bool,
+        typer.Option("--as-is", help="--to hf: leave a delta as a .gymdelta, without the weights it makes."),
+    ] = False,
+    signer: SignerOption = None,
+    yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a model as the next version of NAME, signed with your key; no version is ever replaced."""
+    """Publish a model as the next version of NAME, signed with your key; no version is ever replaced.
+
+    With --to hf no version is made: a folder is written as the Hub takes it, and uploaded where --repo is given.
+    """
+    given = {"--licence": licence, "--description": description, "--parent": parent, "--evals": evals}
+    for_hub = {"--output": output, "--repo": repo, "--public": public or None, "--as-is": as_is or None}
+    if to is Destination.HF:
+        if model is None:
+            _refuse({**given, "--tag": label}, "goes with a MODEL; a version of the registry has its own")
+            facts = {}
+        else:
+            _refuse(
+                {"--tag": label, "--parent": parent, "--signer": signer, "--registry": registry},
+                "is for a registry",
+            )
+            facts = {"licence": licence, "description": description, "evaluations": evals}
+        from gym_fed.cli.models.hub import push_to_hub
+
+        push_to_hub(
+            name,
+            None if model is None else _source(model),
+            output,
+            facts={key: value for key, value in facts.items() if value is not None},
+            registry=registry,
+            base=base,
+            repo=repo,
+            public=public,
+            as_is=as_is,
+            signer=signer,
+            confirm=confirmed(yes),
+            as_json=as_json,
+        )
+        return
+    _refuse({**for_hub, "--signer": signer, "--yes": yes or None}, "is for --to hf")
+    if model is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            "no MODEL is given",
+            "name the folder of a model, a run or an adapter, or a .gymdelta",
+        )
+    _push(
+        name, _source(model), registry, label, as_json, parent or (), base, description or "", licence, evals
+    )
+
+
+def _push(
+    name: str,
+    source: Path,
+    registry: str | None,
+    label: str | None,
+    as_json: bool,
+    parents: Any,
+    base: str | None,
+    description: str,
+    licence: str | None,
+    evals: list[Path] | None,
+) -> None:
     from gym_fed.registry import ModelRegistry
     from gym_fed.registry.card.conflicts import conflicts
-    from gym_fed.registry.card.evaluations import records_in
     from gym_fed.registry.manifest import NOT_STATED
     from gym_fed.registry.versions import LATEST, require_tag
 
@@ -46,18 +151,6 @@ def push(
         require_tag(label)
         if label == LATEST:
             raise GymError(ErrorCode.USAGE, f"--tag {LATEST}: always is the newest version", "leave it out")
-    records = []
-    if evals is not None:
-        if not evals.is_dir():
-            raise GymError(
-                ErrorCode.FILE_NOT_FOUND, f"--evals {evals}: no such folder", "gym eval writes one"
-            )
-        records = records_in(evals)
-    source = Path(model).expanduser()
-    if not source.exists():
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"{model}: no such file or folder", "give a folder or a .gymdelta"
-        )
     models = ModelRegistry(registry)
     pushed = models.push(
         name,
@@ -65,30 +158,51 @@ def push(
         licence=licence or NOT_STATED,
         description=description,
         base=base,
-        parents=parent or (),
-        evaluations=records,
+        parents=parents,
+        evaluations=evals or (),
+        note=err.print,
     )
     if label is not None:
         models.tag(pushed.reference, label)
-    manifest, found = pushed.manifest, conflicts(pushed.manifest)
+    found = conflicts(pushed.manifest)
     for conflict in found:
-        err.print(f"look at: {conflict}")
+        err.print(f"look at: {plain(conflict, 500)}")
     print_result(
         as_json,
-        {
-            "name": pushed.name,
-            "version": pushed.version,
-            "registry": models.url,
-            "kind": manifest.kind,
-            "digest": manifest.digest,
-            "bytes": manifest.num_bytes,
-            "files": [file.path for file in manifest.files],
-            "licence": manifest.licence,
-            "signer": pushed.signer.fingerprint,
-            "manifest_sha256": pushed.sha256,
-            "conflicts": found,
-        },
-        f"{pushed.reference} is in {models.url}: {manifest.kind}, {readable_bytes(manifest.num_bytes)}, licence: "
-        f"{stated(manifest.licence)}",
+        _document(pushed, models.url, found),
+        f"{pushed.reference} is in {models.url}: {pushed.manifest.kind}, "
+        f"{readable_bytes(pushed.manifest.num_bytes)}, licence: {stated(pushed.manifest.licence)}",
         note=f"signed by {pushed.signer.fingerprint}; fetch it with: gym models pull {pushed.reference}",
     )
+
+
+def _document(pushed: ModelVersion, url: str, found: list[str]) -> dict[str, Any]:
+    manifest = pushed.manifest
+    return {
+        "name": pushed.name,
+        "version": pushed.version,
+        "registry": url,
+        "kind": manifest.kind,
+        "digest": manifest.digest,
+        "bytes": manifest.num_bytes,
+        "files": [file.path for file in manifest.files],
+        "licence": manifest.licence,
+        "signer": pushed.signer.fingerprint,
+        "manifest_sha256": pushed.sha256,
+        "conflicts": found,
+    }
+
+
+def _source(model: str) -> Path:
+    source = Path(model).expanduser()
+    if not source.exists():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"{model}: no such file or folder", "give a folder or a .gymdelta"
+        )
+    return source
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise GymError(ErrorCode.USAGE, f"{name} {why}", "leave it out")

@@ -260,7 +260,7 @@ def registered(url: str | None) -> list[dict[str, Any]]:
 
 
 def confirmed(yes: bool) -> Confirm | None:
-    """Asks a person about a signer; ``--yes`` accepts; None where nobody can be asked."""
+    """A question to a person about a signer, which ``--yes`` answers; None where nobody can be asked."""
     if not yes and not (sys.stdin.isatty() and err.is_terminal):
         return None
 

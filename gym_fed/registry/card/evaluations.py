@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from pathlib import Path, PurePath
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
+from gym_fed.text import plain, whole_number
 
 _MAX_FIGURES = 5_000
 _MAX_RECORDS = 64
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+EVALS = "evals"
+"""The folder of records in a version."""
+NO_DELTA = "none"
+"""What a record has for the delta of a model without one."""
+
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 
 
@@ -34,6 +39,7 @@ class CardFigure:
         date: When it was measured, ISO 8601; empty where the record does not say.
         engine: What measured it.
         record: Name of the record's file.
+        num_fewshot: Examples in the prompt; None where the record does not say.
     """
 
     task: str
@@ -44,98 +50,168 @@ class CardFigure:
     date: str
     engine: str
     record: str
+    num_fewshot: int | None = None
 
 
-class _Part(BaseModel):
+class _Field(BaseModel):
     """The fields that are read here; the schema has more."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
-class _Error(_Part):
+class _StandardError(_Field):
     value: float
 
 
-class _Uncertainty(_Part):
-    standard_error: _Error | None = None
+class _Spread(_Field):
+    standard_error: _StandardError | None = None
     num_samples: int | None = Field(default=None, ge=0)
 
 
-class _Score(_Part):
+class _Value(_Field):
     score: float
-    uncertainty: _Uncertainty | None = None
+    uncertainty: _Spread | None = None
 
 
-class _Metric(_Part):
+class _MetricName(_Field):
     metric_id: _Name = "score"
 
 
-class _Result(_Part):
+class _Rows(_Field):
+    additional_details: dict[str, str] = Field(default_factory=dict)
+
+
+class _TaskValue(_Field):
     evaluation_name: _Name
-    metric_config: _Metric
-    score_details: _Score
+    source_data: _Rows = _Rows()
+    metric_config: _MetricName
+    score_details: _Value
 
 
-class _Library(_Part):
+class _MeasuredBy(_Field):
     name: _Name
     version: _Name = "unknown"
 
 
-class _Model(_Part):
+class _OfModel(_Field):
     name: str = Field(max_length=4096)
     additional_details: dict[str, str] = Field(default_factory=dict)
 
 
-class _Record(_Part):
+class _EvalDocument(_Field):
     schema_version: _Name
     evaluation_timestamp: str = Field(default="", max_length=64)
-    model_info: _Model
-    eval_library: _Library
-    evaluation_results: list[_Result] = Field(max_length=_MAX_FIGURES)
+    model_info: _OfModel
+    eval_library: _MeasuredBy
+    evaluation_results: list[_TaskValue] = Field(max_length=_MAX_FIGURES)
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Digests of model and delta, as ``gym eval`` keys its records; empty texts in records of others."""
+        details = self.model_info.additional_details
+        return details.get("identity.model", ""), details.get("identity.delta", "")
 
 
-def read_evaluations(records: Sequence[Path], digest: str | None) -> list[CardFigure]:
+def read_evaluations(
+    places: Sequence[Path], identities: Sequence[tuple[str, str]]
+) -> tuple[list[CardFigure], list[Path]]:
     """The figures of some records.
 
     Args:
-        records: Their files.
-        digest: Of the model; a record that names another model's is refused. None where the model has none.
+        places: Files of records, which must be of this model; and folders, of which its records are taken.
+        identities: Digests of model and delta that a record of it may name; empty where they are not known: then every
+            record must name the same model.
+
+    Returns:
+        The figures, and the files that they are from.
 
     Raises:
-        GymError: ``DATA_INVALID`` for what is no record, or one of another model; ``FILE_NOT_FOUND``.
+        GymError: ``DATA_INVALID`` for what is no record, one of another model, and a folder without one of this model;
+            ``USAGE`` for too many; ``FILE_NOT_FOUND``.
     """
-    if len(records) > _MAX_RECORDS:
+    found: dict[str, tuple[Path, _EvalDocument]] = {}
+    for place in places:
+        documents = [(file, _read(file)) for file in (records_in(place) if place.is_dir() else [place])]
+        of_others = [] if place.is_dir() else [("", "")]  # records of other programs name no digest
+        wanted = [*identities, *of_others]
+        of_it = [one for one in documents if not identities or one[1].identity in wanted]
+        if len(of_it) < len(documents) and (not place.is_dir() or not of_it):
+            file, other = documents[0]
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: has no record of this model, whose digest is {identities[0][0]}; {file.name} is of "
+                f"{plain(other.model_info.name, 120)} ({plain(' '.join(other.identity), 160)})",
+                "evaluate this model: gym eval MODEL",
+            )
+        if not documents:
+            raise GymError(ErrorCode.DATA_INVALID, f"{place}: has no record", "gym eval MODEL writes one")
+        for file, document in of_it:
+            if found.setdefault(file.name, (file, document))[0] != file:
+                raise GymError(ErrorCode.DATA_INVALID, f"{file}: has the name of {found[file.name][0]}")
+    if len(found) > _MAX_RECORDS:
         raise GymError(
-            ErrorCode.USAGE, f"{len(records)} records of evaluations", f"at most {_MAX_RECORDS} go along"
+            ErrorCode.USAGE, f"{len(found)} records of evaluations", f"at most {_MAX_RECORDS} go along"
         )
-    return [figure for file in records for figure in _figures(file, digest)]
+    if not identities and len({document.identity for _, document in found.values()}) > 1:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            "the records of evaluations are of several models",
+            "name the files of those that are of this model",
+        )
+    figures = [figure for file, document in found.values() for figure in _figures(file, document)]
+    return figures, [file for file, _ in found.values()]
+
+
+def figures_in(records: Iterable[Path]) -> list[CardFigure]:
+    """The figures of records that were taken for this model's before. Raises as ``read_evaluations``."""
+    return [figure for file in records for figure in _figures(file, _read(file))]
 
 
 def records_in(folder: Path) -> list[Path]:
     """The records below a folder such as ``evals/``, sorted; files of samples are none."""
-    return sorted(file for file in folder.rglob("*.json") if file.is_file() and not file.is_symlink())[
-        :_MAX_RECORDS
-    ]
+    kept = folder / "data" if (folder / "data").is_dir() else folder
+    return sorted(file for file in kept.rglob("*.json") if file.is_file() and not file.is_symlink())
 
 
-def _figures(file: Path, digest: str | None) -> Iterable[CardFigure]:
-    if not file.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no record of an evaluation at {file}")
+def published_record(file: Path, name: str) -> bytes:
+    """A record that names the model as the registry does, without paths of this machine."""
+    values: dict[str, Any] = read_object(file, ErrorCode.DATA_INVALID)
+    values["model_info"]["name"] = name
+    details = values["eval_library"].get("additional_details")
+    if isinstance(details, dict) and isinstance(details.get("facts"), str):
+        facts = _object(details["facts"])
+        benchmarks = facts.get("benchmarks")
+        if isinstance(benchmarks, list):
+            facts["benchmarks"] = [PurePath(str(one)).name for one in benchmarks]
+        if facts:
+            details["facts"] = json.dumps(facts, sort_keys=True)
+    return json.dumps(values, indent=1).encode() + b"\n"
+
+
+def _object(text: str) -> dict[str, Any]:
     try:
-        record = _Record.model_validate(read_object(file, ErrorCode.DATA_INVALID))
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}  # of another program, which may keep a sentence there
+    return found if isinstance(found, dict) else {}
+
+
+def _read(file: Path) -> _EvalDocument:
+    if not file.is_file():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"no record of an evaluation at {file}", "see: gym eval show"
+        )
+    try:
+        return _EvalDocument.model_validate(read_object(file, ErrorCode.DATA_INVALID))
     except ValidationError as error:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{file}: is no record of an evaluation: {first_problem(error)}",
             "give the JSON that gym eval writes",
         ) from error
-    stated = model_digest(record.model_info.additional_details)
-    if digest is not None and stated is not None and stated != digest:
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"{file}: is of another model: {stated}, not {digest}",
-            "evaluate this model: gym eval MODEL",
-        )
+
+
+def _figures(file: Path, record: _EvalDocument) -> Iterable[CardFigure]:
     for one in record.evaluation_results:
         error_of = one.score_details.uncertainty
         stderr = error_of.standard_error.value if error_of and error_of.standard_error else None
@@ -150,12 +226,5 @@ def _figures(file: Path, digest: str | None) -> Iterable[CardFigure]:
             record.evaluation_timestamp,
             f"{record.eval_library.name} {record.eval_library.version}",
             file.name,
+            whole_number(one.source_data.additional_details.get("num_fewshot", ""), 4),
         )
-
-
-def model_digest(details: dict[str, str]) -> str | None:
-    """The digest of a model without a delta that a record's identity names; None where it names none."""
-    if details.get("identity.delta"):
-        return None
-    stated = details.get("identity.model", "")
-    return stated if _DIGEST.fullmatch(stated) else None

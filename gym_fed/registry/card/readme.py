@@ -60,7 +60,7 @@ _HUB_LICENCES = {
     "etalab-2.0": "etalab-2.0",
 }
 """The Hub's word for a licence, by SPDX's."""
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _MARKDOWN = re.compile(
     r"([\\`*_{}\[\]|~<>&$@!]|:(?=//)|(?<=www)\.|^[#+=-]|(?<=^\d)[.)]|(?<=^\d\d)[.)])", re.IGNORECASE
 )
@@ -71,8 +71,6 @@ def card_of(
     manifest: ModelManifest,
     figures: Sequence[CardFigure],
     folder: Path | None = None,
-    *,
-    as_weights: bool = False,
 ) -> str:
     """The text of the card.
 
@@ -80,15 +78,12 @@ def card_of(
         manifest: Of the version; its number and its files are not in the card.
         figures: Of its evaluations.
         folder: Where the records of its run are.
-        as_weights: A delta was rebuilt, or an adapter merged: what lies beside the card are weights.
     """
-    head = yaml.safe_dump(
-        front_matter(manifest, figures, as_weights=as_weights), sort_keys=False, allow_unicode=True, width=100
-    )
+    head = yaml.safe_dump(front_matter(manifest, figures), sort_keys=False, allow_unicode=True, width=100)
     sections = [
         f"# {_md(manifest.name)}",
         _md(manifest.description, 2000) or "No description was given.",
-        _identity(manifest, as_weights),
+        _identity(manifest),
         _data(manifest),
         _training(folder, manifest),
         _evaluation(figures),
@@ -98,28 +93,30 @@ def card_of(
     return f"---\n{head}---\n\n" + "\n\n".join(sections) + "\n"
 
 
-def front_matter(
-    manifest: ModelManifest, figures: Sequence[CardFigure], *, as_weights: bool = False
-) -> dict[str, Any]:
+def front_matter(manifest: ModelManifest, figures: Sequence[CardFigure]) -> dict[str, Any]:
     """The metadata of the card, as the Hub names it."""
     found: dict[str, Any] = {"license": _HUB_LICENCES.get(manifest.licence, "other")}
     if manifest.licence == NOT_STATED:
         found["license"] = "unknown"
     elif found["license"] == "other":
         found["license_name"] = plain(manifest.licence)
-    adapter = manifest.kind == "adapter" and not as_weights
-    found["library_name"] = "peft" if adapter else "transformers"
+    found["library_name"] = "peft" if manifest.kind == "adapter" else "transformers"
     found["pipeline_tag"] = "text-generation"
-    if manifest.base is not None:
-        found["base_model"] = plain(manifest.base.name)
-        found["base_model_relation"] = _RELATIONS["weights" if as_weights else manifest.kind]
-    hubs = [one.hub for one in manifest.lineage.data if one.hub is not None and _HUB_NAME.fullmatch(one.hub)]
+    if manifest.base is not None and is_name_of_the_hub(manifest.base.name):
+        found["base_model"] = manifest.base.name
+        found["base_model_relation"] = _RELATIONS[manifest.kind]
+    hubs = [one.hub for one in manifest.lineage.data if one.hub is not None and is_name_of_the_hub(one.hub)]
     if hubs:
         found["datasets"] = list(dict.fromkeys(hubs))
     found["tags"] = ["gym-fed", manifest.kind]
     if figures:
         found["model-index"] = [{"name": plain(manifest.name), "results": [_index(one) for one in figures]}]
     return found
+
+
+def is_name_of_the_hub(text: str) -> bool:
+    """Whether a repository of the Hub can have this name, ``OWNER/NAME``."""
+    return _HUB_NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 
 def _index(figure: CardFigure) -> dict[str, Any]:
@@ -140,12 +137,12 @@ def _samples(figure: CardFigure) -> str:
     return "" if figure.num_samples is None else f" on {figure.num_samples} rows"
 
 
-def _identity(manifest: ModelManifest, as_weights: bool) -> str:
+def _identity(manifest: ModelManifest) -> str:
     what = {
         "weights": "whole weights",
         "adapter": "a PEFT adapter",
-        "delta": "a delta on its base; `gym models pull` makes the model of both",
-    }["weights" if as_weights else manifest.kind]
+        "delta": "a delta on its base, `model.gymdelta`; weights that lie beside it are the sum of both",
+    }[manifest.kind]
     base, lineage = manifest.base, manifest.lineage
     rows = [("Kind", what)]
     if manifest.digest is not None:

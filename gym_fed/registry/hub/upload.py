@@ -1,0 +1,107 @@
+"""Uploads a folder to the Hub as a model repository, by huggingface_hub's client and login; errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gym_fed.downloads.hub import endpoint
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.registry.card.readme import is_name_of_the_hub
+from gym_fed.text import plain
+
+
+def require_upload(repo: str, folder: Path) -> None:
+    """Refuse an upload that cannot be, before anything is written.
+
+    Raises:
+        GymError: ``USAGE`` for no name of a repository; ``UNAVAILABLE`` where ``HF_HUB_OFFLINE`` is set;
+            ``UNAUTHENTICATED`` without a token.
+    """
+    from huggingface_hub import constants, get_token
+
+    if not is_name_of_the_hub(repo):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--repo {plain(repo, 120)}: is no name of a repository",
+            "OWNER/NAME, as on the Hub",
+        )
+    if constants.HF_HUB_OFFLINE:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"{repo}: HF_HUB_OFFLINE forbids to upload to {endpoint()}",
+            f"leave --repo out, and where there is a network: {_by_hand(repo, folder)}",
+        )
+    if get_token() is None:
+        raise GymError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{repo}: there is no token for {endpoint()}",
+            "run `hf auth login`, or set HF_TOKEN to a token that may write",
+        )
+
+
+def upload(folder: Path, repo: str, *, public: bool = False) -> str:
+    """Upload all files of a folder in one commit; a repository that is not there is made.
+
+    What the Hub has is not sent again. The Hub checks the card before it takes the commit.
+
+    Args:
+        folder: As ``hub_folder_of_model`` writes it.
+        repo: ``OWNER/NAME``.
+        public: Of a repository that is made; by default only its owner sees it.
+
+    Returns:
+        The commit's address.
+
+    Raises:
+        GymError: As ``require_upload``; ``PERMISSION_DENIED`` or ``UNAUTHENTICATED`` for a token that may not write;
+            ``DATA_INVALID`` for a card that the Hub refuses; ``UNAVAILABLE``.
+    """
+    from huggingface_hub import HfApi
+
+    require_upload(repo, folder)
+    api = HfApi(endpoint=endpoint())
+    with _errors(repo, folder):
+        api.create_repo(repo, private=not public, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo, folder_path=folder, commit_message="Add the model by gym-fed"
+        )
+    return str(commit.commit_url)
+
+
+@contextmanager
+def _errors(repo: str, folder: Path) -> Iterator[None]:
+    import httpx2
+    from huggingface_hub import errors
+
+    again = f"the folder is whole at {folder}: run the same upload again with: {_by_hand(repo, folder)}"
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        code = {401: ErrorCode.UNAUTHENTICATED, 403: ErrorCode.PERMISSION_DENIED}.get(
+            status, ErrorCode.UNAVAILABLE
+        )
+        hint = (
+            f"run `hf auth login` with a token that may write to {repo}; {again}"
+            if status in (401, 403)
+            else again
+        )
+        raise GymError(
+            code, f"{repo}: {endpoint()} answers with status {status}: {_line(error)}", hint
+        ) from error
+    except ValueError as error:  # the Hub's word on the card
+        raise GymError(ErrorCode.DATA_INVALID, f"{folder}: {_line(error)}", again) from error
+    except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE, f"{repo}: {endpoint()} cannot be reached: {_line(error)}", again
+        ) from error
+
+
+def _by_hand(repo: str, folder: Path) -> str:
+    return f"hf upload {repo} {folder} ."
+
+
+def _line(error: Exception) -> str:
+    return plain(str(error).strip().partition("\n")[0] or type(error).__name__, 300)

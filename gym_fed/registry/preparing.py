@@ -1,0 +1,171 @@
+"""Makes a version ready to be published: its files, its card, the records of its evaluations, and what it states."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.data.licences import checked_licence
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.registry.card.evaluations import EVALS, published_record, read_evaluations
+from gym_fed.registry.card.readme import card_of
+from gym_fed.registry.contents import Contents, contents_of, saved
+from gym_fed.registry.manifest import (
+    CARD,
+    NOT_STATED,
+    BaseUsed,
+    DataUsed,
+    ModelFile,
+    ModelManifest,
+    Parent,
+)
+from gym_fed.registry.versions import require_name
+from gym_fed.text import plain
+
+CONFIG_FILE = "config.yaml"
+
+Note = Callable[[str], None]
+"""Gets one line for a person."""
+
+
+@dataclass(frozen=True)
+class StatedFacts:
+    """What a person states of a model, beside what its files and records do.
+
+    Attributes:
+        licence: SPDX identifier.
+        description: A few lines.
+        base: Name or folder of the base of an adapter or a delta, where it cannot be found by the name in it.
+        parents: Versions that it was made from.
+        data: Rows that it was trained on, beside those that the run's record names.
+        evaluations: Records of ``gym eval``, or folders, of which those of this model are taken.
+    """
+
+    licence: str = NOT_STATED
+    description: str = ""
+    base: str | None = None
+    parents: Sequence[Parent] = ()
+    data: Sequence[DataUsed] = ()
+    evaluations: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """What is published, or written as a folder.
+
+    Attributes:
+        draft: Its manifest, but for the number, and the digests and sizes of its files.
+        files: Local file by its path in the model; they are there until the block of ``prepared`` ends.
+    """
+
+    draft: ModelManifest
+    files: Mapping[str, Path]
+
+
+@contextmanager
+def prepared(
+    name: str,
+    model: Any,
+    stated: StatedFacts,
+    *,
+    config: BaseModel | Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    known_base: Callable[[BaseUsed], BaseUsed] = lambda base: base,
+    note: Note = lambda line: None,
+) -> Iterator[PreparedModel]:
+    """Read a model and its records, and write its card.
+
+    Args:
+        name: Of the model.
+        model: See ``ModelRegistry.push``.
+        stated: By a person.
+        config: Kept beside a model in memory.
+        tokenizer: Goes with a model in memory.
+        known_base: Adds what a registry knows of the base.
+        note: Gets the names of files that are left out.
+
+    Raises:
+        GymError: As ``ModelRegistry.push``.
+    """
+    from gym_fed.registry.card.run import lineage_of
+
+    require_name(name)
+    licence = checked_licence(stated.licence)
+    with tempfile.TemporaryDirectory() as scratch_name:
+        scratch = Path(scratch_name)
+        is_path = isinstance(model, str | Path)
+        path = (
+            Path(model).expanduser() if is_path else saved(name, model, tokenizer, _made(scratch / "model"))
+        )
+        found = contents_of(path, _made(scratch / "changed"), stated.base)
+        if config is not None and not is_path:
+            _write_config(scratch / CONFIG_FILE, config)
+            found.files[CONFIG_FILE] = scratch / CONFIG_FILE
+        if is_path and found.left_out:
+            note(f"not pushed: {plain(', '.join(found.left_out), 500)}")
+        if found.base is not None and found.base.digest is not None:
+            found.base = known_base(found.base)
+        figures, records = read_evaluations(stated.evaluations, found.identities)
+        for record in records:
+            copy = scratch / "evals" / record.name
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(published_record(record, name))
+            found.files[f"{EVALS}/{record.name}"] = copy
+        lineage = lineage_of(found.folder, path if found.kind == "delta" else None)
+        changes = {"parents": list(stated.parents), "data": [*lineage.data, *stated.data]}
+        draft = _draft(path, name, found, licence, stated.description, lineage.model_copy(update=changes))
+        write_atomically(scratch / CARD, card_of(draft, figures, found.folder).encode("utf-8"))
+        yield PreparedModel(draft, {**found.files, CARD: scratch / CARD})
+
+
+def _draft(
+    path: Path, name: str, contents: Contents, licence: str, description: str, lineage: Any
+) -> ModelManifest:
+    try:
+        return ModelManifest(
+            name=name,
+            version=1,
+            kind=contents.kind,
+            digest=contents.digest,
+            licence=licence,
+            description=description,
+            base=contents.base,
+            files=[
+                ModelFile(path=file, sha256="0" * 64, num_bytes=0) for file in sorted({CARD, *contents.files})
+            ],
+            lineage=lineage.model_dump(),
+            created_at=int(time.time()),
+        )
+    except ValidationError as error:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{path}: cannot be published: {plain(first_problem(error), 300)}",
+            "shorten or rename what the message names",
+        ) from error
+
+
+def _write_config(file: Path, config: BaseModel | Mapping[str, Any]) -> None:
+    """A config as YAML."""
+    import yaml
+
+    from gym_fed.config.yaml.file import dump_yaml
+
+    if isinstance(config, BaseModel):
+        text = dump_yaml(config)
+    else:
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    write_atomically(file, text.encode())
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
