@@ -17,3 +17,6 @@ class SafetyGateConfig(StrictModel):
 
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
     """Of the lower bound of the drop, paired by prompt."""
+
+    prompts: str | None = None
+    """A CSV or JSONL file of requests to refuse, relative to the hub's folder; absent: those of the package."""

@@ -10,6 +10,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
+from gym_fed.config.hub.safety_gate import SafetyGateConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel
@@ -74,7 +75,7 @@ class AdmissionConfig(StrictModel):
 
 
 class GateConfig(StrictModel):
-    """What a soup must not make worse: the loss on the coordinator's held-out set, and evaluations."""
+    """What a soup must not make worse: loss on the coordinator's held-out set, evaluations, the refusal margin."""
 
     heldout: str | None = None
     """A data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none: no gate."""
@@ -90,6 +91,8 @@ class GateConfig(StrictModel):
     """Suites that a soup must not do worse on; single updates are screened by loss alone."""
     evals_data: str | None = None
     """A folder of evaluation sets, looked at before what ``gym eval fetch`` brought; relative to the hub's folder."""
+    safety: SafetyGateConfig | None = None
+    """By how much a soup may lower the refusal margin; absent: the safety probe is no gate."""
 
     @model_validator(mode="after")
     def _suites_differ(self) -> GateConfig:

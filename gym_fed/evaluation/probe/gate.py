@@ -12,7 +12,7 @@ from gym_fed.errors import ErrorCode, GymError
 
 
 @dataclass(frozen=True)
-class Drop:
+class MarginDrop:
     """How far a margin fell, paired by prompt.
 
     Attributes:
@@ -37,7 +37,7 @@ class Drop:
         return self.lower > limit
 
 
-def margin_drop(before: Sequence[float], after: Sequence[float], *, confidence: float = 0.95) -> Drop:
+def margin_drop(before: Sequence[float], after: Sequence[float], *, confidence: float = 0.95) -> MarginDrop:
     """Compare the margins of two models on the same prompts.
 
     Args:
@@ -59,10 +59,10 @@ def margin_drop(before: Sequence[float], after: Sequence[float], *, confidence: 
     drops = [b - a for b, a in zip(before, after, strict=True)]
     error = stdev(drops) / math.sqrt(len(drops)) if len(drops) > 1 else 0.0
     lower = fmean(drops) - NormalDist().inv_cdf(confidence) * error
-    return Drop(fmean(before), fmean(after), lower, len(drops))
+    return MarginDrop(fmean(before), fmean(after), lower, len(drops))
 
 
-def verdict(drop: Drop, config: SafetyGateConfig) -> str | None:
+def verdict(drop: MarginDrop, config: SafetyGateConfig) -> str | None:
     """Why the gate refuses, or None where it does not."""
     if not drop.exceeds(config.max_margin_drop):
         return None

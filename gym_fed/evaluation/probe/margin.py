@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gym_fed.data.encoding import IGNORED, require_chat_template
+from gym_fed.data.encoding import IGNORED
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import padded
 from gym_fed.evaluation.probe.prompts import ProbePrompts
 from gym_fed.evaluation.probe.templates import Messages, plain
@@ -32,7 +33,7 @@ def refusal_margins(scorer: Scorer, prompts: ProbePrompts) -> dict[str, tuple[fl
     Raises:
         GymError: ``DATA_INVALID`` for a tokenizer without a chat template; what the scorer raises.
     """
-    asked = _continuations(scorer.tokenizer, prompts)
+    asked = opening_requests(scorer.tokenizer, prompts)
     found: dict[str, list[float]] = {name: [0.0] * len(asked) for name in scorer.models}
     for place, results in scorer.loglikelihoods([one for one, _ in asked]):
         for name, result in results.items():
@@ -53,7 +54,7 @@ def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_si
     Returns:
         ``[len(prompts.harmful)] float32``.
     """
-    asked = _continuations(tokenizer, prompts)
+    asked = opening_requests(tokenizer, prompts)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -85,9 +86,18 @@ def prompt_ids(tokenizer: Any, messages: Messages) -> tuple[int, ...]:
     return tuple(encoded["input_ids"])
 
 
-def _continuations(tokenizer: Any, prompts: ProbePrompts) -> list[tuple[Continuation, float]]:
-    """Prompt after prompt its openings, each with its share of the margin (before it is divided by its tokens)."""
-    require_chat_template(tokenizer)
+def opening_requests(tokenizer: Any, prompts: ProbePrompts) -> list[tuple[Continuation, float]]:
+    """Prompt after prompt its openings, each with its share of the margin (before it is divided by its tokens).
+
+    Raises:
+        GymError: ``DATA_INVALID`` for a tokenizer without a chat template.
+    """
+    if not tokenizer.chat_template:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            "the probe asks in conversations, and the model's tokenizer has no chat template",
+            "probe a chat model, such as gym-nano",
+        )
     openings = [
         (tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), sign / len(texts))
         for texts, sign in ((prompts.refusals, 1.0), (prompts.compliances, -1.0))

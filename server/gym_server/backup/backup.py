@@ -228,7 +228,8 @@ def _copy_object(fed: Federation, place: Place, sha256: str, what: str, there: d
 
 def _data_files(fed: Federation) -> dict[str, Path]:
     """The coordinator's own data, where the config names files inside the hub's folder."""
-    named = [fed.config.gate.heldout, fed.config.root.data if fed.config.root else None]
+    gate, root = fed.config.gate, fed.config.root
+    named = [gate.heldout, root.data if root else None, gate.safety.prompts if gate.safety else None]
     found = {}
     for text in named:
         if text is None or "task:" in text or Path(text).is_absolute():

@@ -22,6 +22,7 @@ from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_fed.system_errors import system_error
 from gym_server.base.served import ServedBase, record_tensors
 from gym_server.evaluations.runner import check_measurable, suites_of
+from gym_server.evaluations.safety import check_probable
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
@@ -109,6 +110,9 @@ def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
     for suite in suites:
         with _about("gate.evals"):
             check_measurable(suite, model.model, model.tokenizer)
+    if (safety := fed.config.gate.safety) is not None:
+        with _about("gate.safety"):
+            check_probable(safety, fed.folder, model)
     if not heldout:
         return []
     longest = fed.config.gate.max_length

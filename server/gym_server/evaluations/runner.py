@@ -97,30 +97,10 @@ _ONLY = "base"
 
 
 def _results(scorer: Scorer, preparation: Preparation) -> dict[str, TaskResult]:
-    from gym_fed.evaluation.harness.requests import Outcome, RequestKey
-    from gym_fed.evaluation.scoring.scorer import AnswerRequest, Continuation, Loglikelihood
+    from gym_fed.evaluation.evaluator import computed
 
-    outcomes: dict[RequestKey, Outcome] = {}
-    parts: list[tuple[RequestKey, Continuation]] = []
-    asked: list[tuple[RequestKey, AnswerRequest]] = []
-    for request in preparation.requests:
-        parts += [(request.key, part) for part in request.continuations]
-        if request.answer is not None:
-            asked.append((request.key, request.answer))
-    pieces: dict[RequestKey, list[Loglikelihood]] = {}
-    if parts:
-        for place, scored in scorer.loglikelihoods([part for _, part in parts]):
-            pieces.setdefault(parts[place][0], []).append(scored[_ONLY])
-    if asked:
-        for place, answered in scorer.answers([one for _, one in asked]):
-            outcomes[asked[place][0]] = answered[_ONLY]
-    for key, found in pieces.items():
-        outcomes[key] = Loglikelihood(
-            sum(one.logprob for one in found),
-            all(one.is_greedy for one in found),
-            max(one.cut for one in found),
-        )
-    return preparation.results(outcomes)
+    found = computed(scorer, preparation.requests)
+    return preparation.results({request.key: by_model[_ONLY] for request, by_model in found})
 
 
 def main_value(task: TaskResult) -> float:

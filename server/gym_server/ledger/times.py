@@ -34,6 +34,7 @@ _OF_ROUNDS = frozenset(
         "privacy",
         "refused-summary",
         "evaluated",
+        "safety-probed",
     }
 )
 

@@ -9,7 +9,8 @@ import errno
 import functools
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
 from gym_server.evaluations.gate import RoundEvaluation, evaluation_of
+from gym_server.evaluations.safety import RoundSafety, safety_of
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.privacy import merge as private_merge
@@ -53,7 +55,8 @@ def merge_round(
         spending = privacy.spending(fed, current.server_round, [u.row.contributor for u in screened.kept])
         merged = _merge(fed, model, current, screened.kept)
         losses = _pass_gate(fed, model, merged.soup)
-        evaluation = _pass_evaluations(fed, model, current, merged.soup)
+        safety = _pass_safety(fed, model, current, merged.soup)
+        evaluation = _pass_evaluations(fed, model, current, merged.soup, safety)
     except _RoundAborted as aborted:
         discard(fed, current.server_round)
         write = functools.partial(_write_all, [spending, aborted.record])
@@ -63,7 +66,9 @@ def merge_round(
     added = _added_to_evaluations(fed, merged, evaluation, should_stop)
     appraisal = _appraise(fed, model, current, screened, merged, should_stop, added)
     failpoint("before-commit")
-    fed.round_store.commit(current, _soup_record(current, merged, losses, appraisal, evaluation), spending)
+    fed.round_store.commit(
+        current, _soup_record(current, merged, losses, appraisal, (safety, evaluation)), spending
+    )
     failpoint("after-commit")
 
 
@@ -155,12 +160,42 @@ def _pass_gate(fed: Federation, model: HubModel, soup: Soup) -> _HeldOutLosses:
     return _HeldOutLosses(before, after)
 
 
-def _pass_evaluations(fed: Federation, model: HubModel, current: Round, soup: Soup) -> RoundEvaluation | None:
+def _pass_safety(fed: Federation, model: HubModel, current: Round, soup: Soup) -> RoundSafety | None:
+    """Roll back a soup that certainly lowers the refusal margin by more than ``gate.safety`` allows."""
+    with _finite():
+        safety = safety_of(fed, model, current.server_round, soup)
+    if safety is not None and safety.reason:
+        raise _RoundAborted(safety.reason, functools.partial(safety.write, "rolled back"))
+    return safety
+
+
+def _pass_evaluations(
+    fed: Federation, model: HubModel, current: Round, soup: Soup, safety: RoundSafety | None
+) -> RoundEvaluation | None:
     """Roll back a soup that certainly lowers a task by more than its suite allows."""
     evaluation = evaluation_of(fed, model, current.server_round)
-    if evaluation is not None and (reason := evaluation.run(soup)):
-        raise _RoundAborted(reason, functools.partial(evaluation.write, "rolled back"))
+    if evaluation is None:
+        return None
+    with _finite():
+        reason = evaluation.run(soup)
+    if reason:
+        writers = [one.write for one in (safety, evaluation) if one is not None]
+        raise _RoundAborted(
+            reason,
+            functools.partial(_write_all, [functools.partial(write, "rolled back") for write in writers]),
+        )
     return evaluation
+
+
+@contextmanager
+def _finite() -> Iterator[None]:
+    """Roll back a soup under which the model gives no probabilities; there is nothing to record then."""
+    try:
+        yield
+    except GymError as error:
+        if error.code is not ErrorCode.MODEL_INVALID:
+            raise
+        raise _RoundAborted(f"rolled back: with the soup {error.message}") from error
 
 
 def _store_soup(fed: Federation, soup: Soup) -> None:
@@ -233,7 +268,7 @@ def _soup_record(
     merged: _MergedRound,
     losses: _HeldOutLosses,
     appraisal: Appraisal,
-    evaluation: RoundEvaluation | None,
+    probes: Sequence[RoundSafety | RoundEvaluation | None],
 ) -> SoupRecord:
     report, ingredients = merged.soup.report, merged.ingredients
     return SoupRecord(
@@ -247,7 +282,7 @@ def _soup_record(
         state=merged.state,
         judgements=appraisal.judgements,
         weights=ingredients.weight_of(),
-        also=[appraisal.record, *([evaluation.on_commit()] if evaluation else [])],
+        also=[appraisal.record, *(probe.on_commit() for probe in probes if probe is not None)],
         privacy=private_merge.entry_fields(ingredients.private, report.private),
         secure=ingredients.secure.entry_fields() if ingredients.secure else None,
         plugins=as_json(merged.soup.plugins),
