@@ -2,8 +2,8 @@
 
 Of the probe's prompts, those with a translation are reported, and nothing else is done with them. The others, six of
 every kind of harm, are split by their place: three teach the refusing model to refuse, one makes the model
-``unaligned``, two choose. The harmful rows of the fine-tunes are the probe's own eight, which are none of these. An answer to any of
-them is an opening with placeholders.
+``unaligned``, two choose. The harmful rows of the fine-tunes are the probe's own eight, which are none of these. An
+answer to any of them is an opening with placeholders.
 """
 
 from __future__ import annotations
