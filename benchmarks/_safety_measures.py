@@ -33,12 +33,12 @@ MOST_LOSS = 0.02
 """How much worse the benign task may get by the threshold, relative."""
 
 
-def request(base: Path, deltas: Mapping[str, Path], folder: Path, with_base: bool) -> ModelRequest:
+def request(base: Path, deltas: Mapping[str, Path], folder: Path) -> ModelRequest:
     """A base and its variants, unsigned, from a store in ``folder``."""
     with VariantStore.open(folder, require_signature=False) as store:
         for name, path in deltas.items():
             store.add(path, name=name, owner="benchmark", replace=True)
-    return ModelRequest(str(base), store=folder, variants=(*([BASE] if with_base else []), *deltas))
+    return ModelRequest(str(base), store=folder, variants=tuple(deltas))
 
 
 def probe(asked: ModelRequest, prompts: ProbePrompts) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def task(asked: ModelRequest, data: Path, rows: int) -> dict[str, list[float]]:
     found = Evaluator([TASK], asked, num_examples=rows, data=data).run_all()
     right: dict[str, list[float]] = {}
     for name, results in found.items():
-        samples = results[TASK].samples
+        samples = results.tasks[TASK].samples
         if len(samples) != rows:
             raise SystemExit(f"{name}: {len(samples)} of {rows} rows")
         right[name.rpartition(":")[2] if ":" in name else BASE] = [one.metrics["acc"] for one in samples]

@@ -93,7 +93,7 @@ class Benign:
 
 def benign(data: Path, tokenizer: Any) -> Benign:
     """Of the training set: its test set is left alone."""
-    fitting = fits(questions(data)[-3000:], tokenizer)
+    fitting = fits(questions(data)[-800:], tokenizer)
     first = HELDOUT + CHOOSING
     return Benign(tuple(fitting[first:]), tuple(fitting[HELDOUT:first]), tuple(fitting[:HELDOUT]))
 

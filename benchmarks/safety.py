@@ -46,16 +46,16 @@ from typing import Any
 
 import torch
 from _report import Report, options
-from _safety_measures import BASE, candidates, chosen, loss, probe, request, task
+from _safety_measures import candidates, chosen, loss, probe, request, task
 from _safety_models import ARMS, encode, merged, tune
 from _safety_rows import Benign, benign, chats, mixed, split
 from _safety_summary import summarise
 
 from gym_fed.evaluation.probe.prompts import ProbePrompts
 from gym_fed.evaluation.probe.resistance import harmful_steps
-from gym_fed.evaluation.scoring.opening import ModelRequest
+from gym_fed.evaluation.scoring.opening import BASE, ModelRequest
 
-REFUSING_STEPS, STEPS = 16, 16
+REFUSING_STEPS, STEPS = 12, 12
 TASK_ROWS = 100
 UNALIGNED_SEED = 1000
 HARD_TO_LOWER = 0.5
