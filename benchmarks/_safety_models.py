@@ -21,7 +21,7 @@ RATE = 5e-4
 """As in ``gym_fed.evaluation.probe.resistance``."""
 MICROBATCH = 4
 """Rows of like length at once: nothing is lost to padding."""
-DISTILLED = {"distill_steps": 12, "calibration_samples": 16}
+DISTILLED = {"distill_steps": 8, "calibration_samples": 8}
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class Experiment:
         folder = self.out / f"seed-{seed}"
         tuned, tokenizer = merged(reference, folder / "tuned")
         unaligned = merged(reference, self.out / "unaligned")[0] if ARMS[arm].projected else None
-        calibration = [row for batch in self.batches(tokenizer, seed)[:2] for row in batch]
+        calibration = [row for batch in self.batches(tokenizer, seed)[:1] for row in batch]
         report = encode(
             ARMS[arm],
             reference,
