@@ -51,7 +51,8 @@ def test_no_command_in_help_goes_by_a_second_verb_for_the_same_act(name: str) ->
     shown = [path for path, command in commands(get_command(COMMANDS[name]), name) if not command.hidden]
     assert len(shown) > 5
     second = set().union(*SECOND_VERBS.values())
-    assert [path for path in shown if path.split()[-1] in second] == []
+    # `gym eval fetch` brings rows of many places together by a lock file; what is pulled has one source and a version.
+    assert [path for path in shown if path.split()[-1] in second and path != "gym eval fetch"] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
