@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.preparation import Preparation, require_harness
-from gym_fed.evaluation.harness.requests import PreparedRequest, PromptOptions
+from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
 from gym_fed.evaluation.harness.sources import TaskSource, applies_template
 from gym_fed.evaluation.own_rows import is_own, own_rows
 from gym_fed.evaluation.records.keys import paths_of, record_id
@@ -225,7 +225,7 @@ class Evaluator:
             _require_loglikelihoods(scorer, waiting)
             done = len(preparation.requests) - len(waiting)
             self.on_progress(Progress(done, len(preparation.requests), ""))
-            for request, outcome in computed(scorer, waiting):
+            for request, outcome in computed(scorer, preparation.requests, running.has):
                 running.add(request.key, outcome)
                 done += 1
                 self.on_progress(Progress(done, len(preparation.requests), request.key[0]))
@@ -253,22 +253,27 @@ def _require_loglikelihoods(scorer: Scorer, requests: Sequence[PreparedRequest])
         scorer.require_loglikelihoods(tasks)
 
 
-def computed(scorer: Scorer, requests: Sequence[PreparedRequest]) -> Any:
-    """Each request with its outcomes by model, as they are done; texts longer than the context are summed."""
+def computed(
+    scorer: Scorer,
+    requests: Sequence[PreparedRequest],
+    is_done: Callable[[RequestKey], bool] = lambda key: False,
+) -> Iterator[tuple[PreparedRequest, Mapping[str, Outcome]]]:
+    """Each request that is not done with its outcomes by model; texts longer than the context are summed."""
     from gym_fed.evaluation.scoring.scorer import Loglikelihood
 
     scored = [request for request in requests if request.continuations]
     parts = [(number, part) for number, request in enumerate(scored) for part in request.continuations]
     found: dict[int, dict[str, Loglikelihood]] = {}
     left = {number: len(request.continuations) for number, request in enumerate(scored)}
-    for place, by_model in scorer.loglikelihoods([part for _, part in parts]):
+    done = {place for place, (number, _) in enumerate(parts) if is_done(scored[number].key)}
+    for place, by_model in scorer.loglikelihoods([part for _, part in parts], done):
         number = parts[place][0]
         before = found.get(number)
         found[number] = dict(by_model) if before is None else _summed(before, by_model)
         left[number] -= 1
         if not left[number]:
             yield scored[number], found.pop(number)
-    asked = [request for request in requests if request.answer is not None]
+    asked = [request for request in requests if request.answer is not None and not is_done(request.key)]
     for place, answers in scorer.answers([request.answer for request in asked if request.answer]):
         yield asked[place], answers
 

@@ -18,6 +18,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.requests import Outcome, RequestKey
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.scoring.scorer import AnswerResult, Loglikelihood
+from gym_fed.failpoints import failpoint
 from gym_fed.files import drop_torn_line
 
 FOLDER = ".running"
@@ -68,6 +69,7 @@ class RunningFile:
                 file.write(json.dumps({"key": list(key), "found": _plain(found[name])}) + "\n")
                 file.flush()
             outcomes[key] = found[name]
+        failpoint("evaluated-request")
 
     def remove(self, name: str) -> None:
         """A model's results are written: its file is no longer needed."""

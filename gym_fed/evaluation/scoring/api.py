@@ -5,7 +5,7 @@ The server has the tokenizer. Here a text's characters stand for its tokens (``C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -83,11 +83,12 @@ class ApiScorer:
         assert found.logprob <= 0
 
     def loglikelihoods(
-        self, continuations: Sequence[Continuation]
+        self, continuations: Sequence[Continuation], done: Collection[int] = ()
     ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
         """See ``Scorer``."""
-        for place, found in _each(self._score, continuations):
-            yield place, {self.model: found}
+        places = [place for place in range(len(continuations)) if place not in done]
+        for number, found in _each(self._score, [continuations[place] for place in places]):
+            yield places[number], {self.model: found}
 
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
         """See ``Scorer``. An API gives texts, not their tokens: ``token_ids`` and ``margins`` are empty."""

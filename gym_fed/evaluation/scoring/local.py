@@ -7,8 +7,7 @@ done of an evaluation is done under all of them. Log-softmax is in float32, of t
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,6 @@ from gym_fed.serving.forward.multi_variant import Chunk
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gym_fed.serving.engine.generation import Generation
     from gym_fed.serving.forward.attention import KVCache
     from gym_fed.serving.forward.loaded import LoadedVariant
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
@@ -33,6 +31,8 @@ _WINDOW_TOKENS = 4096
 _STEP_TOKENS = 1024
 _LOGITS_BYTES = 128 << 20
 _AT_ONCE = 64
+_GROUP = 512
+"""Prompts that are queued at once, so that a run's batches do not depend on time."""
 
 
 class LocalScorer:
@@ -81,7 +81,7 @@ class LocalScorer:
         self._variants = {name: self._variants[name] for name in models}
 
     def loglikelihoods(
-        self, continuations: Sequence[Continuation]
+        self, continuations: Sequence[Continuation], done: Collection[int] = ()
     ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
         """See ``Scorer``.
 
@@ -90,11 +90,14 @@ class LocalScorer:
         """
         texts = [self._text(place, asked) for place, asked in enumerate(continuations)]
         for window in windows(texts, _WINDOW_TOKENS):
+            if all(text.place in done for text in window):
+                continue
             found: dict[str, dict[int, Loglikelihood]] = {}
             for name, variant in self._variants.items():
                 found[name] = self._score(name, variant, window)
             for text in window:
-                yield text.place, {name: found[name][text.place] for name in self.models}
+                if text.place not in done:
+                    yield text.place, {name: found[name][text.place] for name in self.models}
 
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
         """See ``Scorer``.
@@ -106,34 +109,32 @@ class LocalScorer:
         kept = [self._kept(request) for request in prompts]
         config = EngineConfig(
             max_concurrent=_AT_ONCE,
-            max_queued_per_user=2 * _AT_ONCE * len(self.models),
-            max_queued=2 * _AT_ONCE * len(self.models),
+            max_queued_per_user=_GROUP * len(self.models),
+            max_queued=_GROUP * len(self.models),
             max_batch_tokens=max(16, self._step_tokens),
             kv_cache_size=max(4 << 30, self._served.bytes_per_token * (self.max_length + most)),
         )
-        order = deque(sorted(range(len(prompts)), key=lambda place: -len(kept[place])))
-        flying: deque[tuple[int, dict[str, Generation]]] = deque()
+        order = sorted(range(len(prompts)), key=lambda place: -len(kept[place]))
+        served = {name: None if variant is None else name for name, variant in self._variants.items()}
         with Engine(self._served, self.tokenizer, _Held(self._variants), config) as engine:
-            while order or flying:
-                while order and len(flying) < _AT_ONCE:
-                    place = order.popleft()
-                    sampling = _sampling(prompts[place])
-                    sent = {
-                        name: engine.submit(
-                            GenerationRequest(kept[place], sampling, None if variant is None else name)
-                        )
-                        for name, variant in self._variants.items()
-                    }
-                    flying.append((place, sent))
-                place, sent = flying.popleft()
-                cut = len(prompts[place].prompt_ids) - len(kept[place])
-                yield (
-                    place,
-                    {
-                        name: self._answer(prompts[place], answer.result(), cut)
-                        for name, answer in sent.items()
-                    },
+            for start in range(0, len(order), _GROUP):
+                group = order[start : start + _GROUP]
+                sent = iter(
+                    engine.submit_all(
+                        [
+                            GenerationRequest(kept[place], _sampling(prompts[place]), variant)
+                            for place in group
+                            for variant in served.values()
+                        ]
+                    )
                 )
+                for place in group:
+                    cut = len(prompts[place].prompt_ids) - len(kept[place])
+                    answers = {name: next(sent).result() for name in served}
+                    yield (
+                        place,
+                        {name: self._answer(prompts[place], found, cut) for name, found in answers.items()},
+                    )
 
     # Log-likelihoods.
 

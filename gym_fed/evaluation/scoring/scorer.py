@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,12 +88,16 @@ class Scorer(Protocol):
     max_length: int
 
     def loglikelihoods(
-        self, continuations: Sequence[Continuation]
+        self, continuations: Sequence[Continuation], done: Collection[int] = ()
     ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
         """Score continuations; as each is done, its place in ``continuations`` and its results by model.
 
         Equal contexts are computed once for all of their continuations. A result does not depend on what else is in
         the batch beyond rounding.
+
+        Args:
+            continuations: All of them, also those of ``done``, so that batches are the same as in a run without a kill.
+            done: Places of those that need no result. Some are computed again, beside others of their batch.
 
         Raises:
             GymError: ``USAGE`` for an empty continuation, ``UNAVAILABLE`` where a server cannot give log-probabilities.

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,19 @@ class Engine:
                 ``NOT_FOUND`` for an unknown variant; ``DATA_INVALID`` for a JSON schema that cannot be enforced;
                 ``BUSY`` when too many wait, with the seconds in its hint; ``UNAVAILABLE`` after ``close``.
         """
+        sequence = self._sequence(request)
+        self._enqueue([sequence])
+        return sequence.generation
+
+    def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Queue requests of one user that enter the same step. An idle engine then makes the same batches of them in
+        every run, whatever the time that anything takes; raises as ``submit``, with none of them queued."""
+        sequences = [self._sequence(request) for request in requests]
+        if sequences:
+            self._enqueue(sequences)
+        return [sequence.generation for sequence in sequences]
+
+    def _sequence(self, request: GenerationRequest) -> GenerationSequence:
         params = request.sampling
         self.limits.check_prompt(request.prompt_ids)
         self.limits.check_sampling(params)
@@ -115,8 +129,7 @@ class Engine:
             guide=guide,
         )
         generation._on_cancel = partial(self._cancel, sequence)
-        self._enqueue(sequence)
-        return generation
+        return sequence
 
     def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
         """Queue the embedding of a text. It waits in the same queue as answers.
@@ -129,7 +142,7 @@ class Engine:
         self._require_room(user)
         self._prefetch(variant)
         request = EmbeddingSequence(prompt_ids, variant, user, kv_bytes, Future())
-        self._enqueue(request)
+        self._enqueue([request])
         request.future.add_done_callback(lambda future: self._cancel(request) if future.cancelled() else None)
         return PendingEmbedding(request.future)
 
@@ -210,7 +223,7 @@ class Engine:
         with self._changed:
             self._check_room(user)
 
-    def _check_room(self, user: str) -> None:
+    def _check_room(self, user: str, num_new: int = 1) -> None:
         if self._broken is not None:
             raise self._broken
         if self._closing:
@@ -222,17 +235,17 @@ class Engine:
             (waiting, self.config.max_queued, "requests"),
             (own, self.config.max_queued_per_user, "requests of this user"),
         ):
-            if count >= most + free:
+            if count + num_new > most + free:
                 self._refused += 1
                 seconds = self.retry_after_seconds()
                 raise GymError(
                     ErrorCode.BUSY, f"{count} {who} are waiting already", f"try again in {seconds} seconds"
                 )
 
-    def _enqueue(self, request: ScheduledRequest) -> None:
+    def _enqueue(self, requests: Sequence[ScheduledRequest]) -> None:
         with self._changed:
-            self._check_room(request.user)
-            self._arrived.append(request)
+            self._check_room(requests[0].user, len(requests))
+            self._arrived += requests
             self._changed.notify_all()
 
     def _cancel(self, request: ScheduledRequest) -> None:
