@@ -1,4 +1,4 @@
 """The content filter of `gym api`: rules by category, text held back until no rule can match it, a classifier.
 
-Neighbours: imports none; imported by openai, setup.
+Neighbours: imports engine; imported by openai, setup.
 """

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_fed.config.content_filter import FilterConfig, Side
@@ -21,6 +22,14 @@ _log = logging.getLogger(__name__)
 Direction = Literal["input", "output"]
 
 
+@dataclass(frozen=True)
+class _Filtered:
+    """What one direction is compared with: rules, and whether a classifier judges it."""
+
+    rules: Rules
+    classified: bool
+
+
 class ContentFilter:
     """Refuses requests and answers by rules; from any thread.
 
@@ -28,42 +37,34 @@ class ContentFilter:
         config: With ``input`` or ``output`` on.
 
     Attributes:
-        text: Answered in place of what is refused.
+        config: As given.
 
     Raises:
-        GymError: As ``read_rules``; ``CONFIG_INVALID`` for a category without rules.
+        GymError: As ``read_rules``; ``CONFIG_INVALID`` for a category that nothing refuses.
     """
 
     def __init__(self, config: FilterConfig) -> None:
-        self.text = config.text
+        self.config = config
         rules = read_rules([*([PACKAGE_RULES] if config.package_rules else []), *config.rules])
-        self._input = _chosen(rules, config.input, "input")
-        self._output = _chosen(rules, config.output, "output")
+        wanted: tuple[tuple[Direction, Side], ...] = (("input", config.input), ("output", config.output))
+        self._on = {key: self._chosen(rules, side, key) for key, side in wanted if side}
         self._lock = threading.Lock()
         self._refused: Counter[tuple[Direction, str]] = Counter()
 
-    @property
-    def hold_back(self) -> int:
-        """Characters by which a streamed answer is behind; none where answers are not filtered."""
-        return 0 if self._output is None else self._output.width
+    def classifies(self, direction: Direction) -> bool:
+        """Whether a classifier judges this direction, after the rules."""
+        return direction in self._on and self._on[direction].classified
 
-    def refuses_input(self, texts: Iterable[str]) -> bool:
-        """Whether one of a request's texts is refused; counts and logs it then."""
-        if self._input is None:
-            return False
-        for text in texts:
-            if (category := self._input.find(text)) is not None:
-                self.count("input", category)
-                return True
-        return False
+    def category_of(self, direction: Direction, texts: Iterable[str]) -> str | None:
+        """Category of the rule that refuses one of these whole texts."""
+        if direction not in self._on:
+            return None
+        found = map(self._on[direction].rules.find, texts)
+        return next((category for category in found if category is not None), None)
 
     def held_text(self, before: str = "") -> HeldText | None:
         """For one answer that continues a text; None where answers are not filtered."""
-        return None if self._output is None else HeldText(self._output, before)
-
-    def category_of(self, text: str) -> str | None:
-        """Of a whole text of an answer, such as a call's arguments."""
-        return None if self._output is None else self._output.find(text)
+        return HeldText(self._on["output"].rules, before) if "output" in self._on else None
 
     def count(self, direction: Direction, category: str) -> None:
         """Count and log a refusal."""
@@ -72,26 +73,28 @@ class ContentFilter:
             self._refused[direction, category] += 1
 
     def refused(self) -> dict[tuple[Direction, str], int]:
-        """Refusals so far by direction and category, those without any too."""
+        """Refusals so far by direction and category; those without any are zero."""
+        counts = {(key, name): 0 for key, side in self._on.items() for name in self._categories(side)}
         with self._lock:
-            counts = dict(self._refused)
-        sides: tuple[tuple[Direction, Rules | None], ...] = (("input", self._input), ("output", self._output))
-        known = [(side, name) for side, rules in sides if rules is not None for name in rules.categories]
-        return {**dict.fromkeys(known, 0), **counts}
+            return {**counts, **self._refused}
 
+    def _chosen(self, rules: Rules, wanted: Side, key: Direction) -> _Filtered:
+        own = self.config.classifier
+        if isinstance(wanted, bool):
+            return _Filtered(rules, own is not None)
+        known = [*rules.categories, *([] if own is None else [own.category])]
+        for name in wanted:
+            if name not in known:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"filter.{key}: nothing is of category {name!r}",
+                    f"there are {', '.join(known)}",
+                )
+        return _Filtered(rules.of(wanted), own is not None and own.category in wanted)
 
-def _chosen(rules: Rules, side: Side, key: Direction) -> Rules | None:
-    if isinstance(side, bool):
-        return rules if side else None
-    known = rules.categories
-    for name in side:
-        if name not in known:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"filter.{key}: no rule is of category {name!r}",
-                f"there are {', '.join(known) or 'none'}",
-            )
-    return rules.of(side)
+    def _categories(self, side: _Filtered) -> list[str]:
+        own = self.config.classifier
+        return [*side.rules.categories, *([own.category] if own is not None and side.classified else [])]
 
 
 def texts_in(value: Any) -> Iterator[str]:

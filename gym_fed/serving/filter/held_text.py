@@ -26,7 +26,7 @@ class HeldText:
         self.category: str | None = None
         self._rules = rules
         self._width = rules.width
-        context = fold(before[-4 * self._width :])[-self._width - 1 :]
+        context = fold(before)[-self._width - 1 :]
         self._folded = context
         self._starts = [0] * len(context)  # where in ``_text`` each folded character comes from
         self._context = len(context)  # of the folded characters, those that are not held
@@ -36,6 +36,8 @@ class HeldText:
         """Take the next text; returns what may leave. With ``last`` that is all, unless a rule matches."""
         if self.category is not None:
             return ""
+        if not self._width:
+            return text
         self._take(text)
         size = len(self._folded)
         self.category = self._rules.find_within(self._folded, self._context, size if last else size - 1)

@@ -1,21 +1,69 @@
-"""Choices under the content filter: one whose text is held back, and one whose request was refused."""
+"""The content filter in requests and answers: which requests are refused, and choices whose text is held back."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
+from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration, RefusedEvent
 from gym_fed.serving.filter.content_filter import ContentFilter, texts_in
 from gym_fed.serving.filter.held_text import HeldText
 from gym_fed.serving.openai.answers import AnswerChoice, Shown
 from gym_fed.serving.openai.tools import Call, FreeCalls, RequiredCall
 
+if TYPE_CHECKING:
+    from gym_fed.serving.engine.generation import Generation
+
 CONTENT_FILTER = "content_filter"
 """OpenAI's ``finish_reason`` of an answer that a filter ended."""
 
 _NOTHING = Shown("", (), ())
+
+
+class Screening:
+    """Applies a content filter to the requests of one service.
+
+    Args:
+        content_filter: The rules.
+        classifier: That of its config.
+    """
+
+    def __init__(self, content_filter: ContentFilter, classifier: Classifier | None) -> None:
+        self._filter = content_filter
+        self._classifier = classifier
+
+    def refuses(self, texts: Iterable[str], user: str) -> bool:
+        """Whether a request is refused by its texts; waits for the classifier. Counts and logs it.
+
+        Raises:
+            GymError: As ``Classifier.ask`` and ``Verdict.refuses``.
+        """
+        compared = list(texts)
+        category = self._filter.category_of("input", compared)
+        judge = self._classifier if self._filter.classifies("input") else None
+        if category is None and judge is not None and judge.ask("\n\n".join(compared), user).refuses():
+            category = judge.category
+        if category is not None:
+            self._filter.count("input", category)
+        return category is not None
+
+    def refusals(self, number: int) -> list[AnswerChoice]:
+        """Choices of a refused request."""
+        return [RefusedChoice(self._filter.config.text) for _ in range(number)]
+
+    def choice(self, parser: FreeCalls | RequiredCall | None, before: str) -> AnswerChoice:
+        """One choice of an answer that continues the text ``before``."""
+        held = self._filter.held_text(before)
+        return AnswerChoice(parser) if held is None else FilteredChoice(self._filter, held, parser)
+
+    def judged(self, generations: list[Generation], user: str) -> list[Generation] | list[JudgedGeneration]:
+        """The answers, behind the classifier where it judges them."""
+        if self._classifier is None or not self._filter.classifies("output"):
+            return generations
+        return [JudgedGeneration(one, self._classifier, user) for one in generations]
 
 
 class FilteredChoice(AnswerChoice):
@@ -49,6 +97,8 @@ class FilteredChoice(AnswerChoice):
         self._logprobs += logprobs
         text = self._held.push(text, last=last)
         category = self._held.category or self._category_of(calls)
+        if isinstance(event, RefusedEvent):
+            category = event.category
         if category is not None:
             return self._refuse(category)
         self._shown += len(text)
@@ -60,7 +110,7 @@ class FilteredChoice(AnswerChoice):
 
     def _category_of(self, calls: Sequence[Call]) -> str | None:
         texts = (text for call in calls for text in (call.name, *texts_in(json.loads(call.arguments))))
-        return next(filter(None, map(self._filter.category_of, texts)), None)
+        return self._filter.category_of("output", texts)
 
     def _logprobs_of_shown(self, everything: bool) -> list[TokenLogprob]:
         out: list[TokenLogprob] = []
@@ -73,7 +123,7 @@ class FilteredChoice(AnswerChoice):
         """The whole answer is the refusal; a stream that has begun goes on with it after an empty line."""
         self._filter.count("output", category)
         begun = bool(self.text)
-        self.text, self.calls, self.logprobs = self._filter.text, [], []
+        self.text, self.calls, self.logprobs = self._filter.config.text, [], []
         self._finish(CONTENT_FILTER)
         return Shown(f"\n\n{self.text}" if begun else self.text, (), ())
 

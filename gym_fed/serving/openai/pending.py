@@ -14,6 +14,7 @@ from gym_fed.serving.openai.answers import Answer, StreamChunk
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.generation import Generation, PendingEmbedding
+    from gym_fed.serving.filter.classifier import JudgedGeneration
 
 
 class Pending:
@@ -31,7 +32,7 @@ class Pending:
     def __init__(
         self,
         answer: Answer,
-        generations: list[Generation],
+        generations: Sequence[Generation | JudgedGeneration],
         translate: Callable[[GymError], GymError],
         on_end: Callable[[], None],
     ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, text_of
+from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, UserMessage, text_of
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 _PROBE: dict[str, Any] = {
@@ -105,6 +105,14 @@ class Prompts:
                     f"field {param!r}: token id {token} is not among the model's {self._vocab_size}",
                     param=param,
                 )
+
+    def of_question(self, text: str) -> list[int]:
+        """Token ids of a user's message, up to where its answer begins; raises as ``of_messages``."""
+        return self.of_messages([UserMessage(role="user", content=text)])
+
+    def first_id(self, text: str) -> int:
+        """The first token of a text in the middle of a prompt."""
+        return self._ids(text, "text", special=False)[0]
 
     def text(self, token_ids: list[int]) -> str:
         """The reverse of ``of_input``."""

@@ -7,7 +7,7 @@ for many answers at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, ChatAnswer, CompletionAnswer, StreamChunk
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.fields import SamplingFields, parse
-from gym_fed.serving.openai.filtered import FilteredChoice, RefusedChoice
+from gym_fed.serving.openai.filtered import Screening
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
 from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
@@ -101,7 +102,7 @@ class OpenAIService:
         self._fingerprint = fingerprint
         self._max_at_once = max_at_once
         self._on_use = on_use or (lambda use: None)
-        self._filter = content_filter
+        self._screening = None if content_filter is None else self._screening_by(content_filter)
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
         """Answer a request as a whole; waits for it.
@@ -190,8 +191,9 @@ class OpenAIService:
             include_usage=request.include_usage,
             fingerprint=self._fingerprint,
         )
-        if self._filter is not None and self._filter.refuses_input(texts_of(request.messages, tools)):
-            return PendingRefusal(answer(0, self._refused_choices(request.n or 1)))
+        screening = self._screening
+        if screening is not None and screening.refuses(texts_of(request.messages, tools), caller.name):
+            return PendingRefusal(answer(0, screening.refusals(request.n or 1)))
         refusals = _EngineErrors(model, "messages", "response_format" if forced is None else "tools")
         generations = self._submit([ids], sampling, request, model, caller, "messages", refusals)
         names = {tool.function.name for tool in request.tools or []}
@@ -212,7 +214,7 @@ class OpenAIService:
             max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
             logprobs=request.logprobs,
         )
-        needed = request.echo or self._filter is not None
+        needed = request.echo or self._screening is not None
         times = request.n or 1
         texts = [one if isinstance(one, str) else self._prompts.text(one) if needed else "" for one in given]
         texts = [text for text in texts for _ in range(times)]
@@ -224,8 +226,8 @@ class OpenAIService:
             include_usage=request.include_usage,
             fingerprint=self._fingerprint,
         )
-        if self._filter is not None and self._filter.refuses_input(texts):
-            return PendingRefusal(answer(0, self._refused_choices(len(texts))))
+        if self._screening is not None and self._screening.refuses(dict.fromkeys(texts), caller.name):
+            return PendingRefusal(answer(0, self._screening.refusals(len(texts))))
         refusals = _EngineErrors(model, "prompt")
         generations = self._submit(prompts, sampling, request, model, caller, "prompt", refusals)
         choices = [self._choice(before=text) for text in texts]
@@ -236,14 +238,14 @@ class OpenAIService:
 
     def _choice(self, parser: FreeCalls | RequiredCall | None = None, before: str = "") -> AnswerChoice:
         """One that is filtered where answers are; ``before`` is the text that it continues."""
-        held = None if self._filter is None else self._filter.held_text(before)
-        if self._filter is None or held is None:
-            return AnswerChoice(parser)
-        return FilteredChoice(self._filter, held, parser)
+        return AnswerChoice(parser) if self._screening is None else self._screening.choice(parser, before)
 
-    def _refused_choices(self, number: int) -> list[AnswerChoice]:
-        assert self._filter is not None
-        return [RefusedChoice(self._filter.text) for _ in range(number)]
+    def _screening_by(self, content_filter: ContentFilter) -> Screening:
+        config = content_filter.config.classifier
+        if config is None:
+            return Screening(content_filter, None)
+        yes, no = map(self._prompts.first_id, ("yes", "no"))
+        return Screening(content_filter, Classifier(config, self._engine, self._prompts.of_question, yes, no))
 
     def _submit(
         self,
@@ -298,7 +300,10 @@ class OpenAIService:
             tokens = answer.prompt_tokens, answer.completion_tokens
             self._on_use(Use(url, answer.model, caller.name, request.user, *tokens))
 
-        return Pending(answer, generations, refusals.translate, on_end)
+        answers: Sequence[Generation | JudgedGeneration] = generations
+        if self._screening is not None:
+            answers = self._screening.judged(generations, caller.name)
+        return Pending(answer, answers, refusals.translate, on_end)
 
 
 class _EngineErrors:
