@@ -164,6 +164,7 @@ def _identity(settings: ServingConfig, given: BatchInput, seed: int) -> dict[str
         "kernel": settings.engine.kernel,
         "max_context": settings.engine.max_context,
         "seed": seed,
+        **({"filter": settings.filter.model_dump(mode="json")} if settings.filter.on else {}),
     }
 
 
