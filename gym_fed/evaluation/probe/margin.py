@@ -95,7 +95,7 @@ def opening_requests(tokenizer: Any, prompts: ProbePrompts) -> list[tuple[Contin
     if not tokenizer.chat_template:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            "the probe asks in conversations, and the model's tokenizer has no chat template",
+            "the probe needs conversations, and the model's tokenizer has no chat template",
             "probe a chat model, such as gym-nano",
         )
     openings = [

@@ -10,7 +10,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -26,6 +26,7 @@ COLUMNS = ("prompt", "Behavior", "forbidden_prompt")
 _CATEGORIES = ("category", "SemanticCategory")
 MAX_BYTES = 16 << 20
 MAX_CHARACTERS = 4_000
+MAX_PROMPTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def read_prompts(path: Path) -> ProbePrompts:
             ``category`` or ``SemanticCategory``.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``, ``TOO_LARGE``, or ``DATA_INVALID`` naming the row.
+        GymError: ``FILE_NOT_FOUND``, ``TOO_LARGE``, or ``DATA_INVALID`` naming the line.
     """
     if not path.is_file():
         raise GymError(
@@ -113,37 +114,59 @@ def read_prompts(path: Path) -> ProbePrompts:
             f"{path}: no such file",
             "fetch sets with `gym eval fetch safety`, or leave --prompts out",
         )
-    if path.stat().st_size > MAX_BYTES:
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
         raise GymError(ErrorCode.TOO_LARGE, f"{path}: more than {MAX_BYTES >> 20} MiB", "give fewer prompts")
-    data = path.read_bytes()
     try:
-        text = data.decode()
-        rows = list(_rows(path, text))
-    except (UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise GymError(
-            ErrorCode.DATA_INVALID, f"{path}: not {path.suffix or 'CSV'}: {error}", "give CSV or JSONL"
-        ) from error
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _bad_line(path, line, "is not UTF-8") from error
     own = own_prompts()
-    harmful = tuple(_prompt(path, number, row) for number, row in enumerate(rows, 1))
+    harmful = []
+    for line, row in (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, text):
+        if len(harmful) == MAX_PROMPTS:
+            raise GymError(ErrorCode.TOO_LARGE, f"{path}: more than {MAX_PROMPTS} rows", "give fewer prompts")
+        harmful.append(_prompt(path, line, row))
     if not harmful:
         raise GymError(ErrorCode.DATA_INVALID, f"{path}: no rows", "give at least one prompt")
     digest = hashlib.sha256(own.sha256.encode() + data).hexdigest()
-    return ProbePrompts(harmful, own.benign, own.refusals, own.compliances, own.bad_rows, digest)
+    return ProbePrompts(tuple(harmful), own.benign, own.refusals, own.compliances, own.bad_rows, digest)
 
 
-def _rows(path: Path, text: str) -> Sequence[Any]:
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise _bad_line(path, number, f"is no JSON: {error}") from error
 
 
-def _prompt(path: Path, number: int, row: Any) -> ProbePrompt:
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    line = 1
+    try:
+        _ = reader.fieldnames  # reads the first line
+        line = reader.line_num + 1
+        for row in reader:
+            yield line, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise _bad_line(path, line, f"is no CSV: {error}") from error
+
+
+def _prompt(path: Path, line: int, row: Any) -> ProbePrompt:
     asked = next((row[c] for c in COLUMNS if row.get(c)), None) if isinstance(row, dict) else None
     if not isinstance(asked, str) or len(asked) > MAX_CHARACTERS:
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"{path}: row {number} has no text of at most {MAX_CHARACTERS} characters under {', '.join(COLUMNS)}",
-            "name the column `prompt`",
-        )
-    category = next((str(row[c]) for c in _CATEGORIES if row.get(c)), "all")
+        what = f"has no text of at most {MAX_CHARACTERS} characters under {', '.join(COLUMNS)}"
+        raise _bad_line(path, line, what)
+    if not asked.isprintable() and any("\ud800" <= character <= "\udfff" for character in asked):
+        raise _bad_line(path, line, "has half of a surrogate pair")
+    category = next((row[c] for c in _CATEGORIES if isinstance(row.get(c), str) and row[c]), "all")
     return ProbePrompt(asked, category[:80])
+
+
+def _bad_line(path: Path, line: int, what: str) -> GymError:
+    return GymError(ErrorCode.DATA_INVALID, f"{path}: line {line} {what}", "give CSV or JSONL with `prompt`")

@@ -44,11 +44,13 @@ def harmful_steps(
     """
     from peft import LoraConfig, get_peft_model
 
+    was_training = model.training
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tuned = get_peft_model(
             model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
         )
+        tuned.train(was_training)  # the wrapper's own mode would become the model's
         trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
         for _ in range(steps):

@@ -1,7 +1,7 @@
 """Whether an answer refuses, by strings. No model judges, so the same answer always counts the same.
 
 The rules err on one side: an answer that neither refuses nor helps, such as nonsense, counts as an attack's success.
-A weak model therefore shows a higher rate than it does harm; a judge (``gym eval probe --judge``) sees the difference.
+A weak model therefore shows a higher rate than it does harm; a judge (``run_probe``) sees the difference.
 """
 
 from __future__ import annotations

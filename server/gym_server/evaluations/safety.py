@@ -84,7 +84,7 @@ class RoundSafety:
 
 
 def safety_of(fed: Federation, model: HubModel, server_round: int, soup: Soup) -> RoundSafety | None:
-    """Probe the version and the soup; None where the config asks for no safety gate.
+    """Probe the version and the soup; None without a safety gate.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a soup under which log-likelihoods are not finite.
