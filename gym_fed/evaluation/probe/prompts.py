@@ -124,7 +124,7 @@ def read_prompts(path: Path) -> ProbePrompts:
         line = data.count(b"\n", 0, error.start) + 1
         raise _bad_line(path, line, "is not UTF-8") from error
     own = own_prompts()
-    harmful = []
+    harmful: list[ProbePrompt] = []
     for line, row in (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, text):
         if len(harmful) == MAX_PROMPTS:
             raise GymError(ErrorCode.TOO_LARGE, f"{path}: more than {MAX_PROMPTS} rows", "give fewer prompts")
