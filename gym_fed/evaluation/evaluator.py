@@ -140,12 +140,6 @@ class Evaluator:
     def run_all(self) -> dict[str, SubmittableResults]:
         """The results of every model, by what results call it, computed in one pass. Raises as ``run``."""
         with open_models(self.request) as models:
-            if models.scorer.max_length >= 1 << 30 and self.options.apply_chat_template:
-                raise GymError(
-                    ErrorCode.USAGE,
-                    "--apply-chat-template needs the tokenizer, which the server has",
-                    "leave it out, or evaluate the model's folder",
-                )
             tokenizer = models.scorer.tokenizer
             sources = [
                 *self._specs,

@@ -19,7 +19,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from typer.testing import CliRunner
 
+from gym_fed.cli.main import app
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.records.reader import read_record
 from gym_fed.serving.http.keys import KeyFile
 from tests.support.nano_store import nano_store
 from tests.support.wait import SECONDS
@@ -162,6 +166,36 @@ def test_a_client_that_leaves_ends_its_generation(api: Any) -> None:
     while cancelled() == before:
         assert time.monotonic() < until, "the generation went on"
         time.sleep(0.05)
+
+
+def test_an_evaluation_over_the_api_has_the_answers_of_the_folder(
+    api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one key's own limits: the server is full most of the time, and is asked again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANNS_KEY", api.keys["ann"])
+    words = ["eval", "gym-nano", "--tasks", "tiny_capital,tiny_arithmetic", "--limit", "3", "--json"]
+    found = []
+    for more in ([], ["--api", api.url, "--api-key-env", "ANNS_KEY"]):
+        done = CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        (run,) = json.loads(done.stdout)["runs"]
+        record = read_record(run["file"])
+        found.append({name: [one.answer for one in task.samples] for name, task in record.tasks.items()})
+        assert run["tasks"]["tiny_capital"]["figures"]["exact_match"]["value"] == 1.0
+    assert found[0] == found[1]
+
+
+def test_what_needs_log_probabilities_of_a_prompt_is_refused_over_the_api_by_task(
+    api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANNS_KEY", api.keys["ann"])
+    words = ["eval", "gym-nano", "--tasks", "tiny_capital,tiny_choice", "--api", api.url]
+    done = CliRunner().invoke(app, [*words, "--api-key-env", "ANNS_KEY"])
+    assert isinstance(done.exception, GymError)
+    assert done.exception.code is ErrorCode.UNAVAILABLE
+    assert "which these tasks need: tiny_choice" in done.exception.message
 
 
 def test_sigterm_lets_answers_finish_refuses_new_ones_and_leaves_with_0(api: Any) -> None:

@@ -199,7 +199,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 
     def line(progress: Progress) -> None:
         nonlocal last
-        if time.monotonic() - last >= LINE_SECONDS:
+        if progress.task and time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
             err.print(f"{progress.done} of {progress.total} requests  {progress.task}")
 

@@ -1,10 +1,13 @@
 """Scores a model behind a server with OpenAI's API: answers always, log-likelihoods where it gives those of a prompt.
 
-The server has the tokenizer. Here a text's characters stand for its tokens (``Characters``), and whole texts are sent.
+The server has the tokenizer and its chat template. Here a text's characters stand for its tokens (``Characters``), and
+whole texts are sent; a conversation stays a list of messages, which ``/v1/chat/completions`` gets.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -16,13 +19,15 @@ from gym_fed.serving.chat.remote_writer import RemoteWriter
 MAX_LENGTH = 1 << 30
 """The server knows its model's context, and refuses what does not fit."""
 _AT_ONCE = 8
+_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, *[10.0] * 18)
+_CONVERSATION = "messages: "
 _T = TypeVar("_T")
 
 
 class Characters:
     """In the place of a tokenizer: every character is a token of its own."""
 
-    chat_template: str | None = None
+    chat_template = "of the server"
     bos_token: str | None = None
     bos_token_id: int | None = None
     eos_token_id: int | None = None
@@ -36,6 +41,22 @@ class Characters:
         if ids is None:
             return ""
         return "".join(map(chr, [ids] if isinstance(ids, int) else ids))
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **_: Any) -> str:
+        """The messages as a text that ``messages_of`` reads again."""
+        return _CONVERSATION + json.dumps(list(messages), ensure_ascii=False)
+
+
+def messages_of(prompt: str) -> list[Any] | None:
+    """The messages of a prompt that is a conversation; None for a text."""
+    if not prompt.startswith(_CONVERSATION):
+        return None
+    try:
+        found = json.loads(prompt.removeprefix(_CONVERSATION))
+    except (ValueError, RecursionError):
+        return None
+    is_conversation = isinstance(found, list) and all(isinstance(one, dict) for one in found)
+    return found if is_conversation else None
 
 
 class ApiScorer:
@@ -97,6 +118,12 @@ class ApiScorer:
 
     def _score(self, asked: Continuation) -> Loglikelihood:
         context = self.tokenizer.decode(asked.context_ids)
+        if context.startswith(_CONVERSATION):
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"{self._url}: a server gives no log-probabilities of an answer in a conversation",
+                "give --no-chat-template, leave the task out, or evaluate the model's folder",
+            )
         text = context + self.tokenizer.decode(asked.continuation_ids)
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
         choice = self._writer.complete({"model": self.model, **body})
@@ -115,7 +142,6 @@ class ApiScorer:
     def _answer(self, request: AnswerRequest) -> AnswerResult:
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": self.tokenizer.decode(request.prompt_ids),
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "seed": request.seed,
@@ -123,11 +149,28 @@ class ApiScorer:
         until = [stop for stop in request.until if stop]
         if until:
             body["stop"] = until[:4]  # OpenAI's limit; the others end the text here
-        choice = self._writer.complete(body)
-        text = str(choice.get("text", ""))
+        prompt = self.tokenizer.decode(request.prompt_ids)
+        if (messages := messages_of(prompt)) is not None:
+            choice = self._writer.complete({**body, "messages": messages}, "chat/completions")
+            text = str((choice.get("message") or {}).get("content") or "")
+        else:
+            choice = self._writer.complete({**body, "prompt": prompt})
+            text = str(choice.get("text", ""))
         for stop in until:
             text = text.split(stop)[0]
         return AnswerResult(text, (), "stop" if choice.get("finish_reason") == "stop" else "length")
+
+
+def _when_free(ask: Callable[[Any], _T], request: Any) -> _T:
+    """Ask again for some minutes where the server has too many requests."""
+    for seconds in (*_RETRY_SECONDS, None):
+        try:
+            return ask(request)
+        except GymError as error:
+            if error.code is not ErrorCode.BUSY or seconds is None:
+                raise
+            time.sleep(seconds)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _each(ask: Callable[[Any], _T], requests: Sequence[Any]) -> Iterator[tuple[int, _T]]:
@@ -138,7 +181,7 @@ def _each(ask: Callable[[Any], _T], requests: Sequence[Any]) -> Iterator[tuple[i
         try:
             while True:
                 while len(flying) < _AT_ONCE and (following := next(waiting, None)) is not None:
-                    flying[pool.submit(ask, following[1])] = following[0]
+                    flying[pool.submit(_when_free, ask, following[1])] = following[0]
                 if not flying:
                     return
                 done, _ = wait(flying, return_when=FIRST_COMPLETED)

@@ -80,15 +80,15 @@ class RemoteWriter:
         except httpx.HTTPError as error:
             raise _unreachable(place, error) from error
 
-    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The first choice of ``/v1/completions``, whole.
+    def complete(self, body: dict[str, Any], what: str = "completions") -> dict[str, Any]:
+        """The first choice of ``/v1/completions``, whole; or of ``chat/completions``.
 
         Raises:
             GymError: As the server refuses it; ``UNAVAILABLE`` for an answer that is none.
         """
         import httpx
 
-        place = f"{self._url}/completions"
+        place = f"{self._url}/{what}"
         try:
             answer = self._client.post(place, json=body)
         except httpx.HTTPError as error:
