@@ -234,6 +234,7 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
         "num_rounds": 1,
         "privacy": None,
         "paused": {"until": 0.0, "failures": 5, "reason": text},
+        "evaluation": {"tasks": {text: {"before": 0.5, "after": 0.4}}, "server_round": 1, "outcome": text},
         "contributors": [contributor],
     }
     key = {"public_key": text, "from": None, "until": None, "status": text}
