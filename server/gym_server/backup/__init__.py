@@ -1,4 +1,4 @@
 """Backup, restore, check and clean-up of a hub's folder.
 
-Neighbours: imports federation, ledger, rounds, store; imported by cli.
+Neighbours: imports evaluations, federation, ledger, rounds, store; imported by cli.
 """

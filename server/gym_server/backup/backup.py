@@ -26,6 +26,7 @@ from gym_fed.identity.encryption import encrypted_pem, is_encrypted
 from gym_fed.ledger.heads import SignedHead
 from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name
+from gym_server.backup.records import missing_records, whole_records
 from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.ledger.checks import verify_database
 from gym_server.ledger.rows import hash_of, newest_head
@@ -62,7 +63,7 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
         keep: Afterwards delete all but so many snapshots of this hub, and the objects that only those named.
 
     Returns:
-        ``snapshot``, ``entries``, ``files``, ``objects``, ``new_objects``, ``new_bytes``, ``dropped``.
+        ``snapshot``, ``entries``, ``files``, ``objects``, ``records``, ``new_objects``, ``new_bytes``, ``dropped``.
 
     Raises:
         GymError: ``PERMISSION_DENIED`` for plain keys without leave; ``STATE_CORRUPT`` when the ledger, an object or a
@@ -95,6 +96,12 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
                 objects[sha256] = size
                 new += sha256 not in there
             failpoint("backup-object")
+        records = {}
+        for path, sha256 in whole_records(fed):
+            if _copy_record(place, path, sha256, there):
+                records[path.relative_to(fed.folder).as_posix()] = File(
+                    sha256=sha256, size_bytes=path.stat().st_size
+                )
         files = {}
         sources = {DATABASE: copy, CONFIG_NAME: fed.folder / CONFIG_NAME, **states, **_data_files(fed)}
         for name, content in keys.items():
@@ -112,6 +119,7 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
             head=None if head is None else head.to_dict(),
             files=files,
             objects=objects,
+            records=records,
         )
         written = Path(work) / MANIFEST
         written.write_text(manifest.model_dump_json(indent=2))
@@ -124,6 +132,7 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
         "entries": manifest.size,
         "files": len(files),
         "objects": len(objects),
+        "records": len(records),
         "new_objects": new,
         "new_bytes": sum(objects[name] for name in objects if name not in there),
         "dropped": dropped,
@@ -226,6 +235,19 @@ def _copy_object(fed: Federation, place: Place, sha256: str, what: str, there: d
     return size
 
 
+def _copy_record(place: Place, path: Path, sha256: str, there: dict[str, int]) -> bool:
+    """Copy a file of a record that is not there yet; False where the hub is writing another one in its place."""
+    if sha256 in there:
+        return True
+    try:
+        found, _ = place.put(path, object_name(sha256))
+    except FileNotFoundError:
+        return False
+    if found != sha256:
+        place.drop_objects({sha256})
+    return found == sha256
+
+
 def _data_files(fed: Federation) -> dict[str, Path]:
     """The coordinator's own data, where the config names files inside the hub's folder."""
     gate, root = fed.config.gate, fed.config.root
@@ -276,7 +298,7 @@ def _drop_old(place: Place, server: str, keep: int) -> list[str]:
     old = own[: max(0, len(own) - keep)]
     for name in old:
         place.drop(name)
-    named = {sha256 for manifest in place.manifests().values() for sha256 in manifest.objects}
+    named = {sha256 for manifest in place.manifests().values() for sha256 in manifest.stored}
     place.drop_objects(set(place.objects()) - named)
     return old
 
@@ -291,6 +313,7 @@ def check_hub(fed: Federation) -> dict[str, Any]:
     with fed.database.reading() as tx:
         names = essential(tx)
         states = states_of(tx, fed)
+        lost = missing_records(fed, tx)
     for sha256, what in sorted(names.items()):
         try:
             path = fed.store.local_path(sha256)
@@ -298,7 +321,13 @@ def check_hub(fed: Federation) -> dict[str, Any]:
             raise _missing(sha256, what, "is missing") from error
         if file_sha256(path) != sha256:
             raise _missing(sha256, what, "does not hash to its name")
-    return {"server": fed.server, **found, "objects": len(names), "state_files": len(states)}
+    return {
+        "server": fed.server,
+        **found,
+        "objects": len(names),
+        "state_files": len(states),
+        "lost_records": lost,
+    }
 
 
 def check_backup(url: str, snapshot: str | None = None) -> dict[str, Any]:
@@ -318,7 +347,7 @@ def check_backup(url: str, snapshot: str | None = None) -> dict[str, Any]:
     for name, manifest in wanted.items():
         for path, file in manifest.files.items():
             place.check(f"snapshots/{name}/{path}", file.sha256)
-        objects |= set(manifest.objects)
+        objects |= manifest.stored
     for sha256 in sorted(objects):
         place.check(object_name(sha256), sha256)
     return {"snapshots": list(wanted), "objects": len(objects)}

@@ -2,7 +2,8 @@
 
 Objects that no version, ledger entry, variant, upload, message or counted update names
 (``gym_server.store.usage``), parts of uploads that nobody declared, copies of remote objects, and what killed
-merges, replays and backups left in ``staging/``. Nothing younger than the grace age is touched.
+merges, replays and backups left in ``staging/``, and records of evaluations of what is no more. Nothing younger than
+the grace age is touched.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from sqlalchemy import select
 
 from gym_server.backup.backup import care_lock
+from gym_server.backup.records import unneeded_records
 from gym_server.federation import Federation
 from gym_server.store.objects import StoredObject
 from gym_server.store.tables import objects, readers, rounds, uploads
@@ -38,8 +40,8 @@ def gc(fed: Federation, grace_seconds: float = GRACE_SECONDS, dry_run: bool = Fa
         dry_run: Delete nothing, only count.
 
     Returns:
-        ``objects`` and ``object_bytes``, ``staging`` and ``staging_bytes`` that were deleted (or would be), and
-        ``kept`` and ``kept_bytes`` of the objects that stay.
+        ``objects`` and ``object_bytes``, ``staging`` and ``staging_bytes``, ``records`` and ``record_bytes`` that were
+        deleted (or would be), and ``kept`` and ``kept_bytes`` of the objects that stay.
 
     Raises:
         GymError: ``STATE_LOCKED`` while a backup or another gc runs on the folder.
@@ -48,11 +50,14 @@ def gc(fed: Federation, grace_seconds: float = GRACE_SECONDS, dry_run: bool = Fa
     with care_lock(fed.folder):
         gone, gone_bytes, kept, kept_bytes = _objects(fed, before, dry_run)
         parts, part_bytes = _staging(fed, before, dry_run)
+        records, record_bytes = _records(fed, before, dry_run)
     return {
         "objects": gone,
         "object_bytes": gone_bytes,
         "staging": parts,
         "staging_bytes": part_bytes,
+        "records": records,
+        "record_bytes": record_bytes,
         "kept": kept,
         "kept_bytes": kept_bytes,
         "dry_run": dry_run,
@@ -115,6 +120,17 @@ def _staging(fed: Federation, before: float, dry_run: bool) -> tuple[int, int]:
             gone += 1
             gone_bytes += size
     return gone, gone_bytes
+
+
+def _records(fed: Federation, before: float, dry_run: bool) -> tuple[int, int]:
+    """Files of evaluations that neither the ledger nor a version is about."""
+    with fed.database.reading() as tx:
+        gone = unneeded_records(fed, tx, before)
+    num_bytes = sum(path.stat().st_size for path in gone)
+    if not dry_run:
+        for path in gone:
+            path.unlink(missing_ok=True)
+    return len(gone), num_bytes
 
 
 def _is_left(path: Path, open_parts: set[str], living: set[int]) -> bool:

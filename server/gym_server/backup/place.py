@@ -56,8 +56,15 @@ class SnapshotManifest(StrictModel):
     """By path inside the hub's folder; ``DATABASE`` stands for the database."""
     objects: dict[str, int]
     """Size by sha256."""
+    records: dict[str, File] = Field(default_factory=dict)
+    """Of evaluations, by path inside the hub's folder; they lie among the objects of the place."""
 
-    @field_validator("files")
+    @property
+    def stored(self) -> set[str]:
+        """sha256 of everything of this snapshot that lies among the objects of the place."""
+        return {*self.objects, *(file.sha256 for file in self.records.values())}
+
+    @field_validator("files", "records")
     @classmethod
     def _inside(cls, files: dict[str, File]) -> dict[str, File]:
         for name in files:

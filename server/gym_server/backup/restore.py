@@ -204,6 +204,8 @@ def _bring(
             place.get(object_name(sha256), part, sha256)
             store.adopt(part, sha256)
         failpoint("restore-object")
+    for path, file in sorted(manifest.records.items()):
+        place.get(object_name(file.sha256), fresh / path, file.sha256)
 
 
 def _sign(

@@ -195,8 +195,9 @@ def gc(
         return
     verb = "would delete" if dry_run else "deleted"
     out.print(
-        f"{verb} {found['objects']} objects of {found['object_bytes']} bytes and {found['staging']} leftovers of "
-        f"{found['staging_bytes']} bytes; {found['kept']} objects of {found['kept_bytes']} bytes stay"
+        f"{verb} {found['objects']} objects of {found['object_bytes']} bytes, {found['staging']} leftovers of "
+        f"{found['staging_bytes']} bytes and {found['records']} files of evaluations of {found['record_bytes']} bytes; "
+        f"{found['kept']} objects of {found['kept_bytes']} bytes stay"
     )
 
 

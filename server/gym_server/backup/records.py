@@ -1,0 +1,101 @@
+"""Records of evaluations in backups and in `gym-server gc`: whole pairs of document and samples, named by their sha256.
+
+A record is evidence and no state: a hub runs without it. The ledger names the documents that its rounds were judged
+by; a document names its samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from gym_fed.errors import GymError
+from gym_fed.evaluation.records.document import RecordDocument
+from gym_fed.evaluation.records.keys import is_record_id, samples_path
+from gym_fed.evaluation.records.reader import read_document
+from gym_fed.evaluation.records.writer import IDENTITY
+from gym_fed.files import file_sha256
+from gym_fed.ledger.evaluations import EVALUATED
+from gym_server.evaluations.records import records_folder
+from gym_server.federation import Federation
+from gym_server.store.tables import ledger, rounds, versions
+
+_OVER = ("committed", "aborted")
+_ROUND = re.compile(r"\bround (\d+),")
+
+
+def whole_records(fed: Federation) -> Iterator[tuple[Path, str]]:
+    """Documents and samples that belong together, each with its sha256; what is half written is left out."""
+    for path in _documents(fed):
+        with contextlib.suppress(
+            GymError, OSError
+        ):  # the hub writes beside us, and evaluates again what is damaged
+            document, samples = read_document(path), samples_path(path)
+            digests = file_sha256(path), file_sha256(samples)
+            if digests[1] == document.detailed_evaluation_results.checksum:
+                yield from zip((path, samples), digests, strict=True)
+
+
+def missing_records(fed: Federation, tx: Connection) -> int:
+    """How many documents the ledger names that are not in the hub's folder."""
+    named = _named(tx)
+    return len(named - {file_sha256(path) for path in _documents(fed)}) if named else 0
+
+
+def unneeded_records(fed: Federation, tx: Connection, before: float) -> list[Path]:
+    """Files of records that neither the ledger nor a version is about, and what killed writes left.
+
+    Args:
+        fed: The hub.
+        tx: What only reads.
+        before: Unix seconds; what is younger stays.
+    """
+    named = _named(tx)
+    known = {fed.base.digest, *tx.scalars(select(versions.c.digest))}
+    living = set(tx.scalars(select(rounds.c.server_round).where(rounds.c.state.not_in(_OVER))))
+    documents = list(_documents(fed))
+    kept = {path for path in documents if _is_needed(path, named, known, living)}
+    kept |= {samples_path(path) for path in kept}
+    return [
+        path
+        for path in sorted((records_folder(fed) / "data").rglob("*"))
+        if path.is_file() and path not in kept and path.stat().st_mtime <= before
+    ]
+
+
+def _documents(fed: Federation) -> list[Path]:
+    found = (records_folder(fed) / "data").glob("*/*/*/*.json")
+    return sorted(path for path in found if is_record_id(path.stem) and not path.is_symlink())
+
+
+def _named(tx: Connection) -> set[str]:
+    """sha256 of the documents that entries of the ledger name."""
+    found = set[str]()
+    for text in tx.scalars(select(ledger.c.body).where(ledger.c.kind == EVALUATED)):
+        for suite in json.loads(text).get("suites", ()):
+            found |= set(suite.get("records", {}).values())
+    return found
+
+
+def _is_needed(path: Path, named: set[str], known: set[str], living: set[int]) -> bool:
+    try:
+        document = read_document(path)
+    except GymError:
+        return True  # not ours to judge: what it is of cannot be read
+    identity = _identity(document)
+    of_round = _ROUND.search(identity.get("rows", ""))
+    if of_round is not None:
+        return int(of_round[1]) in living or file_sha256(path) in named
+    return identity.get("model") in known
+
+
+def _identity(document: RecordDocument) -> dict[str, str]:
+    details = document.model_info.additional_details
+    return {
+        key.removeprefix(IDENTITY): str(value) for key, value in details.items() if key.startswith(IDENTITY)
+    }
