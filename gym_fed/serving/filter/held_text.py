@@ -30,6 +30,7 @@ class HeldText:
         self._folded = context
         self._starts = [0] * len(context)  # where in ``_text`` each folded character comes from
         self._context = len(context)  # of the folded characters, those that are not held
+        self._begins = 0  # first place where a match may begin: one in what has left was looked for before
         self._text = ""
 
     def push(self, text: str, *, last: bool = False) -> str:
@@ -40,7 +41,8 @@ class HeldText:
             return text
         self._take(text)
         size = len(self._folded)
-        self.category = self._rules.find_within(self._folded, self._context, size if last else size - 1)
+        until = size if last else size - 1
+        self.category = self._rules.find_within(self._folded, self._begins, self._context, until)
         if self.category is not None:
             self._text = ""
             return ""
@@ -71,5 +73,5 @@ class HeldText:
         out, self._text = self._text[:cut], self._text[cut:]
         self._folded = self._folded[count - 1 :]
         self._starts = [max(0, place - cut) for place in self._starts[count - 1 :]]
-        self._context = 1
+        self._context = self._begins = 1
         return out

@@ -68,12 +68,12 @@ class Rules:
         folded = fold(text)
         return next((rule.category for rule in self._rules if rule.pattern.search(folded)), None)
 
-    def find_within(self, folded: str, start: int, end: int) -> str | None:
-        """As ``find``, of a match that ends after ``start`` and not after ``end``, in a folded text."""
+    def find_within(self, folded: str, begins: int, ends_after: int, until: int) -> str | None:
+        """As ``find``, in a folded text, of a match that begins at ``begins`` or later and ends between two places."""
         for rule in self._rules:
-            place = 0
+            place = begins
             while (found := rule.pattern.search(folded, place)) is not None:
-                if start < found.end() <= end:
+                if ends_after < found.end() <= until:
                     return rule.category
                 place = found.start() + 1
         return None

@@ -77,6 +77,11 @@ def test_text_leaves_as_soon_as_it_is_further_away_than_the_longest_match(rules:
     assert len("".join(out)) == len(text) - rules.width
 
 
+def test_what_has_left_is_not_the_beginning_of_a_word(rules: Rules) -> None:
+    held = HeldText(rules)
+    assert sent(held, ["0a", "ß", " 000", "0", "00"]) == "0aß 000000"  # ß is folded to ss
+
+
 def test_a_match_that_begins_in_the_prompt_is_found(rules: Rules) -> None:
     held = HeldText(rules, before="I will build a pipe bo")
     assert sent(held, ["m", "b", "."]) == ""
