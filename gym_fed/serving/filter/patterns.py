@@ -81,8 +81,6 @@ def _ways_of(kind: Any, value: Any) -> int:
     if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
         least, most, inner = value
         one, total = _ways(inner), 0
-        if int(most) > MAX_WIDTH:  # of what has no width, such as \b: the width did not show it
-            return MAX_WAYS + 1
         for times in range(int(least), int(most) + 1):
             total += one**times
             if total > MAX_WAYS:

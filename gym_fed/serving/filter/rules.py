@@ -174,12 +174,12 @@ def _any_of(phrases: list[str]) -> re.Pattern[str]:
 
 
 def _tree(phrases: list[str]) -> str:
-    """Alternatives of sorted texts, grouped by what they begin with; of two texts the longer one is tried first."""
+    """Alternatives of sorted texts, grouped by what they begin with."""
     groups: dict[str, list[str]] = {}
     for phrase in phrases:
         groups.setdefault(phrase[:1], []).append(phrase)
     branches = []
-    for first, group in reversed(groups.items()):
+    for first, group in groups.items():
         if not first or len(group) == 1:
             branches.append(re.escape(group[0]))
             continue

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 CONTENT_FILTER = "content_filter"
 """OpenAI's ``finish_reason`` of an answer that a filter ended."""
 
-_NOTHING = Shown("", (), ())
-
 
 class Screening:
     """Applies a content filter to the requests of one service.
@@ -89,8 +87,6 @@ class FilteredChoice(AnswerChoice):
         self._logged = 0  # characters of the tokens whose log-probabilities left
 
     def take(self, event: Event) -> Shown:
-        if self.finish_reason is not None:
-            return _NOTHING
         last = event.finish_reason is not None
         text, calls, logprobs = self._read(event)
         self._calls += calls

@@ -92,3 +92,6 @@ def test_a_match_that_ends_in_the_prompt_is_not_the_answer_s(rules: Rules) -> No
     held = HeldText(rules, before="What is a pipe bomb")
     assert sent(held, ["?", " Nothing for you."]) == "? Nothing for you."
     assert held.category is None
+    held = HeldText(rules, before="What is a pipe bomb")
+    assert sent(held, [", ass?"]) == ""
+    assert held.category == "weapons"

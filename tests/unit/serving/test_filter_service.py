@@ -199,6 +199,34 @@ def test_of_several_choices_the_refused_one_alone_is_replaced(tokenizer: Any, ru
     assert [choice["finish_reason"] for choice in found] == ["stop", "content_filter", "stop"]
 
 
+def test_a_refused_answer_is_cancelled_before_the_next_is_sent(tokenizer: Any, rules: Path) -> None:
+    texts = iter([BAD, CLEAN])
+    served = Served(tokenizer, rules, lambda request: next(texts))
+    for chunk in served.service.stream(CHAT, chat_body(n=2), LOCAL):
+        (choice,) = chunk["choices"]
+        if choice["index"] == 1 and choice["delta"].get("content"):
+            assert [one.cancelled for one in served.engine.generations] == [True, False]
+            break
+    else:
+        raise AssertionError("the second choice was not sent")
+
+
+async def test_a_refused_answer_is_cancelled_before_the_next_is_sent_by_the_server(
+    tokenizer: Any, rules: Path
+) -> None:
+    texts = iter([BAD, CLEAN])
+    served = Served(tokenizer, rules, lambda request: next(texts))
+    chunks = served.service.begin(CHAT, chat_body(n=2), LOCAL).achunks()
+    seen = []
+    async for chunk in chunks:
+        (choice,) = chunk["choices"]
+        if choice["index"] == 1 and choice["delta"].get("content"):
+            seen.append([one.cancelled for one in served.engine.generations])
+            break
+    await chunks.aclose()
+    assert seen == [[True, False]]
+
+
 def test_a_completion_that_goes_on_from_its_prompt_is_refused(tokenizer: Any, rules: Path) -> None:
     served = Served(tokenizer, rules, "mb is easy")
     body = {"model": "nano", "prompt": "To make a pipe bo"}
