@@ -53,52 +53,52 @@ class CardFigure:
     num_fewshot: int | None = None
 
 
-class _Field(BaseModel):
+class _CardField(BaseModel):
     """The fields that are read here; the schema has more."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
-class _StandardError(_Field):
+class _ErrorOfValue(_CardField):
     value: float
 
 
-class _Spread(_Field):
-    standard_error: _StandardError | None = None
+class _Spread(_CardField):
+    standard_error: _ErrorOfValue | None = None
     num_samples: int | None = Field(default=None, ge=0)
 
 
-class _Value(_Field):
+class _Value(_CardField):
     score: float
     uncertainty: _Spread | None = None
 
 
-class _MetricName(_Field):
+class _MetricName(_CardField):
     metric_id: _Name = "score"
 
 
-class _Rows(_Field):
+class _Rows(_CardField):
     additional_details: dict[str, str] = Field(default_factory=dict)
 
 
-class _TaskValue(_Field):
+class _TaskValue(_CardField):
     evaluation_name: _Name
     source_data: _Rows = _Rows()
     metric_config: _MetricName
     score_details: _Value
 
 
-class _MeasuredBy(_Field):
+class _MeasuredBy(_CardField):
     name: _Name
     version: _Name = "unknown"
 
 
-class _OfModel(_Field):
+class _OfModel(_CardField):
     name: str = Field(max_length=4096)
     additional_details: dict[str, str] = Field(default_factory=dict)
 
 
-class _EvalDocument(_Field):
+class _EvalDocument(_CardField):
     schema_version: _Name
     evaluation_timestamp: str = Field(default="", max_length=64)
     model_info: _OfModel

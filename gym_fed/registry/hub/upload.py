@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gym_fed.downloads.hub import endpoint
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.registry.card.readme import is_name_of_the_hub
 from gym_fed.text import plain
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+_CODES = {401: ErrorCode.UNAUTHENTICATED, 403: ErrorCode.PERMISSION_DENIED}
 
 
 def require_upload(repo: str, folder: Path) -> None:
@@ -78,18 +84,16 @@ def _errors(repo: str, folder: Path) -> Iterator[None]:
     again = f"the folder is whole at {folder}: run the same upload again with: {_by_hand(repo, folder)}"
     try:
         yield
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        code = {401: ErrorCode.UNAUTHENTICATED, 403: ErrorCode.PERMISSION_DENIED}.get(
-            status, ErrorCode.UNAVAILABLE
-        )
-        hint = (
-            f"run `hf auth login` with a token that may write to {repo}; {again}"
-            if status in (401, 403)
-            else again
-        )
+    except (errors.HfHubHTTPError, RuntimeError) as error:
+        refused = _refusal(error)
+        if refused is None:
+            raise
+        status = refused.response.status_code
+        login = f"run `hf auth login` with a token that may write to {repo}; " if status in _CODES else ""
         raise GymError(
-            code, f"{repo}: {endpoint()} answers with status {status}: {_line(error)}", hint
+            _CODES.get(status, ErrorCode.UNAVAILABLE),
+            f"{repo}: {endpoint()} answers with status {status}: {_line(refused)}",
+            f"{login}{again}",
         ) from error
     except ValueError as error:  # the Hub's word on the card
         raise GymError(ErrorCode.DATA_INVALID, f"{folder}: {_line(error)}", again) from error
@@ -97,6 +101,15 @@ def _errors(repo: str, folder: Path) -> Iterator[None]:
         raise GymError(
             ErrorCode.UNAVAILABLE, f"{repo}: {endpoint()} cannot be reached: {_line(error)}", again
         ) from error
+
+
+def _refusal(error: BaseException | None) -> HfHubHTTPError | None:
+    """What the Hub answered; huggingface_hub wraps it where a large file was sent."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    while error is not None and not isinstance(error, HfHubHTTPError):
+        error = error.__cause__
+    return error
 
 
 def _by_hand(repo: str, folder: Path) -> str:
