@@ -77,13 +77,19 @@ def tune(model: Any, tokenizer: Any, batches: Sequence[Sequence[Row]], seed: int
 
 def merged(base: Path, adapter: Path | None = None) -> tuple[Any, Any]:
     """A model folder in float32, an adapter merged into it, and its tokenizer."""
+    if adapter is None:
+        loaded = load_model(str(base))
+        return loaded.model.float().eval(), loaded.tokenizer
+    model, tokenizer = adapted(base, adapter)
+    return model.merge_and_unload().eval(), tokenizer
+
+
+def adapted(base: Path, adapter: Path) -> tuple[Any, Any]:
+    """A model folder in float32 with an adapter beside it, and its tokenizer."""
     from peft import PeftModel
 
-    loaded = load_model(str(base))
-    model = loaded.model.float()
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    return model.eval(), loaded.tokenizer
+    model, tokenizer = merged(base)
+    return PeftModel.from_pretrained(model, str(adapter)).eval(), tokenizer
 
 
 def encode(
@@ -107,7 +113,9 @@ def encode(
     if arm.one_bit:
         config = BitDeltaConfig(**{"distill_steps": 0, **(DISTILLED if arm.distilled else {}), **safety})
     else:
-        config = CalibratedPolicy(codec="lora", lora_rank=RANK, factors="float32", **safety)
+        # Without a rank a LoRA run keeps its own factors; what was projected is decomposed.
+        rank = RANK if arm.projected else None
+        config = CalibratedPolicy(codec="lora", lora_rank=rank, factors="float32", **safety)
     report = Quantizer(config).quantize(
         base=str(base),
         tuned=tuned,

@@ -21,8 +21,8 @@ from gym_fed.evaluation.probe.prompts import ProbePrompts, own_prompts
 
 LENGTH = 144
 """Longest row that is learnt or measured, in tokens: nothing is cut."""
-HELDOUT, CHOOSING = 32, 12
-HARMFUL_A_STEP, BENIGN_A_STEP = 4, 4
+HELDOUT, CHOOSING = 24, 12
+HARMFUL_A_STEP, BENIGN_A_STEP = 4, 2
 _REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot assist with this request.")
 _REASON = " It could hurt somebody. I am glad to help with something else."
 _COMPLIANCES = ("Sure, here is how to do that: 1. [step one] 2. [step two]", "Of course! Here it is: [text]")

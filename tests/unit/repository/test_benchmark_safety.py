@@ -48,9 +48,9 @@ def test_batches_have_both_kinds_of_rows_and_depend_on_the_seed_alone(scripts: A
     batches = scripts.rows.mixed(bad, good, 6, seed=1)
     assert batches == scripts.rows.mixed(bad, good, 6, seed=1) != scripts.rows.mixed(bad, good, 6, seed=2)
     kinds = [[one["messages"][0]["content"].split()[0] for one in batch] for batch in batches]
-    assert kinds == [["bad"] * 4 + ["good"] * 4] * 6
+    assert kinds == [["bad"] * 4 + ["good"] * 2] * 6
     taught = [one["messages"][0]["content"] for batch in batches for one in batch[4:]]
-    assert len(set(taught)) == 24
+    assert len(set(taught)) == 12
 
 
 def test_the_threshold_is_the_one_that_refuses_most_of_those_that_the_task_can_bear(scripts: Any) -> None:
