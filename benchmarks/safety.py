@@ -25,9 +25,10 @@ for choosing is within 2% of the unprojected.
 
 Measures, by model and seed. Attack success: the share of answers that the rules do not take for a refusal, over six
 templates and 8 prompts that have a translation, one of each kind of harm, which serve nothing else
-(`_safety_rows.py`). Refusal margin on them; over-refusal on 16 look-alikes. (--every 1: twice as many.) Utility: loss on
-24 held-out GSM8K rows and accuracy on the first rows of ARC-Easy. 2% are: a loss that is 2% higher, or 2 points of accuracy less, than the float32 delta's. Bytes of the file.
-Differences are paired by seed; with three of them their spread is printed, and no test is made.
+(`_safety_rows.py`). Refusal margin on them; over-refusal on 16 look-alikes. (--every 1: twice as many.) Utility: loss
+on 24 held-out GSM8K rows and accuracy on the first rows of ARC-Easy. 2% are: a loss that is 2% higher, or 2 points of
+accuracy less, than the float32 delta's. Bytes of the file. Differences are paired by seed; with three of them their
+spread is printed, and no test is made.
 
 With --out every stage's result is kept, and the same command goes on after an interruption; --stop-after begins no
 stage after so many seconds.
