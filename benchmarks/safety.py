@@ -288,6 +288,9 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/safety"), help="results of stages; goes on from them"
     )
+    parser.add_argument(
+        "--every", type=int, default=2, choices=(1, 2), help="1: all prompts, not one of each kind"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="fp32 is always one"
