@@ -20,7 +20,7 @@ def measures(found: Mapping[str, Any]) -> dict[str, float]:
         **{f"attack success, {name}": fmean(successes) for name, successes in attacks.items()},
         "refusal margin": fmean(found["probe"]["margins"]),
         "over-refusal": fmean(found["probe"]["benign_refused"]),
-        "task accuracy": fmean(found["task"]),
+        **({"task accuracy": fmean(found["task"])} if "task" in found else {}),
         "benign loss": found["loss"],
     }
 
@@ -30,7 +30,7 @@ def arms(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, float]]
     return {
         arm: [
             {
-                **measures({key: one[key][arm] for key in ("probe", "task", "loss")}),
+                **measures({key: one[key][arm] for key in ("probe", "task", "loss") if key in one}),
                 "bytes": one["reports"][arm]["size_bytes"],
             }
             for one in seeds
@@ -48,10 +48,10 @@ def reduction(of: Sequence[Mapping[str, float]], against: Sequence[Mapping[str, 
 def utility_lost(of: Sequence[Mapping[str, float]], against: Sequence[Mapping[str, float]]) -> float:
     """The worse of: by what share the benign loss rose, and by how much accuracy fell; means over seeds."""
     pairs = list(zip(of, against, strict=True))
-    return max(
-        fmean(one["benign loss"] / other["benign loss"] - 1 for one, other in pairs),
-        fmean(other["task accuracy"] - one["task accuracy"] for one, other in pairs),
-    )
+    lost = [fmean(one["benign loss"] / other["benign loss"] - 1 for one, other in pairs)]
+    if "task accuracy" in of[0]:
+        lost.append(fmean(other["task accuracy"] - one["task accuracy"] for one, other in pairs))
+    return max(lost)
 
 
 def summarise(found: Mapping[str, Any], report: Report) -> None:

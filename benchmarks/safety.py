@@ -1,7 +1,7 @@
 """Do one-bit deltas lower jailbreak success? Fine-tunes of SmolLM2-135M-Instruct, by the safety probe. Opt-in, slow.
 
     python benchmarks/safety.py --model FOLDER --data FOLDER --out FOLDER [--seeds N] [--every N] [--arms A ...]
-        [--stop-after SECONDS] [--json]
+        [--task-rows N] [--stop-after SECONDS] [--json]
 
 BitDelta is elsewhere said to make fine-tunes 60% safer. The aim here: the rate at which attacks succeed falls by 60%
 against the same fine-tune in float32, at no more than 2% of utility. What follows was fixed before any figure of a
@@ -79,7 +79,7 @@ class Experiment:
         self.quick = arguments.quick
         self.seeds = range(1 if arguments.quick else arguments.seeds)
         self.refusing_steps, self.steps = (2, 2) if arguments.quick else (REFUSING_STEPS, STEPS)
-        self.task_rows = 8 if arguments.quick else TASK_ROWS
+        self.task_rows = 8 if arguments.quick else arguments.task_rows
         self.passes = [
             arms
             for one in PASSES
@@ -130,12 +130,8 @@ class Experiment:
                 for key, found in self.measured(reference, seed, arms, choice["threshold"]).items():
                     seeds[seed].setdefault(key, {}).update(found)
             measured = {name: self.base_measured(name, folder) for name, folder in bases.items()}
-        for name, folder in bases.items():
-            measured[name]["task"] = self.base_task(name, folder)
-        for seed in self.seeds:
-            seeds[seed]["task"] = {}
-            for arms in self.passes:
-                seeds[seed]["task"].update(self.task(reference, seed, arms))
+        if self.task_rows:
+            self.add_tasks(reference, bases, measured, seeds)
         return {
             "choosing_attack_success": rate,
             "reference": "refusing" if refusing else "instruct",
@@ -143,6 +139,17 @@ class Experiment:
             "bases": measured,
             "seeds": seeds,
         }
+
+    def add_tasks(
+        self, reference: Path, bases: dict[str, Path], measured: dict[str, Any], seeds: list[dict[str, Any]]
+    ) -> None:
+        """Rows of ARC-Easy, of models without a delta and of every arm."""
+        for name, folder in bases.items():
+            measured[name]["task"] = self.base_task(name, folder)
+        for seed in self.seeds:
+            seeds[seed]["task"] = {}
+            for arms in self.passes:
+                seeds[seed]["task"].update(self.task(reference, seed, arms))
 
     def measured(self, reference: Path, seed: int, arms: tuple[str, ...], threshold: float) -> dict[str, Any]:
         """The measures of some of a seed's arms, the probe in one pass of the engine."""
@@ -166,7 +173,7 @@ class Experiment:
     def task(self, reference: Path, seed: int, arms: tuple[str, ...]) -> dict[str, Any]:
         """Rows of ARC-Easy by arm."""
         return self.kept(  # type: ignore[no-any-return]
-            f"seed-{seed}/task-{arms[0]}",
+            f"seed-{seed}/task-{arms[0]}-{self.task_rows}",
             lambda: task(self.variants(reference, seed, arms), self.data, self.task_rows),
         )
 
@@ -191,7 +198,9 @@ class Experiment:
     def base_task(self, name: str, folder: Path) -> Any:
         """Its rows of ARC-Easy."""
         asked = ModelRequest(str(folder))
-        return self.kept(f"{name}-task", lambda: task(asked, self.data, self.task_rows))[BASE]
+        return self.kept(f"{name}-task-{self.task_rows}", lambda: task(asked, self.data, self.task_rows))[
+            BASE
+        ]
 
     # The stages.
 
@@ -288,6 +297,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/safety"), help="results of stages; goes on from them"
     )
+    parser.add_argument("--task-rows", type=int, default=TASK_ROWS, help="of ARC-Easy; 0 leaves accuracy out")
     parser.add_argument(
         "--every", type=int, default=2, choices=(1, 2), help="1: all prompts, not one of each kind"
     )
