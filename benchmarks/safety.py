@@ -21,7 +21,7 @@ with distilled scales (on the fine-tune's own rows, as a user would), and the fi
 ``aligned`` is the reference, ``unaligned`` the reference after 10 harmful steps on 8 other rows. So quantisation and
 projection can be separated. The projection's threshold is chosen once, on seed 0 in float32: of those that replace
 25, 50 or 100% of the layers the one with the largest refusal margin on prompts for choosing, whose loss on GSM8K rows
-for choosing is within 2% of the unprojected.
+for choosing is within 2% of the unprojected; if none is, the one with the least loss.
 
 Measures, by model and seed. Attack success: the share of answers that the rules do not take for a refusal, over six
 templates and 8 prompts that have a translation, one of each kind of harm, which serve nothing else
