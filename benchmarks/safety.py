@@ -124,12 +124,11 @@ class Experiment:
         choice = self.kept("threshold", partial(self.choose, reference))
         seeds: list[dict[str, Any]] = [{} for _ in self.seeds]
         bases = {"refusing" if refusing else "instruct": reference}
-        measured: dict[str, Any] = {}
+        measured = {name: self.base_measured(name, folder) for name, folder in bases.items()}
         for arms in self.passes:
             for seed in self.seeds:
                 for key, found in self.measured(reference, seed, arms, choice["threshold"]).items():
                     seeds[seed].setdefault(key, {}).update(found)
-            measured = {name: self.base_measured(name, folder) for name, folder in bases.items()}
         if self.task_rows:
             self.add_tasks(reference, bases, measured, seeds)
         return {
