@@ -17,6 +17,7 @@ from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 
 from gym_client.agent.account import Account
+from gym_client.agent.evaluated import evaluation_notes
 from gym_client.agent.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
 from gym_client.agent.hooks import Hooks, hooks_set
 from gym_client.agent.policy import Policy
@@ -125,6 +126,7 @@ class Agent:
         self.display = display or Display()
         self._announced, self._promises = announced, promises
         self._private, self._spent = False, Spending(home)
+        self._evaluated_on: dict[str, str] = {}
         self.node_config: UserConfig = {
             **(node_config or {}),
             "home": str(home.folder),
@@ -288,6 +290,10 @@ class Agent:
                 f"the task's server is {spec.server}, but it came from {self.client.pin.server}",
                 "a hub may ask only for updates that are signed for itself",
             )
+        if spec.evaluated_on != self._evaluated_on:
+            self._evaluated_on = spec.evaluated_on
+            for note in evaluation_notes(spec.evaluated_on):
+                self.display.report("contamination", note)
 
     def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:
         """Answer. No heartbeat is under way meanwhile: one that came after the answer would be refused."""

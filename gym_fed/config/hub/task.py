@@ -33,6 +33,7 @@ from gym_fed.config.schema.problems import Problem, Problems
 from gym_fed.kinds import ALGORITHMS, TUNING
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
+SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")]
 
 
 class LoraRecipe(StrictModel):
@@ -175,6 +176,11 @@ class TaskSpec(StrictModel):
     secure_aggregation: SecureTask | None = None
     """Send masked votes, whose sum alone the hub learns; absent: the update itself."""
 
+    evaluated_on: dict[SuiteName, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(
+        default_factory=dict, max_length=16
+    )
+    """Suites that the hub's gate evaluates on, each with a digest of its tasks and rows: nobody is to train on them."""
+
     plugins: Plugins = Field(default_factory=list)
     """Whose code the round needs beside gym-fed's, as the hub has it; a contributor that lacks it refuses the task."""
 
@@ -189,11 +195,12 @@ class TaskSpec(StrictModel):
             return read(values)
 
     @model_serializer(mode="wrap")
-    def _without_plugins_as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A task of gym-fed's own members alone is written as it always was."""
+    def _as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A task of gym-fed's own members alone, without evaluations, is written as it always was."""
         data: dict[str, Any] = handler(self)
-        if not self.plugins:
-            data.pop("plugins", None)
+        for key in ("plugins", "evaluated_on"):
+            if not data.get(key):
+                data.pop(key, None)
         return data
 
     @model_validator(mode="after")

@@ -8,9 +8,8 @@ from pathlib import Path
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
 from gym_fed.files import file_sha256
-from gym_fed.identity.canonical import canonical_digest
 from gym_fed.version import __version__
-from gym_server.evaluations.runner import SuiteTasks
+from gym_server.evaluations.runner import SuiteTasks, suite_digest
 from gym_server.federation import Federation
 
 
@@ -32,7 +31,7 @@ def identity_of(fed: Federation, suite: SuiteTasks, version: str, server_round: 
     return {
         "model": version,
         "delta": "none",
-        "suite": canonical_digest({task.name: task.lock for task in suite.tasks}),
+        "suite": suite_digest(suite.tasks),
         "template": "the model's own" if suite.config.apply_chat_template else "none",
         "rows": f"{fed.server} {rows}, limit {suite.config.limit}",
         "dtype": "float32",

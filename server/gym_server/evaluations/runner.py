@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.results import TaskResult
+from gym_fed.identity.canonical import canonical_digest
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.harness.preparation import Preparation
@@ -46,6 +48,22 @@ def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
             command that fetches it; ``CONFIG_INVALID`` for a name that is none.
     """
     return [SuiteTasks(one, tasks_named(one.suite, gate, folder)) for one in gate.evals]
+
+
+def announced_suites(gate: GateConfig, folder: Path) -> dict[str, str]:
+    """What tasks say of the gate's evaluations: suites, and what their tasks and rows are; raises as ``suites_of``.
+
+    Of a task file the name alone is said, not its folder.
+    """
+    return {
+        re.sub(r"[^A-Za-z0-9_.-]|^[.-]", "_", Path(one.config.suite).name)[:120]: suite_digest(one.tasks)
+        for one in suites_of(gate, folder)
+    }
+
+
+def suite_digest(tasks: Sequence[EvalTask]) -> str:
+    """Names definitions and rows of a suite's tasks."""
+    return canonical_digest({task.name: task.lock for task in tasks})
 
 
 def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[EvalTask]:

@@ -22,6 +22,7 @@ from gym_fed.config.hub.privacy import SecureTask
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_server.evaluations.runner import announced_suites
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
@@ -362,6 +363,7 @@ class DurableDeltaSoup(Strategy):
             recipe=recipe,
             codec=fed.config.codec,
             plugins=plugins_of_round(fed, recipe),
+            evaluated_on=announced_suites(fed.config.gate, fed.folder),
             max_update_bytes=fed.config.admission.max_update_bytes,
             deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
             secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
