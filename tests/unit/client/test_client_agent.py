@@ -202,6 +202,29 @@ def test_a_task_for_updates_signed_for_another_hub_is_refused(scene: Scene) -> N
     assert f"came from {scene.hub.server}" in scene.error_of("m1").reason
 
 
+def test_suites_of_a_hub_that_rows_are_not_checked_against_are_shown_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "no evaluation sets"))
+    base = "sha256:" + "a" * 64
+    spec = {
+        "server": scene.hub.server,
+        "server_round": 1,
+        "base_model": "tiny",
+        "base_digest": base,
+        "version_digest": base,
+        "max_update_bytes": 1000,
+        "deadline_seconds": 4e9,
+        "evaluated_on": {"winogrande": "0" * 64},
+    }
+    for name in ("m1", "m2"):
+        scene.hub.give(scene.task(name, RecordDict({"task": ConfigRecord({"spec": json.dumps(spec)})})))
+    scene.hub.finish()
+    scene.agent(empty).run()
+    (note,) = scene.display.texts("contamination")
+    assert "gym eval fetch winogrande" in note
+
+
 def test_a_task_that_needs_too_many_bytes_is_refused(scene: Scene) -> None:
     scene.hub.give(scene.task("m1", RecordDict({"arrays": ArrayRecord([np.ones(1000)])})))
     scene.hub.finish()
