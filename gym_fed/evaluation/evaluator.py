@@ -36,6 +36,7 @@ from gym_fed.evaluation.scoring.opening import (
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.scoring.scorer import Scorer
+    from gym_fed.evaluation.suites.eval_task import EvalTask
     from gym_fed.leaderboard.lines import Line
 
 OUT = Path("evals")
@@ -128,6 +129,11 @@ class Evaluator:
         self._own = [name for name in self.benchmarks if is_own(name)]
         self._specs = self._suite_tasks(None if data is None else Path(data))
 
+    @property
+    def group_of(self) -> dict[str, str]:
+        """Of tasks of suites: the group that each belongs to; its own name for one that stands alone."""
+        return {task.name: task.group for task in self._specs}
+
     def run(self) -> SubmittableResults:
         """The results of the model; of several, of the first.
 
@@ -141,7 +147,7 @@ class Evaluator:
         """The results of every model, by what results call it, computed in one pass. Raises as ``run``."""
         with open_models(self.request) as models:
             tokenizer = models.scorer.tokenizer
-            sources = [
+            sources: list[TaskSource] = [
                 *self._specs,
                 *(own_rows(name, tokenizer, self.options.limit) for name in self._own),
             ]
@@ -170,13 +176,13 @@ class Evaluator:
         """``submit_to_leaderboard`` of the results of ``run``."""
         return self.run().submit_to_leaderboard(model_name=model_name, organization=organization)
 
-    def _suite_tasks(self, data: Path | None) -> list[TaskSource]:
+    def _suite_tasks(self, data: Path | None) -> list[EvalTask]:
         names = [name for name in self.benchmarks if name not in self._own]
         if not names:
             return []
         from gym_fed.evaluation.suites.tasks import tasks_of
 
-        return list(tasks_of(names, data, self.options.limit, num_fewshot=self.options.num_fewshot))
+        return tasks_of(names, data, self.options.limit, num_fewshot=self.options.num_fewshot)
 
     def _identities(self, models: OpenModels, sources: Sequence[TaskSource]) -> dict[str, Mapping[str, str]]:
         locks = sorted((source.name, str(source.version), source.lock) for source in sources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,18 +22,27 @@ class EvaluationRun:
         results: As they were computed or read.
         record: Where they lie.
         is_cached: Whether they were read.
+        group_of: The group of each task.
     """
 
     results: EvalResults
     record: Path
     is_cached: bool
+    group_of: Mapping[str, str]
+
+    @property
+    def shown(self) -> EvalResults:
+        """The results with an entry for each group of several tasks."""
+        from gym_fed.evaluation.groups import with_groups
+
+        return with_groups(self.results, self.group_of)
 
 
 def print_runs(runs: Sequence[EvaluationRun], others: Sequence[EvaluationRun], as_json: bool) -> None:
     """Print models, and each against the first of ``others``."""
     from gym_fed.evaluation.compare import compare_results
 
-    comparisons = [compare_results(run.results, others[0].results) for run in runs if others]
+    comparisons = [compare_results(run.shown, others[0].shown) for run in runs if others]
     if as_json:
         shown = {"runs": [_as_json(run) for run in (*runs, *others)]}
         print_json({**shown, "comparisons": [asdict(one) for one in comparisons]})
@@ -45,7 +54,9 @@ def print_runs(runs: Sequence[EvaluationRun], others: Sequence[EvaluationRun], a
 
 
 def _as_json(run: EvaluationRun) -> dict[str, Any]:
+    shown = results_as_json(run.shown, 0)["tasks"]
     return {
+        "groups": {name: shown[name] for name in shown if name not in run.results.tasks},
         "id": run.record.stem,
         "file": str(run.record),
         "cached": run.is_cached,
@@ -59,18 +70,16 @@ def _print_table(runs: Sequence[EvaluationRun]) -> None:
 
     several = len(runs) > 1
     table = TextTable("task", "metric", *(["model"] if several else []), "value", "n")
+    shown = [run.shown for run in runs]
     figures = dict.fromkeys(
-        (task, metric)
-        for run in runs
-        for task, found in run.results.tasks.items()
-        for metric in found.figures
+        (task, metric) for one in shown for task, found in one.tasks.items() for metric in found.figures
     )
     for task, metric in figures:
-        for run in runs:
-            found = run.results.tasks.get(task)
+        for one in shown:
+            found = one.tasks.get(task)
             if found is not None and metric in found.figures:
                 figure = found.figures[metric]
-                model = [run.results.model] if several else []
+                model = [one.model] if several else []
                 table.add_row(task, metric, *model, shown_figure(figure), str(figure.num_samples))
     print_table(table)
 
@@ -81,25 +90,24 @@ def shown_figure(figure: Figure) -> str:
 
 
 def _print_notes(runs: Sequence[EvaluationRun]) -> None:
-    first = runs[0].results
-    in_template = [name for name, task in first.tasks.items() if task.chat_template]
-    if len(in_template) == len(first.tasks):
-        err.print("chat template: applied")
-    elif in_template:
-        plain = len(first.tasks) - len(in_template)
-        err.print(f"chat template: applied to {_named(in_template)}; the prompts of {plain} tasks are plain")
-    else:
-        err.print("chat template: not applied, prompts are plain")
-    computed = [run for run in runs if not run.is_cached]
+    err.print(f"chat template: {_template(runs[0])}")
     for run in runs:
         if run.is_cached:
             err.print(f"cached: {run.results.model} was not run again: {run.record}")
-    for run in computed:
-        err.print(f"record: {run.record}")
-    if computed:
-        err.print(f"{max(run.results.seconds for run in computed):.1f} s")
+            continue
+        models = run.results.facts.get("models_in_pass", 1)
+        passed = f" for {models} models in one pass" if models != 1 else ""
+        err.print(f"record: {run.record}, {run.results.seconds:.1f} s{passed}")
 
 
-def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+def _template(run: EvaluationRun) -> str:
+    """What prompts were made with it."""
+    tasks = run.results.tasks
+    plain = [name for name, task in tasks.items() if not task.chat_template]
+    if len(plain) == len(tasks):
+        return "not applied, prompts are plain"
+    applied = dict.fromkeys(run.group_of.get(name, name) for name in tasks if name not in plain)
+    if not plain:
+        return "applied"
+    named = dict.fromkeys(run.group_of.get(name, name) for name in plain)
+    return f"applied to {', '.join(applied)}; not to {', '.join(named)}"

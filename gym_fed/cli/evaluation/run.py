@@ -112,7 +112,9 @@ def run_evaluation(
     from gym_fed.evaluation.scoring.opening import ModelRequest, named_variants
 
     if model is None and api is None:
-        raise GymError(ErrorCode.USAGE, "which MODEL?", "gym-nano, a folder, a run, or --api URL")
+        raise GymError(
+            ErrorCode.USAGE, "which MODEL?", "gym-nano, a folder (one called run is ./run), or --api URL"
+        )
     benchmarks = [*named_variants(suite or ()), *named_variants(tasks or ())]
     if not benchmarks:
         raise GymError(
@@ -148,7 +150,7 @@ def run_evaluation(
     runs = _run(first, yes)
     others: list[EvaluationRun] = []
     if record is not None:
-        others = [EvaluationRun(read_record(record), record, is_cached=True)]
+        others = [EvaluationRun(read_record(record), record, True, first.group_of)]
     elif second is not None:
         others = _run(second, yes)
     print_runs(runs, others, as_json)
@@ -183,7 +185,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
                 ErrorCode.INTERRUPTED, f"stopped{done}", "the same command goes on where it was"
             ) from None
     return [
-        EvaluationRun(results, evaluator.records[name], is_cached=name in evaluator.cached)
+        EvaluationRun(results, evaluator.records[name], name in evaluator.cached, evaluator.group_of)
         for name, results in found.items()
     ]
 

@@ -14,6 +14,8 @@ from gym_fed.cli.main import app
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.keys import samples_path
 from gym_fed.models import nano_path
+from tests.support.adapters import run as train
+from tests.support.adapters import sibling
 from tests.support.nano_store import nano_store
 
 WORDS = ("--tasks", "tiny_capital,tiny_choice", "--limit", "6")
@@ -44,13 +46,22 @@ def refused(*words: str) -> GymError:
 def test_a_model_is_evaluated_and_the_same_command_reads_the_record() -> None:
     first = run("gym-nano", *WORDS)
     assert "1.000 ± 0.000" in first.stdout  # gym-nano knows capitals
-    assert "chat template: applied to tiny_capital; the prompts of 1 tasks are plain" in first.stderr
+    assert "chat template: applied to tiny_text; not to tiny_choice" in first.stderr
     again = run("gym-nano", *WORDS)
     assert again.stdout == first.stdout
     (record,) = Path("evals").rglob("*-*.json")
     assert f"cached: gym-nano was not run again: {record}" in again.stderr
     assert evaluated("gym-nano", *WORDS)["runs"][0]["cached"]
     assert not evaluated("gym-nano", *WORDS, "--fresh")["runs"][0]["cached"]
+
+
+def test_a_group_has_the_mean_over_the_rows_of_its_tasks() -> None:
+    run = evaluated("gym-nano", "--tasks", "tiny_capital,tiny_double,tiny_choice", "--limit", "6")["runs"][0]
+    (group,) = run["groups"].values()
+    assert group["figures"]["exact_match"]["value"] == 0.5  # it knows all capitals, and cannot double
+    assert group["figures"]["exact_match"]["stderr"] == pytest.approx((0.25 / 11) ** 0.5)
+    assert group["figures"]["exact_match"]["num_samples"] == 12
+    assert list(run["groups"]) == ["tiny_text (2 tasks)"]
 
 
 def test_two_runs_of_one_key_give_the_same_bytes_of_samples() -> None:
@@ -145,3 +156,22 @@ def test_a_first_word_that_is_no_command_is_the_model() -> None:
     assert "--num-fewshot" in run("run", "--help").stdout
     assert "tiny_arithmetic" in run("list").stdout
     assert "replay" in run("--help").stdout
+
+
+def test_a_run_an_adapter_and_the_model_that_they_make_are_one(tmp_path: Path) -> None:
+    base = sibling("Qwen3", tmp_path / "base")
+    train(tmp_path / "trained", model=str(base))
+    words = ("--tasks", "tiny_capital,tiny_choice", "--limit", "2")
+    found = [
+        evaluated(*model, *words)["runs"][0]
+        for model in (("trained",), ("base", "--adapter", "trained"), ("base",))
+    ]
+    assert found[0]["id"] == found[1]["id"] != found[2]["id"]
+    assert [one["cached"] for one in found] == [False, True, False]
+
+
+def test_a_variant_is_named_behind_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    nano_store(Path("store"), ["ann"])
+    monkeypatch.setenv("GYM_VARIANTS", "store")
+    (run,) = evaluated("gym-nano:ann", *WORDS)["runs"]
+    assert (run["model"], run["identity"]["delta"] != "none") == ("gym-nano:ann", True)
