@@ -1,8 +1,9 @@
 """Scores a base and its variants in this process, through the packed steps that serve them.
 
-A window of requests becomes a tree of token sequences (``tree``); its nodes are computed depth first, many in a step,
-each behind the KV cache of its parent. A window is computed under every model before the next begins, so that what is
-done of an evaluation is done under all of them. Log-softmax is in float32, of the scored rows only.
+A window of requests becomes trees of token sequences (``tree``): short ones are computed whole, many in a forward
+(``window``); of long ones the nodes, depth first, many in a step, each behind the KV cache of its parent. A window is
+computed under every model before the next begins, so that what is done of an evaluation is done under all of them.
+Log-softmax is in float32, of the scored rows only.
 """
 
 from __future__ import annotations
@@ -10,19 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.scoring.greedy import LONGEST_PROMPT, GreedyPrompt, GreedyWriter
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
-from gym_fed.evaluation.scoring.tree import ScoredText, TreeNode, tree, windows
+from gym_fed.evaluation.scoring.tree import ScoredText, TreeNode, windows
+from gym_fed.evaluation.scoring.window import Sums, Window
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 from gym_fed.serving.forward.multi_variant import Chunk
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from gym_fed.serving.forward.attention import KVCache
     from gym_fed.serving.forward.loaded import LoadedVariant
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
@@ -89,13 +88,14 @@ class LocalScorer:
             GymError: ``USAGE``; ``MODEL_INVALID`` for a model whose probabilities are no numbers.
         """
         texts = [self._text(place, asked) for place, asked in enumerate(continuations)]
-        for window in windows(texts, _WINDOW_TOKENS):
-            if all(text.place in done for text in window):
+        for part in windows(texts, _WINDOW_TOKENS):
+            if all(text.place in done for text in part):
                 continue
+            window = Window(part, self._served, self._step_tokens, self._most_rows)
             found: dict[str, dict[int, Loglikelihood]] = {}
             for name, variant in self._variants.items():
                 found[name] = self._score(name, variant, window)
-            for text in window:
+            for text in part:
                 if text.place not in done:
                     yield text.place, {name: found[name][text.place] for name in self.models}
 
@@ -105,8 +105,47 @@ class LocalScorer:
         Raises:
             GymError: ``USAGE``, ``TOO_LARGE``.
         """
-        most = max((request.max_tokens for request in prompts), default=1)
         kept = [self._kept(request) for request in prompts]
+        together = [
+            place
+            for place, request in enumerate(prompts)
+            if self._served.attends_plainly
+            and request.temperature == 0
+            and len(kept[place]) <= LONGEST_PROMPT
+        ]
+        if together:
+            writer = GreedyWriter(
+                self._served, self.tokenizer, self._variants, self._step_tokens, self._most_rows
+            )
+            asked = [
+                GreedyPrompt(
+                    place, kept[place], prompts[place].max_tokens, tuple(filter(None, prompts[place].until))
+                )
+                for place in together
+            ]
+            for place, written in writer.answers(asked):
+                cut = len(prompts[place].prompt_ids) - len(kept[place])
+                yield (
+                    place,
+                    {
+                        name: self._result(
+                            prompts[place],
+                            one.token_ids,
+                            one.margins,
+                            "stop" if one.stopped else "length",
+                            cut,
+                        )
+                        for name, one in written.items()
+                    },
+                )
+        others = sorted(set(range(len(prompts))) - set(together))
+        if others:
+            yield from self._through_engine(prompts, kept, others)
+
+    def _through_engine(
+        self, prompts: Sequence[AnswerRequest], kept: Sequence[list[int]], places: Sequence[int]
+    ) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
+        most = max(prompts[place].max_tokens for place in places)
         config = EngineConfig(
             max_concurrent=_AT_ONCE,
             max_queued_per_user=_GROUP * len(self.models),
@@ -114,7 +153,7 @@ class LocalScorer:
             max_batch_tokens=max(16, self._step_tokens),
             kv_cache_size=max(4 << 30, self._served.bytes_per_token * (self.max_length + most)),
         )
-        order = sorted(range(len(prompts)), key=lambda place: -len(kept[place]))
+        order = sorted(places, key=lambda place: -len(kept[place]))
         served = {name: None if variant is None else name for name, variant in self._variants.items()}
         with Engine(self._served, self.tokenizer, _Held(self._variants), config) as engine:
             for start in range(0, len(order), _GROUP):
@@ -151,15 +190,17 @@ class LocalScorer:
         kept = whole[-(self.max_length + 1) :]
         return ScoredText(place, kept[:-1], asked.continuation_ids, len(whole) - len(kept))
 
-    def _score(
-        self, name: str, variant: LoadedVariant | None, window: Sequence[ScoredText]
-    ) -> dict[int, Loglikelihood]:
+    def _score(self, name: str, variant: LoadedVariant | None, window: Window) -> dict[int, Loglikelihood]:
         """A window under one model."""
-        sums = _Sums(window, self._served)
+        sums = Sums(window, self._served.device)
+        for step in window.together:
+            parts = [(variant, len(step.token_ids), len(step.wanted))]
+            logits = self._served.step_together(
+                step.token_ids, step.positions, parts, step.wanted, step.attention
+            )
+            sums.add(step.targets, logits)
         # Depth first: a node's cache is freed once what follows it is computed.
-        waiting: list[tuple[TreeNode, KVCache | None]] = [
-            (node, None) for node in reversed(tree(window, self._step_tokens))
-        ]
+        waiting: list[tuple[TreeNode, KVCache | None]] = [(node, None) for node in reversed(window.large)]
         while waiting:
             nodes: list[TreeNode] = []
             chunks: list[Chunk] = []
@@ -174,7 +215,7 @@ class LocalScorer:
                 chunks.append(Chunk(node.token_ids, cache, variant, wanted > 0, num_logits=max(1, wanted)))
                 nodes.append(node)
                 tokens, rows = tokens + length, rows + wanted
-            sums.add(nodes, self._served.step(chunks))
+            sums.add(window.targets(nodes), self._served.step(chunks))
             for node, chunk in zip(reversed(nodes), reversed(chunks), strict=True):
                 waiting += [(child, chunk.cache) for child in reversed(node.children)]
         return sums.results(name)
@@ -195,70 +236,26 @@ class LocalScorer:
         return list(request.prompt_ids[-room:])
 
     def _answer(self, request: AnswerRequest, output: CompletionOutput, cut: int) -> AnswerResult:
-        # Decoded alone, as the harness does: the engine's text goes on from the prompt, with a first space.
-        text = str(self.tokenizer.decode(list(output.token_ids), skip_special_tokens=True))
-        for stop in request.until:
-            text = text.split(stop)[0] if stop else text
-        margins = tuple(
+        margins = [
             token.logprob - max((logprob for other, _, logprob in token.top if other != token.token_id))
             for token in output.logprobs
-        )
-        reason = "stop" if output.finish_reason == "stop" else "length"
-        return AnswerResult(text, tuple(output.token_ids), reason, cut, margins)
+        ]
+        return self._result(request, output.token_ids, margins, output.finish_reason, cut)
 
-
-class _Sums:
-    """Log-likelihoods of a window's texts, summed node by node."""
-
-    def __init__(self, window: Sequence[ScoredText], served: MultiVariantModel) -> None:
-        self._window = window
-        self._number = {text.place: number for number, text in enumerate(window)}
-        device = torch.device(served.layout.device)
-        self._logprobs = torch.zeros(len(window), dtype=torch.float64, device=device)
-        self._greedy = torch.ones(len(window), dtype=torch.bool, device=device)
-
-    @torch.inference_mode()
-    def add(self, nodes: Sequence[TreeNode], logits: Tensor) -> None:
-        """Take the logits ``[rows, vocabulary]`` of some nodes, those of a node's last tokens one behind the other."""
-        rows: list[int] = []
-        targets: list[int] = []
-        owners: list[int] = []
-        start = 0
-        for node in nodes:
-            begin = node.end - node.num_logits  # the position of its first row
-            for text in node.texts:
-                for position in range(max(begin, text.first_scored), node.end):
-                    rows.append(start + position - begin)
-                    targets.append(text.targets[position - text.first_scored])
-                    owners.append(self._number[text.place])
-            start += node.num_logits
-        if not rows:
-            return
-        device = logits.device
-        row, target = torch.tensor(rows, device=device), torch.tensor(targets, device=device)
-        owner = torch.tensor(owners, device=device)
-        found = logits[row, target] - torch.logsumexp(logits, dim=1)[row]
-        self._logprobs.index_add_(0, owner, found.to(torch.float64))
-        wrong = owner[logits.argmax(dim=1)[row] != target]
-        self._greedy[wrong] = False
-
-    def results(self, name: str) -> dict[int, Loglikelihood]:
-        """By place.
-
-        Raises:
-            GymError: ``MODEL_INVALID``.
-        """
-        if not bool(torch.isfinite(self._logprobs).all()):
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"{name}: its log-likelihoods are not finite",
-                "leave it out, or train it again",
-            )
-        values, greedy = self._logprobs.tolist(), self._greedy.tolist()
-        return {
-            text.place: Loglikelihood(values[number], greedy[number], text.cut)
-            for number, text in enumerate(self._window)
-        }
+    def _result(
+        self,
+        request: AnswerRequest,
+        token_ids: Sequence[int],
+        margins: Sequence[float],
+        finish_reason: str,
+        cut: int,
+    ) -> AnswerResult:
+        # Decoded alone, as the harness does: the engine's text goes on from the prompt, with a first space.
+        text = str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        for stop in request.until:
+            text = text.split(stop)[0] if stop else text
+        reason = "stop" if finish_reason == "stop" else "length"
+        return AnswerResult(text, tuple(token_ids), reason, cut, tuple(margins))
 
 
 def _sampling(request: AnswerRequest) -> SamplingParams:

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 LEAST_SHARED = 8
 """Fewer common tokens are not worth a branch."""
+MOST_REPEATED = 32
+"""So many common tokens may be computed once for each branch, where that makes a large tree many small ones."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,50 @@ class TreeNode:
         """How many of its last tokens some text is scored after."""
         return max(0, self.end - max(self.begin, min(text.first_scored for text in self.texts)))
 
+    @property
+    def num_tokens(self) -> int:
+        """Of it and of all that follows."""
+        return self.end - self.begin + sum(child.num_tokens for child in self.children)
+
+
+@dataclass(frozen=True)
+class FlatTree:
+    """A tree as one sequence of tokens.
+
+    Attributes:
+        nodes: A node before what follows it.
+        token_ids: Of all nodes.
+        positions: Of each token in its texts.
+        wanted: The tokens after which some text is scored.
+        visible: ``[tokens, tokens] bool``: which tokens (columns) lie on the way to a token (row), itself among them.
+    """
+
+    nodes: list[TreeNode]
+    token_ids: list[int]
+    positions: list[int]
+    wanted: list[int]
+    visible: np.ndarray
+
+
+def flat(root: TreeNode) -> FlatTree:
+    """The tree of a first node."""
+    size = root.num_tokens
+    found = FlatTree([], [], [], [], np.zeros((size, size), dtype=bool))
+    waiting: list[tuple[TreeNode, int]] = [(root, -1)]  # with the place of the token before it
+    while waiting:
+        node, before = waiting.pop()
+        start, length = len(found.token_ids), node.end - node.begin
+        stop = start + length
+        found.nodes.append(node)
+        found.token_ids.extend(node.token_ids)
+        found.positions.extend(range(node.begin, node.end))
+        found.wanted.extend(range(stop - node.num_logits, stop))
+        if before >= 0:
+            found.visible[start:stop] = found.visible[before]
+        found.visible[start:stop, start:stop] = np.tri(length, dtype=bool)
+        waiting += [(child, stop - 1) for child in reversed(node.children)]
+    return found
+
 
 def windows(texts: Sequence[ScoredText], max_tokens: int) -> Iterator[list[ScoredText]]:
     """Sorted by their tokens, so that those which begin alike stay together, in parts of about ``max_tokens``."""
@@ -85,6 +133,17 @@ def tree(texts: Sequence[ScoredText], max_tokens: int) -> list[TreeNode]:
             if longer := [text for text in alike if len(text.ids) > end]:
                 open_levels.append((longer, end, node.children))
     return first
+
+
+def parted(root: TreeNode, most: int) -> list[TreeNode]:
+    """A tree of more than ``most`` tokens as several, each with the first tokens of its own; or as it is."""
+    if root.num_tokens <= most or root.end - root.begin > MOST_REPEATED or not root.children:
+        return [root]
+    ended = [text for text in root.texts if len(text.ids) == root.end]
+    found = [TreeNode(root.begin, root.end, ended)] if ended else []
+    for child in root.children:
+        found += parted(TreeNode(root.begin, child.end, child.texts, child.children), most)
+    return found if most else [root]
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.forward.padded import BatchAttention
 
 _SMALLEST = 16
 
@@ -177,6 +178,12 @@ class PackedTokens:
 
     masks: dict[tuple[int, int, int, int | None], Tensor] = field(default_factory=dict)
 
+    batch: BatchAttention | None = None
+    """In the place of ``spans``."""
+
+    plain: bool = True
+    """Whether no layer capped its scores, had sinks, or a sliding window."""
+
 
 _current: ContextVar[PackedTokens | None] = ContextVar("gym_fed_packed_tokens", default=None)
 
@@ -244,7 +251,10 @@ def packed_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     parts: list[Tensor] = []
     plain = softcap is None and s_aux is None
+    tokens.plain = tokens.plain and plain and sliding_window is None
     keys_new, values_new, queries = key[0], value[0], query[0]
+    if tokens.batch is not None:
+        return tokens.batch.attend(layer, queries, keys_new, values_new, scale)[None], None
     for start, stop, cache in tokens.spans:
         count = stop - start
         keys, values = cache.write(layer, keys_new[:, start:stop], values_new[:, start:stop])

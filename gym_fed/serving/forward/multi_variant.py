@@ -29,6 +29,7 @@ from gym_fed.serving.forward import attention
 from gym_fed.serving.forward.attention import KVCache
 from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.variant_layers import ActiveVariants, Segments, StepRows, VariantLayers
 
@@ -77,6 +78,7 @@ class MultiVariantModel:
         products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and way,
             counted at the call: sign deltas by the kernel ``exact`` or ``lookup``; ``decoded`` are all other forms, and
             signs for long prompts, whose deltas are decoded for a dense product.
+        attends_plainly: Whether no layer caps its scores, has sinks or a sliding window, by the last step.
 
     Raises:
         GymError: ``MODEL_INVALID``, with the reason, for a model that packed steps cannot compute; ``USAGE`` when it is
@@ -91,6 +93,7 @@ class MultiVariantModel:
         self.products: Counter[tuple[str, str]] = Counter()
         self._active: ActiveVariants | None = None
         self._windows: dict[int, int | None] = {}
+        self.attends_plainly = False
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         self._device = torch.device(self.layout.device)
         self._bulk_rows = _BULK_ROWS.get(self._device.type, _BULK_ROWS_ELSEWHERE)
@@ -162,7 +165,9 @@ class MultiVariantModel:
                 lambda _module, _args, output: states.append(output.last_hidden_state[0])
             )
         with attention.packed(tokens):
-            self._layers.rows = self._rows(chunks, ends)
+            self._layers.rows = self._rows(
+                [(chunk.variant, len(chunk.token_ids), chunk.rows) for chunk in chunks]
+            )
             try:
                 inputs = self._inputs(chunks)
                 if wanted:
@@ -175,12 +180,60 @@ class MultiVariantModel:
                 self._layers.rows = None
                 if watch is not None:
                     watch.remove()
+        self.attends_plainly = tokens.plain
         for chunk, end in zip(chunks, ends, strict=True):
             if chunk.hidden is not None:
                 chunk.hidden.add(states[0][end - len(chunk.token_ids) : end])
         for chunk in chunks:
             chunk.cache.advance(len(chunk.token_ids))
         return logits
+
+    @torch.inference_mode()
+    def step_together(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        parts: Sequence[tuple[LoadedVariant | None, int, int]],
+        wanted: Sequence[int],
+        batch: BatchAttention,
+    ) -> Tensor:
+        """One forward of tokens that ``batch`` attends; only where ``attends_plainly``.
+
+        Args:
+            token_ids: Of all texts, one behind the other.
+            positions: Of each token in its text.
+            parts: Variant, tokens and wanted logits of each run of texts of one variant, in order.
+            wanted: The tokens after which logits are computed, in order.
+            batch: Keeps the texts apart.
+
+        Returns:
+            Logits ``[wanted, vocabulary]`` float32.
+        """
+        keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
+        with attention.packed(attention.PackedTokens((), batch=batch)):
+            self._layers.rows = self._rows(parts)
+            try:
+                found = self.model(
+                    input_ids=torch.tensor([list(token_ids)], device=self._device),
+                    position_ids=torch.tensor([list(positions)], device=self._device),
+                    use_cache=False,
+                    logits_to_keep=keep,
+                ).logits
+            finally:
+                self._layers.rows = None
+        logits: Tensor = found[0].to(torch.float32)
+        return logits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        found: torch.dtype = getattr(torch, self.layout.dtype)
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """Of its weights."""
+        return self._device
 
     def release_variants(self) -> None:
         """Drop the references to the last step's variants; the next step takes its own."""
@@ -214,8 +267,9 @@ class MultiVariantModel:
             "use_cache": False,
         }
 
-    def _rows(self, chunks: Sequence[Chunk], ends: Sequence[int]) -> StepRows | None:
-        variants = sorted({chunk.variant for chunk in chunks if chunk.variant is not None}, key=id)
+    def _rows(self, parts: Sequence[tuple[LoadedVariant | None, int, int]]) -> StepRows | None:
+        """Of each part its variant, tokens, and rows of logits."""
+        variants = sorted({variant for variant, _, _ in parts if variant is not None}, key=id)
         if not variants:
             self._active = None  # so that it keeps no variant in memory
             return None
@@ -224,16 +278,16 @@ class MultiVariantModel:
         number = {id(variant): at for at, variant in enumerate(variants)}
         body: list[tuple[int, int, int]] = []
         head: list[tuple[int, int, int]] = []
-        wanted = 0
-        for chunk, end in zip(chunks, ends, strict=True):
-            if chunk.variant is not None:
-                _append(body, number[id(chunk.variant)], end - len(chunk.token_ids), end)
-                if chunk.rows:
-                    _append(head, number[id(chunk.variant)], wanted, wanted + chunk.rows)
-            wanted += chunk.rows
+        end = wanted = 0
+        for variant, tokens, logits in parts:
+            if variant is not None:
+                _append(body, number[id(variant)], end, end + tokens)
+                if logits:
+                    _append(head, number[id(variant)], wanted, wanted + logits)
+            end, wanted = end + tokens, wanted + logits
         return StepRows(
             self._active,
-            Segments(body, ends[-1], self._bulk_rows, self._device),
+            Segments(body, end, self._bulk_rows, self._device),
             Segments(head, wanted, self._bulk_rows, self._device),
             dispatch.path(),
             self.products,
