@@ -1,6 +1,6 @@
 """The sides of `evaluation.py`, each in a process of its own: our pass over all variants, and HFLM on each, merged.
 
-python benchmarks/_evaluation_sides.py ours|theirs SETTINGS.json OUTPUT.json
+python benchmarks/_evaluation_sides.py ours|theirs|batch|tiny SETTINGS.json OUTPUT.json
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Settings:
         model: The base.
         variants: How many.
         tasks: Names, by ``choices`` and ``texts``.
-        rows: Of each task.
+        rows: By kind of task.
         data: Folder of evaluation sets; None: the tasks are the package's.
         folder: Where the variants' files are.
         batch_sizes: HFLM's, by task.
@@ -50,7 +50,7 @@ class Settings:
     model: str
     variants: int
     tasks: Mapping[str, str]
-    rows: int
+    rows: Mapping[str, int]
     data: str | None
     folder: str
     threads: int
@@ -93,8 +93,9 @@ def task_of(settings: Settings, kind: str, *, other_rows: bool = False) -> EvalT
     data = None if settings.data is None else Path(settings.data)
     (task,) = tasks_of([settings.tasks[kind]], data)
     rows = task.rows[task.split]
-    kept = rows[-settings.rows // 2 :] if other_rows else rows[: settings.rows]
-    assert not other_rows or len(rows) >= 1.5 * settings.rows, f"{task.name} has too few rows"
+    count = settings.rows[kind]
+    kept = rows[-count // 2 :] if other_rows else rows[:count]
+    assert len(rows) >= 1.5 * count, f"{task.name} has too few rows"
 
     def table(**_: Any) -> Any:
         from datasets import Dataset, DatasetDict
@@ -130,7 +131,7 @@ def ours(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
         scorer = LocalScorer(served, loaded.tokenizer, held)
         found = {}
         for kind in kinds:
-            _our_pass(replace(settings, rows=2), kind, scorer, served)
+            _our_pass(replace(settings, rows={kind: 2}), kind, scorer, served)
             found[kind] = vars(_our_pass(settings, kind, scorer, served))
     return found
 
@@ -176,7 +177,11 @@ def theirs(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
     for kind in kinds:
         first = next(iter(merged.values()))
         _their_pass(
-            replace(settings, rows=2), kind, {"warm": first}, loaded.tokenizer, settings.batch_sizes[kind]
+            replace(settings, rows={kind: 2}),
+            kind,
+            {"warm": first},
+            loaded.tokenizer,
+            settings.batch_sizes[kind],
         )
         found[kind] = vars(_their_pass(settings, kind, merged, loaded.tokenizer, settings.batch_sizes[kind]))
     return found
@@ -280,14 +285,29 @@ def _loaded(settings: Settings) -> LoadedModel:
     return loaded
 
 
+def tiny() -> dict[str, Any]:
+    """The suite ``tiny`` on gym-nano, as ``gym eval`` runs it."""
+    from gym_fed.evaluation.evaluator import Evaluator
+
+    began = time.perf_counter()
+    results = Evaluator(["tiny"], "gym-nano").run()
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "rows": sum(len(task.samples) for task in results.tasks.values())}
+
+
 def main() -> None:
     """One side, as the command line says."""
     side, given, output = sys.argv[1:4]
-    settings = Settings(**json.loads(Path(given).read_text(encoding="utf-8")))
-    if side == "batch":
-        found: dict[str, Any] = best_batch_sizes(settings)
+    if side == "tiny":
+        torch.set_num_threads(1)
+        found = tiny()
     else:
-        found = {"ours": ours, "theirs": theirs}[side](settings, list(settings.tasks))
+        settings = Settings(**json.loads(Path(given).read_text(encoding="utf-8")))
+        if side == "batch":
+            found = dict(best_batch_sizes(settings))
+        else:
+            found = {"ours": ours, "theirs": theirs}[side](settings, list(settings.tasks))
+    if side != "batch":
         found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     Path(output).write_text(json.dumps(found), encoding="utf-8")
 

@@ -1,0 +1,155 @@
+"""Evaluation of 32 one-bit variants in one pass, beside 32 runs of lm-eval's own model; and the suite `tiny`.
+
+    python benchmarks/evaluation.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part variants|tiny]
+
+``variants``: stories260K (gym-nano where it is not at hand) and one-bit deltas of all its matrices, on a task of
+log-likelihoods (ARC-Easy, else `tiny_choice`) and one of texts (`tiny_arithmetic`). Each side has a process of its own
+and one thread. Ours makes the prompts once, scores all variants, and makes all metrics. The peer is `evaluate` with
+`HFLM`: every variant is merged and in memory before the clock starts, and the batch size is the fastest of seven, tried on
+other rows. Sides take turns; answers are compared row by row, and a choice that differs ends the benchmark. Seconds are
+of CPU, which other work on the machine disturbs least; "the model alone" leaves prompts and metrics out on both sides.
+``tiny``: the whole suite on gym-nano through `Evaluator`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _report import Report, options
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SIDES = ("ours", "theirs")
+NATS = 5e-4
+"""HFLM adds its exponentials in float32, and merged weights are rounded once more."""
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser.add_argument("--part", choices=("variants", "tiny"), action="append", help="default: both")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    from importlib.metadata import version
+
+    report = Report("evaluation", peer=f"HFLM, lm-eval {version('lm-eval')}")
+    with tempfile.TemporaryDirectory(prefix="gym-evaluation-") as name:
+        if "variants" in (arguments.part or ["variants"]):
+            variants(report, arguments, Path(name))
+        if "tiny" in (arguments.part or ["tiny"]):
+            tiny(report, Path(name))
+    report.finish(arguments)
+
+
+def variants(report: Report, arguments: Any, folder: Path) -> None:
+    """All variants by both sides, in turns.
+
+    Raises:
+        RuntimeError: When a choice or a text differs, or something did not run.
+    """
+    stories, data = arguments.shared / "models/stories260K", arguments.shared / "data"
+    is_here = stories.is_dir() and (data / "arc_easy").is_dir()
+    settings = {
+        "model": str(stories) if is_here else "gym-nano",
+        "variants": 4 if arguments.quick else 32,
+        "tasks": {"choices": "arc_easy" if is_here else "tiny_choice", "texts": "tiny_arithmetic"},
+        "rows": {"choices": 100 if is_here else 24, "texts": 36},
+        "data": str(data) if is_here else None,
+        "folder": str(folder),
+        "threads": 1,
+        "batch_sizes": {},
+    }
+    if arguments.quick:
+        settings["rows"] = {"choices": 16, "texts": 16}
+    settings["batch_sizes"] = side("batch", settings, folder)
+    print(f"batch sizes of the peer: {settings['batch_sizes']}", file=sys.stderr)
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
+    for _ in range(1 if arguments.quick else arguments.repeats):
+        for name in SIDES:
+            turns[name].append(side(name, settings, folder))
+        for kind in settings["tasks"]:
+            require_same(kind, settings, *(turns[name][-1][kind] for name in SIDES))
+    for kind, task in settings["tasks"].items():
+        what = f"{settings['variants']} variants, {settings['rows'][kind]} rows of {task}"
+        for key, label in (("seconds", "all"), ("model_seconds", "the model alone")):
+            ours, theirs = ([turn[kind][key] for turn in turns[name]] for name in SIDES)
+            report.compare(
+                f"{what}: {label}", statistics.median(ours), statistics.median(theirs), unit="CPU s"
+            )
+            for name, values in (("ours", ours), ("theirs", theirs)):
+                report.figure(f"{kind} {label} {name} least", min(values))
+                report.figure(f"{kind} {label} {name} most", max(values))
+            ratios = sorted(their / our for our, their in zip(ours, theirs, strict=True))
+            report.figure(f"{kind} {label} least ratio", ratios[0])
+            report.figure(f"{kind} {label} most ratio", ratios[-1])
+            if label == "all":
+                report.aim(f"{task} times faster", figure=statistics.median(ratios), aim=5, better="higher")
+        report.compare(f"{what}: forwards", *(turns[name][0][kind]["forwards"] for name in SIDES))
+    peaks = [max(turn["peak_mb"] for turn in turns[name]) for name in SIDES]
+    report.compare("peak memory of the process", *peaks, unit="MB")
+
+
+def side(name: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What a side found, in a process of its own.
+
+    Raises:
+        RuntimeError: With its last lines, when it fails.
+    """
+    given, output = folder / "settings.json", folder / f"{name}.json"
+    given.write_text(json.dumps(settings), encoding="utf-8")
+    script = Path(__file__).with_name("_evaluation_sides.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DISABLE_MULTIPROC": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), name, str(given), str(output)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return found
+
+
+def require_same(kind: str, settings: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Every variant answered every row, and both sides the same.
+
+    Raises:
+        RuntimeError: Naming the first that differs.
+    """
+    said = ours["said"]
+    if not len(said) == len(theirs["said"]) == settings["variants"]:
+        raise RuntimeError(f"{kind}: {len(said)} variants, theirs {len(theirs['said'])}")
+    if len({json.dumps(rows) for rows in said.values()}) != len(said):
+        raise RuntimeError(f"{kind}: two variants say the same to all rows")
+    for name, rows in said.items():
+        if not len(rows) == len(theirs["said"][name]) == settings["rows"][kind]:
+            raise RuntimeError(f"{kind}: {name}: {len(rows)} rows")
+        for number, (mine, other) in enumerate(zip(rows, theirs["said"][name], strict=True)):
+            same = mine == other
+            if kind == "choices":
+                off = max(abs(one - their) for one, their in zip(mine, other, strict=True))
+                same = off < NATS and mine.index(max(mine)) == other.index(max(other))
+            if not same:
+                raise RuntimeError(f"{kind}: {name}: row {number}: {mine}, theirs {other}")
+
+
+def tiny(report: Report, folder: Path) -> None:
+    """The suite through `Evaluator`, in a process of its own."""
+    found = side("tiny", {"rows": 0, "folder": str(folder)}, folder)
+    report.compare("tiny on gym-nano, 500 rows", found["seconds"], unit="s")
+    report.compare("tiny on gym-nano: peak memory", found["peak_mb"], unit="MB")
+    report.figure("tiny rows", found["rows"])
+    report.aim("tiny on gym-nano in a minute", figure=found["seconds"], aim=60, better="lower")
+
+
+if __name__ == "__main__":
+    main()
