@@ -5,7 +5,7 @@
 ``variants``: stories260K (gym-nano where it is not at hand) and one-bit deltas of all its matrices, on a task of
 log-likelihoods (ARC-Easy, else `tiny_choice`) and one of texts (`tiny_arithmetic`). Each side has a process of its own
 and one thread. Ours makes the prompts once, scores all variants, and makes all metrics. The peer is `evaluate` with
-`HFLM`: every variant is merged and in memory before the clock starts, and the batch size is the fastest of seven, tried on
+`HFLM`: every variant is merged and in memory before the clock starts, and the batch size is the fastest of seven on
 other rows. Sides take turns; answers are compared row by row, and a choice that differs ends the benchmark. Seconds are
 of CPU, which other work on the machine disturbs least; "the model alone" leaves prompts and metrics out on both sides.
 ``tiny``: the whole suite on gym-nano through `Evaluator`.

@@ -173,7 +173,7 @@ def _prompts(nano: LoadedModel) -> list[AnswerRequest]:
         "Question: What is 2 + 3?\nAnswer:",
         "The capital of",
         "x",
-        "Name the letters: a b c d e",
+        "abcabcabcabc",
     ]
     return [
         AnswerRequest(tuple(nano.tokenizer.encode(text)), (), tokens)
