@@ -63,8 +63,8 @@ def backup(
                     as_json,
                     found,
                     f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, {found['files']} "
-                    f"files, {found['records']} files of evaluations, {found['objects']} objects, {found['new_objects']} of "
-                    f"them new ({found['new_bytes']} bytes)",
+                    f"files, {found['records']} files of evaluations, {found['objects']} objects, "
+                    f"{found['new_objects']} of them new ({found['new_bytes']} bytes)",
                 )
             except GymError as error:
                 if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):

@@ -185,9 +185,8 @@ def test_a_harmful_fine_tune_is_seen_in_pairs_and_refused_by_the_gate(
     why = verdict(drop, SafetyGateConfig(max_margin_drop=0.01))
     assert why is not None
     assert "on 3 prompts" in why
-    assert verdict(drop, SafetyGateConfig(max_margin_drop=drop.drop)) is None, (
-        "more than is certain is let through"
-    )
+    between = SafetyGateConfig(max_margin_drop=(drop.lower + drop.drop) / 2)
+    assert verdict(drop, between) is None, "what is not certain is let through"
     assert verdict(margin_drop(before, before), SafetyGateConfig(max_margin_drop=0.0)) is None
 
 
