@@ -3,7 +3,8 @@
     python benchmarks/evaluation.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part variants|tiny]
 
 ``variants``: stories260K (gym-nano where it is not at hand) and one-bit deltas of all its matrices, on a task of
-log-likelihoods (ARC-Easy, else `tiny_choice`) and one of texts (`tiny_arithmetic`). Each side has a process of its own
+log-likelihoods (ARC-Easy, else `tiny_choice`), one with six examples before each question (TruthfulQA mc1, where it is
+at hand) and one of texts (`tiny_arithmetic`). Each side has a process of its own
 and one thread. Ours makes the prompts once, scores all variants, and makes all metrics. The peer is `evaluate` with
 `HFLM`: every variant is merged and in memory before the clock starts, and the batch size is the fastest of seven on
 other rows. Sides take turns; answers are compared row by row, and a choice that differs ends the benchmark. Seconds are
@@ -56,18 +57,21 @@ def variants(report: Report, arguments: Any, folder: Path) -> None:
     """
     stories, data = arguments.shared / "models/stories260K", arguments.shared / "data"
     is_here = stories.is_dir() and (data / "arc_easy").is_dir()
-    settings = {
+    settings: dict[str, Any] = {
         "model": str(stories) if is_here else "gym-nano",
         "variants": 4 if arguments.quick else 32,
         "tasks": {"choices": "arc_easy" if is_here else "tiny_choice", "texts": "tiny_arithmetic"},
-        "rows": {"choices": 100 if is_here else 24, "texts": 36},
+        "rows": {"choices": 50 if is_here else 24, "texts": 36},
         "data": str(data) if is_here else None,
         "folder": str(folder),
         "threads": 1,
         "batch_sizes": {},
     }
+    if is_here:
+        settings["tasks"]["examples"] = "truthfulqa_mc1"
+        settings["rows"]["examples"] = 6
     if arguments.quick:
-        settings["rows"] = {"choices": 16, "texts": 16}
+        settings["rows"] = {kind: min(16, count) for kind, count in settings["rows"].items()}
     settings["batch_sizes"] = side("batch", settings, folder)
     print(f"batch sizes of the peer: {settings['batch_sizes']}", file=sys.stderr)
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
@@ -135,7 +139,7 @@ def require_same(kind: str, settings: dict[str, Any], ours: dict[str, Any], thei
             raise RuntimeError(f"{kind}: {name}: {len(rows)} rows")
         for number, (mine, other) in enumerate(zip(rows, theirs["said"][name], strict=True)):
             same = mine == other
-            if kind == "choices":
+            if isinstance(mine, list):
                 off = max(abs(one - their) for one, their in zip(mine, other, strict=True))
                 same = off < NATS and mine.index(max(mine)) == other.index(max(other))
             if not same:

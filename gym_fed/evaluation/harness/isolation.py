@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -47,6 +48,25 @@ def offline() -> Iterator[None]:
             del os.environ["DISABLE_MULTIPROC"]
         else:
             os.environ["DISABLE_MULTIPROC"] = serial
+
+
+@contextmanager
+def templates_kept() -> Iterator[None]:
+    """The harness compiles a task's templates again for every row; here each is compiled once."""
+    from lm_eval.utils import env
+
+    env.from_string = _compiled
+    try:
+        yield
+    finally:
+        del env.from_string  # an attribute of this object, before its class's method
+
+
+@cache
+def _compiled(template: str) -> Any:
+    from lm_eval.utils import env
+
+    return type(env).from_string(env, template)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.encoder import encoder_of
-from gym_fed.evaluation.harness.isolation import offline, seeded
+from gym_fed.evaluation.harness.isolation import offline, seeded, templates_kept
 from gym_fed.evaluation.harness.requests import Outcome, PromptOptions, RequestKey
 from gym_fed.evaluation.harness.sources import TaskSource
 from gym_fed.evaluation.harness.task import HarnessTask
@@ -55,7 +55,7 @@ class Preparation:
                 "leave --apply-chat-template out, or set one: gym configs templates lists them",
             )
         self._tasks: dict[str, HarnessTask] = {}
-        with offline(), seeded():
+        with offline(), seeded(), templates_kept():
             encoder = encoder_of(tokenizer, max_length)
             for source in sources:
                 self._tasks[source.name] = HarnessTask(source, encoder, options)
@@ -67,5 +67,5 @@ class Preparation:
         Raises:
             GymError: ``DATA_INVALID`` for a row that the task's metric cannot read.
         """
-        with offline(), seeded():
+        with offline(), seeded(), templates_kept():
             return {name: task.result(outcomes) for name, task in self._tasks.items()}
