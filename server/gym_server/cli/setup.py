@@ -81,6 +81,7 @@ gate:
   screen_updates: true          # also try each update alone, at its share of the soup
   max_update_loss_increase: 0.05 # nats
   # evals: [{{suite: tiny, limit: 64, max_drop: 0.02}}]  # tasks that no soup may lower (docs/evaluation-gate.md)
+  # safety: {{max_margin_drop: 0.2}}  # nats a token; a soup may not refuse less by more (docs/safety.md)
 
 # A hundred clean rows or more, others than gate.heldout's, for soup.aggregator fltrust_caf: the hub trains on them as
 # contributors train, and hears the updates that point its own update's way.
