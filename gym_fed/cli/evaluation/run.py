@@ -154,6 +154,11 @@ def run_evaluation(
     elif second is not None:
         others = _run(second, yes)
     print_runs(runs, others, as_json)
+    tasks_found = runs[0].results.tasks.values()
+    if num_fewshot and (kept := [task.task for task in tasks_found if task.num_fewshot != num_fewshot]):
+        err.print(
+            f"--num-fewshot {num_fewshot}: not for {', '.join(kept)}, which are defined without examples"
+        )
 
 
 def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:

@@ -61,7 +61,10 @@ def _rerun_task(
     from gym_fed.evaluation.harness.requests import PromptOptions
 
     limit = max(len(recorded.samples), max(numbers) + 1)  # a generated task is another one with another limit
-    source = _source(recorded.task, limit, scorer.tokenizer, None if data is None else Path(data), own)
+    where = None if data is None else Path(data)
+    source = _source(recorded.task, limit, scorer.tokenizer, where, own)
+    if recorded.num_fewshot != int(source.config.get("num_fewshot") or 0):
+        source = _source(recorded.task, limit, scorer.tokenizer, where, own, recorded.num_fewshot)
     options = PromptOptions(
         recorded.num_fewshot, limit, recorded.chat_template, rows=lambda task, total: numbers
     )
@@ -77,7 +80,9 @@ def _rerun_task(
     return found
 
 
-def _source(task: str, limit: int, tokenizer: Any, data: Path | None, own: Sequence[str]) -> Any:
+def _source(
+    task: str, limit: int, tokenizer: Any, data: Path | None, own: Sequence[str], shots: int | None = None
+) -> Any:
     """The task, by its name alone or among one's own benchmarks."""
     from gym_fed.evaluation.own_rows import is_own, own_rows
     from gym_fed.evaluation.suites.tasks import tasks_of
@@ -87,11 +92,11 @@ def _source(task: str, limit: int, tokenizer: Any, data: Path | None, own: Seque
             if (source := own_rows(benchmark, tokenizer, limit)).name == task:
                 return source
         elif benchmark.endswith((".yaml", ".yml")):
-            for spec in tasks_of([benchmark], data, limit):
+            for spec in tasks_of([benchmark], data, limit, num_fewshot=shots):
                 if spec.name == task:
                     return spec
     if task in TASKS:
         return own_rows(task, tokenizer, limit)
     if "/" in task or task.endswith((".yaml", ".yml")):
         raise GymError(ErrorCode.USAGE, f"{plain(task, 60)} is a file, and no task of gym-fed")
-    return tasks_of([task], data, limit)[0]
+    return tasks_of([task], data, limit, num_fewshot=shots)[0]

@@ -18,6 +18,19 @@ from tests.support.adapters import run as train
 from tests.support.adapters import sibling
 from tests.support.nano_store import nano_store
 
+NAMES = ("France", "Norway", "Canada", "Brazil", "Mexico", "Poland")
+OWN_TASK = """
+task: first
+dataset_kwargs: {data_files: {test: test.jsonl, train: train.jsonl}}
+test_split: test
+fewshot_split: train
+num_fewshot: 1
+output_type: multiple_choice
+doc_to_text: "The first letters of {{country}} are"
+doc_to_choice: "{{cities}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc}]
+"""
 WORDS = ("--tasks", "tiny_capital,tiny_choice", "--limit", "6")
 
 
@@ -175,3 +188,19 @@ def test_a_variant_is_named_behind_its_base(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("GYM_VARIANTS", "store")
     (run,) = evaluated("gym-nano:ann", *WORDS)["runs"]
     assert (run["model"], run["identity"]["delta"] != "none") == ("gym-nano:ann", True)
+
+
+def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> None:
+    rows = [{"country": name, "cities": [name[:3], name[::-1]], "answer": 0} for name in NAMES]
+    for split in ("test", "train"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "first.yaml").write_text(OWN_TASK)
+    words = ("--tasks", "first.yaml,tiny_capital", "--num-fewshot", "2", "--limit", "4")
+    assert "--num-fewshot 2: not for tiny_capital" in run("gym-nano", *words).stderr
+    (run_,) = evaluated("gym-nano", *words)["runs"]
+    assert run_["tasks"]["first"]["num_fewshot"] == 2
+    for task in ("first", "tiny_capital"):
+        replayed = evaluated("replay", run_["id"][:8], "--task", task, "--sample", "3")
+        assert (replayed["same"], replayed["identity_differs"]) == (True, {})
+    prompt = evaluated("show", run_["id"][:8], "--samples", "4")["tasks"]["first"]["samples"][3]["prompt"]
+    assert prompt.count("The first letters of") == 3

@@ -21,8 +21,6 @@ CALLED_BY_OTHERS = {
     "gym_fed/wire/_generated": "protoc's",
 }
 TESTED_ONLY = {
-    "gym_fed.quickstart.train_tiny_model": "what a user calls first",
-    "gym_fed.quickstart.evaluate_model": "what a user calls next",
     "gym_fed.identity.history.key_at": "for readers of a ledger; no command of ours needs it",
 }
 
