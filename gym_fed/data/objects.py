@@ -50,12 +50,15 @@ class Objects:
                 digest = _copy(file, part)
                 _require(digest, sha256, file)
             return
-        # A remote store keeps an object only when all its bytes have come.
+        # A remote store keeps an object when it is closed; a killed process never closes it.
         self._fs.makedirs(self._fs._parent(target), exist_ok=True)
-        with self._fs.open(target, "wb") as part:
-            digest = _copy(file, part)
-        if digest != sha256:
-            self._fs.rm_file(target)
+        digest = ""
+        try:
+            with self._fs.open(target, "wb") as part:
+                digest = _copy(file, part)
+        finally:
+            if digest != sha256 and self._fs.exists(target):
+                self._fs.rm_file(target)
         _require(digest, sha256, file)
 
     def fetch(self, sha256: str, num_bytes: int, target: Path) -> None:

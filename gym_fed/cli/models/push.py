@@ -37,7 +37,7 @@ def push(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Folder of a model, a run or an adapter; or a .gymdelta. --to hf: without it, the registry's NAME.",
+            help="gym-nano; folder of a model, a run or an adapter; a .gymdelta. --to hf: without it, the registry's NAME.",
         ),
     ] = None,
     registry: RegistryOption = None,
@@ -194,7 +194,9 @@ def _document(pushed: ModelVersion, url: str, found: list[str]) -> dict[str, Any
 
 
 def _source(model: str) -> Path:
-    source = Path(model).expanduser()
+    from gym_fed.models import NANO, nano_path
+
+    source = nano_path() if model == NANO else Path(model).expanduser()
     if not source.exists():
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"{model}: no such file or folder", "give a folder or a .gymdelta"
