@@ -55,6 +55,7 @@ SLOW = (
     "features.md",
     "tuning.md",
     "recipes.md",
+    "registry.md",
     "runs.md",
     "variants.md",
 )

@@ -1,0 +1,114 @@
+"""`gym models` on a registry from the command line: what each verb prints, and what wrong input on purpose gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_fed.cli.main import main
+from gym_fed.registry import DataUsed, ModelRegistry
+
+
+@pytest.fixture
+def gym(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs ``gym models`` on the store: status, standard output, standard error."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["gym", "models", *map(str, words), "--registry", str(store)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+def test_a_model_goes_through_all_verbs(gym: Any, model: Path, tmp_path: Path) -> None:
+    (model / "notes.log").write_text("mine")
+    status, out, err = gym("push", "me/tiny", model, "--licence", "mit", "--tag", "stable")
+    assert (status, "me/tiny@1 is in" in out) == (0, True), err
+    assert "not pushed: notes.log" in err
+    assert gym("list", "--json")[0] == 0
+    shown = json.loads(gym("show", "me/tiny:stable", "--json")[1])
+    assert (shown["version"], shown["licence"], shown["signer_is_trusted"]) == (1, "MIT", True)
+    assert "as signed by sha256:" in gym("verify", "me/tiny")[1]
+    pulled = json.loads(gym("pull", "me/tiny", "-o", tmp_path / "out", "--json")[1])
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert pulled["fetched"] is True
+    assert gym("tag", "me/tiny", "stable", "--remove")[0] == 0
+    assert json.loads(gym("tag", "me/tiny", "--json")[1])["tags"] == {"latest": 1}
+    status, out, _ = gym("push", "me/tiny", "--to", "hf", "-o", tmp_path / "hf", "--json")
+    assert (status, json.loads(out)["kind"]) == (0, "weights")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("push", "me/tiny"), "no MODEL is given"),
+        (("push", "me/tiny", "nowhere"), "nowhere: no such file or folder"),
+        (("push", "Me/Tiny", "MODEL"), "is no name of a model"),
+        (("push", "me/tiny", "MODEL", "--licence", "Free"), "Free"),
+        (("push", "me/tiny", "MODEL", "--tag", "latest"), "always is the newest"),
+        (("push", "me/tiny", "MODEL", "--tag", "3"), "is no tag"),
+        (("push", "me/tiny", "MODEL", "--parent", "me/none@1"), "no model me/none"),
+        (("push", "me/tiny", "MODEL", "--evals", "nowhere"), "no record of an evaluation at nowhere"),
+        (("push", "me/tiny", "MODEL", "--description", "x" * 2001), "description"),
+        (("push", "me/tiny", "MODEL", "--repo", "me/tiny"), "--repo is for --to hf"),
+        (("push", "me/tiny", "MODEL", "--to", "hf"), "--registry is for a registry"),
+        (("push", "me/tiny", "--to", "hf"), "--to hf needs a folder"),
+        (("push", "me/none", "--to", "hf", "-o", "hf"), "no model me/none"),
+        (("push", "me/none", "--to", "hf", "-o", "hf", "--tag", "x"), "--tag goes with a MODEL"),
+        (("push", "me/none", "--to", "hf", "-o", "hf", "--public"), "--public goes with --repo"),
+        (("push", "me/none", "--to", "hf", "-o", "hf", "--repo", "none"), "is no name of a repository"),
+        (("pull", "me/none"), "no model me/none"),
+        (("show", "me/none@0"), "'0' is no version"),
+        (("verify", "me/none"), "no model me/none"),
+        (("tag", "me/none"), "no model me/none"),
+        (("tag", "me/none", "--remove"), "--remove needs a tag"),
+    ],
+)
+def test_wrong_input_is_refused_by_name_and_nothing_is_written(
+    gym: Any, store: Path, model: Path, tmp_path: Path, words: tuple[str, ...], named: str, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = gym(*(str(model) if word == "MODEL" else word for word in words))
+    assert status not in (0, 1), err
+    assert named in " ".join(err.split())
+    assert "Traceback" not in err
+    assert out == ""
+    assert not (store / "models").exists()
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_conflict_of_licences_is_said_at_the_push_in_show_and_in_the_card(
+    gym: Any, store: Path, model: Path, tmp_path: Path
+) -> None:
+    data = [DataUsed(name="facebook/xnli", licence="CC-BY-NC-4.0")]
+    ModelRegistry(store).push("me/tiny", model, licence="mit", data=data)
+    sentence = "data facebook/xnli: CC-BY-NC-4.0 forbids commercial use"
+    assert sentence in json.loads(gym("show", "me/tiny", "--json")[1])["conflicts"][0]
+    assert sentence in " ".join(gym("show", "me/tiny")[2].split())
+    folder = ModelRegistry(store).pull("me/tiny", tmp_path / "out")
+    assert "forbids commercial use" in (folder / "README.md").read_text()
+    status, _, err = gym("push", "me/free", model)
+    assert status == 0
+    assert "the model's own licence is not stated" in " ".join(err.split())
+
+
+def test_what_others_wrote_drives_no_terminal_and_is_no_markup_in_a_card(
+    gym: Any, store: Path, model: Path, tmp_path: Path
+) -> None:
+    evil = "\x1b]0;owned\x07 [bold]x[/] <script>y</script> [z](http://a.b)\n# head\r\u202e"
+    data = [DataUsed(name=f"rows{evil}", licence=f"MIT{evil}")]
+    ModelRegistry(store).push("me/tiny", model, licence="mit", description=evil, data=data)
+    _, out, err = gym("show", "me/tiny")
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(out + err)
+    assert "[bold]x[/]" in out
+    card = (ModelRegistry(store).pull("me/tiny", tmp_path / "out") / "README.md").read_text()
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(card)
+    assert "<script>" not in card.replace("\\<script\\>", "")
+    assert "[z](http" not in card
+    assert "\n# head" not in card
