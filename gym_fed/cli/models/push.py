@@ -37,7 +37,7 @@ def push(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="gym-nano; folder of a model, a run or an adapter; a .gymdelta. --to hf: without it, the registry's NAME.",
+            help="gym-nano; folder of a model, run or adapter; a .gymdelta. --to hf: without it, the registry's NAME.",
         ),
     ] = None,
     registry: RegistryOption = None,
