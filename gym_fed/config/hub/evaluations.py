@@ -29,8 +29,8 @@ class GateEvaluation(StrictModel):
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Of that certainty: one-sided, of the paired difference over the rows that were drawn."""
 
-    apply_chat_template: bool = False
-    """Whether prompts are conversations in the model's chat template, as models that were tuned on such need."""
+    apply_chat_template: bool | None = None
+    """Whether prompts are conversations in the model's chat template; None: those of tasks that are conversations."""
 
     @field_validator("suite")
     @classmethod

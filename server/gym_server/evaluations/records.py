@@ -18,6 +18,9 @@ def records_folder(fed: Federation) -> Path:
     return fed.folder / "evals"
 
 
+_TEMPLATE = {True: "the model's own", False: "none", None: "as each task says"}
+
+
 def identity_of(fed: Federation, suite: SuiteTasks, version: str, server_round: int | None) -> dict[str, str]:
     """What the results of a version depend on.
 
@@ -32,7 +35,7 @@ def identity_of(fed: Federation, suite: SuiteTasks, version: str, server_round: 
         "model": version,
         "delta": "none",
         "suite": suite_digest(suite.tasks),
-        "template": "the model's own" if suite.config.apply_chat_template else "none",
+        "template": _TEMPLATE[suite.config.apply_chat_template],
         "rows": f"{fed.server} {rows}, limit {suite.config.limit}",
         "dtype": "float32",
         "engine": f"gym-fed {__version__}, packed steps",

@@ -71,7 +71,7 @@ def _own_suites(fed: Federation) -> list[str]:
 
 def _suite(fed: Federation, name: str, limit: int, chat: bool | None) -> SuiteTasks:
     own = next((one for one in fed.config.gate.evals if one.suite == name), None)
-    applied = chat if chat is not None else own is not None and own.apply_chat_template
+    applied = own.apply_chat_template if chat is None and own is not None else chat
     config = GateEvaluation.model_construct(suite=name, limit=limit, apply_chat_template=applied)
     return SuiteTasks(config, tasks_named(name, fed.config.gate, fed.folder))
 
