@@ -19,6 +19,8 @@ from gym_fed.text import plain
 Row = Mapping[str, Any]
 _MOST_CHARACTERS = 10_000_000
 """Of what one operation of a template makes; prompts are far shorter."""
+_MOST_DIGITS = 18
+"""Of a number of a choice; a longer one is text."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,12 @@ def value_of(key: str, template: Any, row: Row, has_choices: bool) -> Any:
     if template in row:
         return row[template]
     text = _render(key, template, row)
-    if has_choices and text.isdigit():
+    if has_choices and text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
     if key == "doc_to_target" and text[:1] == "[" and text[-1:] == "]":
         try:
             return ast.literal_eval(text)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
             return text
     return text
 
@@ -142,6 +144,8 @@ def parse(key: str, template: Any) -> None:
             _environment().parse(template)
         except TemplateError as error:
             raise TemplateProblem(key, f"no Jinja template: {plain(error, 120)}") from error
+        except RecursionError as error:
+            raise TemplateProblem(key, "no Jinja template: nested too deeply") from error
 
 
 def _place(gold: Any, choices: list[str]) -> int:
@@ -168,6 +172,8 @@ def _render(key: str, template: str, row: Row) -> str:
         raise TemplateProblem(key, f"{plain(error, 120)} (the row has {plain(known, 200)})") from error
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, re.error) as error:
         raise TemplateProblem(key, f"fails: {plain(error, 120)}") from error
+    except RecursionError as error:
+        raise TemplateProblem(key, "fails: it is nested too deeply, or calls itself") from error
 
 
 @cache

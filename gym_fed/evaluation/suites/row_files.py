@@ -17,6 +17,9 @@ Row = dict[str, Any]
 
 MAX_BYTES = 1 << 30
 """Of one file, unpacked; the largest split of a suite has some ten megabytes."""
+MAX_ROWS = 2_000_000
+"""Of one Parquet file, which holds equal rows in next to no bytes; as many as a record has samples."""
+_ROWS_AT_ONCE = 1024
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
 
@@ -102,9 +105,25 @@ def _parquet(file: Path) -> list[Row]:
     try:
         with parquet.ParquetFile(file) as opened:
             groups = range(opened.metadata.num_row_groups)
-            if sum(opened.metadata.row_group(group).total_byte_size for group in groups) > MAX_BYTES:
+            stated = sum(opened.metadata.row_group(group).total_byte_size for group in groups)
+            if stated > MAX_BYTES:
                 raise _too_large(file)
-            rows: list[Row] = opened.read().to_pylist()
+            # A value that many rows share stands in the file once, and in memory once for every row.
+            at_once = max(1, min(_ROWS_AT_ONCE, MAX_BYTES // max(1, stated)))
+            rows: list[Row] = []
+            num_bytes = 0
+            for batch in opened.iter_batches(at_once):
+                if len(rows) + batch.num_rows > MAX_ROWS:
+                    raise GymError(
+                        ErrorCode.TOO_LARGE,
+                        f"{file}: more than {MAX_ROWS} rows",
+                        "give the file of one split",
+                    )
+                found: list[Row] = batch.to_pylist()
+                num_bytes += sum(len(str(row)) for row in found)
+                if num_bytes > MAX_BYTES:
+                    raise _too_large(file)
+                rows += found
             return rows
     except pyarrow.ArrowException as error:
         raise _refused(file, f"no Parquet file: {error}") from error
