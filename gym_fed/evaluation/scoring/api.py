@@ -19,6 +19,8 @@ from gym_fed.serving.chat.remote_writer import RemoteWriter
 MAX_LENGTH = 1 << 30
 """The server knows its model's context, and refuses what does not fit."""
 _AT_ONCE = 8
+_ROUNDING = 1e-3
+"""Nats by which a server's log-probability may come out above 0."""
 _RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, *[10.0] * 18)
 _CONVERSATION = "messages: "
 _T = TypeVar("_T")
@@ -93,7 +95,7 @@ class ApiScorer:
             GymError: ``UNAVAILABLE`` naming the tasks that need them.
         """
         try:
-            found = self._score(Continuation((ord("a"),), (ord(" "), ord("b"))))
+            self._score(Continuation((ord("a"),), (ord(" "), ord("b"))))
         except GymError as error:
             raise GymError(
                 ErrorCode.UNAVAILABLE,
@@ -101,7 +103,6 @@ class ApiScorer:
                 f"which these tasks need: {', '.join(tasks)}",
                 "leave them out, or evaluate the model's folder",
             ) from error
-        assert found.logprob <= 0
 
     def loglikelihoods(
         self, continuations: Sequence[Continuation], done: Collection[int] = ()
@@ -133,10 +134,12 @@ class ApiScorer:
             scored = [at for at, place in enumerate(places) if len(context) <= place < len(text)]
             values = [float(logprobs[at]) for at in scored]
             greedy = all(values[n] >= max(map(float, tops[at].values())) for n, at in enumerate(scored))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise GymError(ErrorCode.UNAVAILABLE, "the answer has no logprobs of its prompt") from error
         if not values:
             raise GymError(ErrorCode.UNAVAILABLE, "the answer leaves its prompt out")
+        if not all(value <= _ROUNDING for value in values):  # nor is one that is no number
+            raise GymError(ErrorCode.UNAVAILABLE, "the answer has logprobs that are above 0, or no number")
         return Loglikelihood(sum(values), greedy)
 
     def _answer(self, request: AnswerRequest) -> AnswerResult:
@@ -152,7 +155,10 @@ class ApiScorer:
         prompt = self.tokenizer.decode(request.prompt_ids)
         if (messages := messages_of(prompt)) is not None:
             choice = self._writer.complete({**body, "messages": messages}, "chat/completions")
-            text = str((choice.get("message") or {}).get("content") or "")
+            message = choice.get("message")
+            if not isinstance(message, Mapping):
+                raise GymError(ErrorCode.UNAVAILABLE, f"{self._url}: the answer has no message")
+            text = str(message.get("content") or "")
         else:
             choice = self._writer.complete({**body, "prompt": prompt})
             text = str(choice.get("text", ""))

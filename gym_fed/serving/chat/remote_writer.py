@@ -15,6 +15,9 @@ CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 600.0
 """Longest time between two chunks: the server may queue the request, or prefill a long prompt."""
 
+MAX_ANSWER_BYTES = 64 << 20
+"""Of an answer that is not streamed, unpacked; the log-probabilities of 100,000 tokens take some 10 MB."""
+
 _CODES = {
     401: ErrorCode.UNAUTHENTICATED,
     403: ErrorCode.PERMISSION_DENIED,
@@ -66,8 +69,7 @@ class RemoteWriter:
         try:
             with self._client.stream("POST", place, json={**body, "stream": True}) as answer:
                 if answer.status_code != 200:
-                    answer.read()
-                    raise _refusal(place, answer)
+                    raise _refusal(place, _whole(place, answer))
                 for line in answer.iter_lines():
                     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                     if data == "[DONE]":
@@ -90,14 +92,15 @@ class RemoteWriter:
 
         place = f"{self._url}/{what}"
         try:
-            answer = self._client.post(place, json=body)
+            with self._client.stream("POST", place, json=body) as stream:
+                answer = _whole(place, stream)
         except httpx.HTTPError as error:
             raise _unreachable(place, error) from error
         if answer.status_code != 200:
             raise _refusal(place, answer)
         try:
             return dict(answer.json()["choices"][0])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise GymError(
                 ErrorCode.UNAVAILABLE, f"{place}: not an answer", "is it a server with OpenAI's API?"
             ) from error
@@ -111,14 +114,15 @@ class RemoteWriter:
 
         place = f"{self._url}/models"
         try:
-            answer = self._client.get(place)
+            with self._client.stream("GET", place) as stream:
+                answer = _whole(place, stream)
         except httpx.HTTPError as error:
             raise _unreachable(place, error) from error
         if answer.status_code != 200:
             raise _refusal(place, answer)
         try:
             return [str(model["id"]) for model in answer.json()["data"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GymError(
                 ErrorCode.UNAVAILABLE, f"{place}: not a list of models", "is it a server with OpenAI's API?"
             ) from error
@@ -135,10 +139,28 @@ class RemoteWriter:
         )
 
 
+def _whole(place: str, answer: httpx.Response) -> httpx.Response:
+    """An answer with its body, which is read up to ``MAX_ANSWER_BYTES``."""
+    import httpx
+
+    parts, num_bytes = [], 0
+    for part in answer.iter_bytes():
+        num_bytes += len(part)
+        if num_bytes > MAX_ANSWER_BYTES:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"{place}: answers with more than {MAX_ANSWER_BYTES} bytes",
+                "is it a server with OpenAI's API?",
+            )
+        parts.append(part)
+    kept = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
+    return httpx.Response(answer.status_code, headers=kept, content=b"".join(parts))
+
+
 def _chunk(place: str, data: str) -> dict[str, Any]:
     try:
         chunk = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         chunk = None
     if not isinstance(chunk, dict):
         raise GymError(ErrorCode.UNAVAILABLE, f"{place}: sent what is not JSON: {data[:80]!r}")
@@ -154,7 +176,7 @@ _OWN = {one.value.replace("-", "_"): one for one in ErrorCode if one is not Erro
 def _refusal(place: str, answer: httpx.Response) -> GymError:
     try:
         message, code = _said(answer.json())
-    except ValueError:
+    except (ValueError, RecursionError):
         message, code = answer.text[:200], ""
     known = _OWN.get(code)
     if code == "context_length_exceeded":

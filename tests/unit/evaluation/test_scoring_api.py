@@ -1,0 +1,116 @@
+"""Models behind an API whose server sends what none should: refused by name, and read up to a limit."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.scoring.api import ApiScorer
+from gym_fed.evaluation.scoring.scorer import AnswerRequest, Continuation
+from gym_fed.serving.chat import remote_writer
+
+ASKED = Continuation((ord("a"),), (ord(" "), ord("b")))
+CONVERSATION = AnswerRequest(tuple(map(ord, 'messages: [{"role": "user", "content": "x"}]')))
+
+
+class Server(ThreadingHTTPServer):
+    """Lists one model, and answers each request with ``reply``."""
+
+    reply = b""
+    encoding = "identity"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        self._send(b'{"data": [{"id": "m"}]}', "identity")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._send(self.server.reply, self.server.encoding)
+
+    def _send(self, data: bytes, encoding: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Encoding", encoding)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), Handler) as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def scorer(server: Server) -> Iterator[ApiScorer]:
+    found = ApiScorer(f"http://127.0.0.1:{server.server_port}", "")
+    yield found
+    found.close()
+
+
+def scored(logprob: str) -> bytes:
+    return (
+        '{"choices": [{"text": " ab", "logprobs": {"text_offset": [0, 1], '
+        f'"token_logprobs": [null, {logprob}], "top_logprobs": [null, {{"a": -1}}]}}}}]}}'
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("logprob", "said"),
+    [
+        ("5.0", "logprobs that are above 0, or no number"),
+        ("NaN", "logprobs that are above 0, or no number"),
+        ("1" * 400, "no logprobs of its prompt"),
+        ("[" * 20_000, "not an answer"),
+    ],
+)
+def test_a_log_probability_that_is_none_is_refused(
+    server: Server, scorer: ApiScorer, logprob: str, said: str
+) -> None:
+    server.reply = scored(logprob)
+    with pytest.raises(GymError, match=said) as caught:
+        list(scorer.loglikelihoods([ASKED]))
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    with pytest.raises(GymError, match="which these tasks need: cloze"):
+        scorer.require_loglikelihoods(["cloze"])
+
+
+def test_a_log_probability_is_that_of_the_continuation(server: Server, scorer: ApiScorer) -> None:
+    server.reply = scored("-0.25")
+    assert [found["m"].logprob for _, found in scorer.loglikelihoods([ASKED])] == [-0.25]
+
+
+def test_an_answer_without_a_message_is_refused(server: Server, scorer: ApiScorer) -> None:
+    server.reply = b'{"choices": [{"message": ["x"]}]}'
+    with pytest.raises(GymError, match="the answer has no message") as caught:
+        list(scorer.answers([CONVERSATION]))
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_an_answer_is_read_up_to_a_limit_whatever_it_unpacks_to(
+    server: Server, scorer: ApiScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_writer, "MAX_ANSWER_BYTES", 100_000)
+    text = b'{"choices": [{"text": "%s"}]}'
+    server.encoding, server.reply = "gzip", gzip.compress(text % (b"x" * 90_000))
+    assert len(next(scorer.answers([AnswerRequest((97,))]))[1]["m"].text) == 90_000
+    server.reply = gzip.compress(text % (b"x" * 200_000))
+    assert len(server.reply) < 1000
+    with pytest.raises(GymError, match="answers with more than 100000 bytes") as caught:
+        list(scorer.answers([AnswerRequest((97,))]))
+    assert caught.value.code is ErrorCode.UNAVAILABLE
