@@ -18,6 +18,7 @@ SEED_KIND = "evaluation-seed"
 EVALUATED = "evaluated"
 SEED_BYTES = 32
 _MOST_ROWS = 1_000_000
+"""Of all tasks of one evaluation: each row costs those who check the ledger a hash."""
 
 
 def commitment(seed: bytes, server_round: int) -> str:
@@ -92,14 +93,18 @@ class EvaluationCheck:
             seed = bytes.fromhex(body["seed"])
             if commitment(seed, int(body["server_round"])) != promised:
                 raise corrupt(f"{where}: the seed is not the one that round {server_round} promised")
+            left = _MOST_ROWS
             for suite in body["suites"]:
                 for task, found in suite["tasks"].items():
                     total, limit = int(found["total_rows"]), int(suite["limit"])
-                    if not 0 < total <= _MOST_ROWS:
-                        raise corrupt(f"{where}: task {task[:80]} has {total} rows")
+                    if not 0 < total <= left:
+                        raise corrupt(
+                            f"{where}: task {task[:80]} has {total} rows; one evaluation has {_MOST_ROWS} at most"
+                        )
+                    left -= total
                     if rows_digest(drawn_rows(seed, task, total, limit)) != found["rows_sha256"]:
                         raise corrupt(
                             f"{where}: task {task[:80]}: the rows are not those that the seed draws"
                         )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise corrupt(f"{where}: it is not what an evaluation records: {error!r:.80}") from error

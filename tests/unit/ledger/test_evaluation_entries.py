@@ -12,6 +12,8 @@ from gym_fed.ledger.entries import Entry
 from gym_fed.ledger.evaluations import EvaluationCheck, commitment, drawn_rows, rows_digest
 
 SEED = bytes(range(32))
+FEW_ROWS = {"total_rows": 3, "rows_sha256": rows_digest(drawn_rows(SEED, "a", 3, 1))}
+MANY_ROWS = {"total_rows": 1_000_000, "rows_sha256": "ab"}
 
 
 def revealed(**changes: Any) -> dict[str, Any]:
@@ -81,6 +83,13 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
                 ),
             ],
             "the rows are not those that the seed draws",
+        ),
+        (
+            [
+                ("evaluation-seed", promised()),
+                ("evaluated", revealed(suites=[{"limit": 1, "tasks": {"a": FEW_ROWS, "b": MANY_ROWS}}])),
+            ],
+            "task b has 1000000 rows; one evaluation has 1000000 at most",
         ),
         (
             [("evaluation-seed", promised()), ("evaluated", revealed(suites=[{"tasks": {"sums": {}}}]))],
