@@ -13,7 +13,7 @@ from gym_fed.failpoints import failpoint
 from gym_fed.files import file_sha256
 from gym_fed.identity.keys import SigningKey
 from gym_fed.registry.manifest import ModelFile, ModelManifest, ModelVersion, Signer, sealed
-from gym_fed.registry.versions import VersionStore
+from gym_fed.registry.versions import VersionStore, next_number
 
 
 def publish(
@@ -34,7 +34,7 @@ def publish(
     while True:
         numbers = versions.numbers(draft.name)
         changes: dict[str, Any] = {
-            "version": numbers[-1] + 1 if numbers else 1,
+            "version": next_number(numbers, draft.name),
             "files": listed,
             "created_at": int(time.time()),
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gym_fed.data.objects import Objects
@@ -32,6 +32,7 @@ LATEST = "latest"
 
 _NUMBERED = re.compile(r"(\d{6})\.json", re.ASCII)
 _MAX_SMALL_BYTES = 64 << 10
+_MOST_NUMBER = 999_999
 
 
 class VersionStore:
@@ -105,7 +106,7 @@ class VersionStore:
     def move(self, name: str, tag: str, seal: Callable[[int], bytes]) -> int:
         """Add a move to a tag; ``seal`` gives its bytes for a number. Returns the number that it got."""
         while True:
-            number = max(self._numbers(f"tags/{name}/{tag}"), default=0) + 1
+            number = next_number(self._numbers(f"tags/{name}/{tag}"), f"{name}:{tag}")
             if self._objects.create(f"tags/{name}/{tag}/{number:06}.json", seal(number)):
                 return number
 
@@ -126,7 +127,7 @@ class VersionStore:
 
     def with_digest(self, digest: str) -> ModelVersion | None:
         """A version with these tensors, if the store has a hint that is right."""
-        with suppress(FileNotFoundError, ValueError, RecursionError, KeyError, TypeError):
+        with suppress(FileNotFoundError, ValueError, RecursionError, KeyError, TypeError, GymError):
             hint = json.loads(
                 self._objects.read(f"digests/{digest.removeprefix('sha256:')}.json", _MAX_SMALL_BYTES)
             )
@@ -191,6 +192,22 @@ def split_reference(reference: str) -> tuple[str, str, str]:
     if mark == ":":
         require_tag(wanted)
     return name, mark, wanted
+
+
+def next_number(taken: Sequence[int], what: str) -> int:
+    """The number behind those that are taken.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` where the last number that a file's name has room for is taken.
+    """
+    number = max(taken, default=0) + 1
+    if number > _MOST_NUMBER:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"{what}: has the number {_MOST_NUMBER}, the last one that there is",
+            "nobody counts as far: look at the store for a file that was put there",
+        )
+    return number
 
 
 def require_name(name: str) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.keys import SigningKey
 from gym_fed.registry import ModelRegistry
 from gym_fed.registry.signers import own_key
+from gym_fed.registry.versions import VersionStore
 
 NAME = "me/tiny"
 
@@ -217,3 +219,28 @@ def test_a_reference_that_is_none_is_refused(registry: ModelRegistry, reference:
     with pytest.raises(GymError) as caught:
         registry.show(reference)
     assert caught.value.code is ErrorCode.USAGE
+
+
+def test_a_store_whose_last_number_is_taken_is_refused_instead_of_tried_for_ever(
+    registry: ModelRegistry, store: Path, model: Path
+) -> None:
+    registry.push(NAME, model, licence="mit")
+    (store / f"models/{NAME}/999999.json").write_bytes(b"{}")
+    with pytest.raises(GymError, match=f"{NAME}: has the number 999999") as caught:
+        registry.push(NAME, model, licence="mit", description="again")
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+    (store / f"tags/{NAME}/stable").mkdir(parents=True)
+    (store / f"tags/{NAME}/stable/999999.json").write_bytes(b"{}")
+    with pytest.raises(GymError, match=f"{NAME}:stable: has the number 999999"):
+        VersionStore(Objects(store)).move(NAME, "stable", lambda number: b"{}")
+
+
+def test_a_hint_to_a_version_that_is_damaged_is_no_hint(
+    registry: ModelRegistry, store: Path, manifest: dict[str, Any]
+) -> None:
+    versions = VersionStore(Objects(store))
+    found = versions.with_digest(manifest["digest"])
+    assert found is not None
+    assert found.version == 1
+    (store / f"models/{NAME}/000001.json").write_bytes(b"{}")
+    assert versions.with_digest(manifest["digest"]) is None
