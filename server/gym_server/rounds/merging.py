@@ -211,7 +211,8 @@ def _added_to_evaluations(
 ) -> dict[str, float] | None:
     """By update, what the soup's evaluations lose without it; None where credits do not rest on them.
 
-    Empty where the rules cannot merge one update less: then nothing is split by evaluations.
+    Empty where the rules cannot merge one update less, and where the model gives no probabilities without one: then
+    nothing is split by evaluations.
 
     Raises:
         ScoringStopped: When ``should_stop`` said so.
@@ -236,7 +237,18 @@ def _added_to_evaluations(
         )
         with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="rescore-") as folder:
             soup = make_soup(fed, without, Path(folder) / "soup.gymdelta")
-            found[manifest.digest] = round(evaluation.value - evaluation.value_with(soup), DIGITS)
+            try:
+                value = evaluation.value_with(soup)
+            except (
+                GymError
+            ) as error:  # updates that cancel each other must not void the round that they are in
+                if error.code is not ErrorCode.MODEL_INVALID:
+                    raise
+                log.warning(
+                    "round %d: no credits by evaluations: %s", ingredients.server_round, error.message
+                )
+                return {}
+        found[manifest.digest] = round(evaluation.value - value, DIGITS)
     return found
 
 

@@ -18,6 +18,7 @@ from gym_server.rewards.appraisal import split
 from gym_server.store.tables import evaluation_seeds
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.delta.base import model_tensors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.reader import read_record
 from gym_fed.files import file_sha256
@@ -212,5 +213,24 @@ def test_a_round_pays_its_pool_and_records_what_each_update_added(tmp_path: Path
         (entry,) = hub.entries("contribution")
         assert len(entry["evals"]["scores"]) == 2
         assert entry["evals"]["pool"] in (0, 200)
+    finally:
+        hub.close()
+
+
+def test_updates_that_cancel_each_other_leave_a_round_whose_credits_are_not_split_by_evaluations(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    hub = Judged(
+        tmp_path / "hub",
+        tiny_base,
+        gate={"evals": [{"suite": "tiny_cloze", "limit": 8, "max_drop": 1.0}], "screen_updates": False},
+        rewards={"score_on": "evals", "together_threshold": None},
+    )
+    try:
+        noise = {k: 1e18 * torch.randn_like(v) for k, v in model_tensors(hub.model.model).items()}
+        hub.round({"eve": noise, "mal": {name: -value for name, value in noise.items()}})
+        (entry,) = hub.entries("contribution")
+        assert entry["evals"]["scores"] == {}
+        assert [one["outcome"] for one in hub.entries("evaluated")] == ["committed"]
     finally:
         hub.close()
