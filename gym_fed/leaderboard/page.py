@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import html
 import time
+from collections import Counter
 
 from gym_fed.leaderboard.board import BoardRow, Leaderboard
 from gym_fed.text import plain
+
+MAX_TASKS = 200
+"""Columns of the page: a cell for every task of every submission would grow with their product."""
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8882}
@@ -45,7 +49,10 @@ def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
         board: Its lines.
         title: Its heading.
     """
-    tasks = list(dict.fromkeys(t.task for s in board.board_rows.values() for t in s.submission.tasks))
+    counts = Counter(task.task for row in board.board_rows.values() for task in row.submission.tasks)
+    shown = dict(counts.most_common(MAX_TASKS))
+    tasks = [task for task in counts if task in shown]
+    left_out = f"; {len(counts) - len(tasks)} more tasks are left out" if len(tasks) < len(counts) else ""
     heads = ["line", "model", "organization", "status", *tasks, "submitted", "weights"]
     columns = "".join(f'<th scope="col"><button>{_text(head)}</button></th>' for head in heads)
     rows = "\n".join(_row(row, tasks) for row in board.board_rows.values())
@@ -63,7 +70,7 @@ Behind each figure: its standard error and how many samples it is of.</p>
 <tbody>
 {rows}
 </tbody></table></div>
-<p><small>{len(board.board_rows)} submissions; head <code>{_text(board.head or "none", 64)}</code></small></p>
+<p><small>{len(board.board_rows)} submissions{left_out}; head <code>{_text(board.head or "none", 64)}</code></small></p>
 <script>{_SCRIPT}</script></body></html>
 """
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.identity.keys import SigningKey
+from gym_fed.leaderboard import page
 from gym_fed.leaderboard.board import Leaderboard
 from gym_fed.leaderboard.lines import BoardFigure, BoardTask, Submission
 from gym_fed.leaderboard.page import board_page
@@ -41,27 +42,33 @@ class Seen(HTMLParser):
         self.texts.append(data)
 
 
-def page_of(name: str, tmp_path: Path) -> str:
-    board = Leaderboard(tmp_path / "leaderboard.jsonl")
-    task = BoardTask(
-        task=name,
-        version=name,
-        num_fewshot=0,
-        lock=name,
-        num_samples=20,
-        main_metric=name,
-        figures={name: BoardFigure(value=0.5, stderr=0.1)},
-    )
-    said = Submission(
+def submission(name: str, *tasks: str) -> Submission:
+    found = [
+        BoardTask(
+            task=task,
+            version=name,
+            num_fewshot=0,
+            lock=name,
+            num_samples=20,
+            main_metric=name,
+            figures={name: BoardFigure(value=0.5, stderr=0.1)},
+        )
+        for task in tasks
+    ]
+    return Submission(
         model_name=name,
         organization=name,
         record="0" * 36,
         identity={"model": name, "delta": name},
         results="0" * 64,
-        tasks=[task],
+        tasks=found,
         at=2**53 - 1,
     )
-    board.add(said, SigningKey.generate())
+
+
+def page_of(name: str, tmp_path: Path) -> str:
+    board = Leaderboard(tmp_path / "leaderboard.jsonl")
+    board.add(submission(name, name), SigningKey.generate())
     return board_page(board, name)
 
 
@@ -76,18 +83,30 @@ def test_what_a_submitter_wrote_is_shown_as_text(name: str, tmp_path: Path) -> N
 
 
 def test_the_page_loads_nothing_and_knows_light_and_dark(tmp_path: Path) -> None:
-    page = page_of("mine", tmp_path)
-    assert re.findall(r"\bsrc=|href|@import|url\(|fetch\(|XMLHttp", page) == []
-    assert "default-src 'none'" in page
-    assert "color-scheme:light dark" in page
+    written = page_of("mine", tmp_path)
+    assert re.findall(r"\bsrc=|href|@import|url\(|fetch\(|XMLHttp", written) == []
+    assert "default-src 'none'" in written
+    assert "color-scheme:light dark" in written
 
 
 def test_the_page_has_every_figure_with_its_error_and_the_boards_head(tmp_path: Path) -> None:
-    page = page_of("mine", tmp_path)
-    assert 'data-value="0.5">0.5000' in page
-    assert "&plusmn; 0.1000, n=20" in page
-    assert "self-reported" in page
-    assert Leaderboard(tmp_path / "leaderboard.jsonl").head in page
+    written = page_of("mine", tmp_path)
+    assert 'data-value="0.5">0.5000' in written
+    assert "&plusmn; 0.1000, n=20" in written
+    assert "self-reported" in written
+    assert Leaderboard(tmp_path / "leaderboard.jsonl").head in written
+
+
+def test_a_board_of_many_tasks_shows_those_of_most_submissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "MAX_TASKS", 2)
+    board = Leaderboard(tmp_path / "leaderboard.jsonl")
+    for name, tasks in (("a", "xyz"), ("b", "wz")):
+        board.add(submission("m" + name, *tasks), SigningKey.generate())
+    written = board_page(board)
+    assert re.findall(r"<button>(\w)</button>", written) == ["x", "z"]
+    assert "2 submissions; 2 more tasks are left out; head" in written
 
 
 def test_a_board_without_lines_has_a_page(tmp_path: Path) -> None:
