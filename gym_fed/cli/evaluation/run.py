@@ -88,7 +88,7 @@ def run_evaluation(
         bool | None,
         typer.Option(
             "--apply-chat-template/--no-chat-template",
-            help="Whether prompts are conversations in the model's template.",
+            help="All prompts in the model's chat template; or none (--no-chat-template).",
             show_default="as each task says",
         ),
     ] = None,
@@ -147,6 +147,8 @@ def run_evaluation(
     first = evaluator(request)
     record = None if compare is None else _record(compare, folder)
     second = None if compare is None or record is not None else evaluator(_other(compare, request))
+    if second is not None:
+        _require_other(second, folder, yes)
     runs = _run(first, yes)
     others: list[EvaluationRun] = []
     if record is not None:
@@ -220,6 +222,17 @@ def _record(reference: str, folder: Path) -> Path | None:
 
     is_id = len(reference) >= _SHORTEST_ID and not Path(reference).exists() and paths_of(reference, folder)
     return named_record(reference, folder) if is_id or reference.endswith(".json") else None
+
+
+def _require_other(evaluator: Evaluator, folder: Path, yes: bool) -> None:
+    """Refuse or fetch the model of ``--compare`` before the first one is evaluated, which may take hours."""
+    from gym_fed.evaluation.scoring.opening import models_needed
+
+    try:
+        ensure_models(models_needed(evaluator.request), yes)
+    except GymError as error:
+        message = f"--compare: no record of {folder} has this id, and as a model {error.message}"
+        raise GymError(error.code, message, error.hint) from error
 
 
 def _other(reference: str, request: ModelRequest) -> ModelRequest:

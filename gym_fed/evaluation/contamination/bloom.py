@@ -1,7 +1,9 @@
 """A Bloom filter: says of a hash that it was surely not added, or that it very likely was.
 
-Source: Bloom 1970; the k places of a hash as in Kirsch and Mitzenmacher 2006, "Less Hashing, Same Performance":
-h1 + i * h2. With m bits, n hashes and k places the false positive rate is (1 - e^(-kn/m))^k, least for k = m/n ln 2.
+Source: Bloom 1970. With m bits, n hashes and k places the false positive rate is (1 - e^(-kn/m))^k, least for
+k = m/n ln 2. The places are numbers 0 to k - 1 of SplitMix64 (Steele, Lea and Flood 2014), begun at the hash.
+Places in arithmetic progression (Kirsch and Mitzenmacher 2006) are cheaper, but reach that rate in large filters alone:
+a filter of 47 hashes claimed 24 times too many.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ class BloomFilter:
 
     def _places(self, one: int) -> Iterable[int]:
         size = len(self.bits) * 8
-        first = one & _MASK
-        step = (
-            one * 0x9E3779B97F4A7C15 >> 7 & _MASK
-        ) | 1  # another hash: the golden ratio's multiples scatter
-        return ((first + turn * step & _MASK) % size for turn in range(self.places))
+        for turn in range(1, self.places + 1):
+            mixed = one + turn * 0x9E3779B97F4A7C15 & _MASK
+            mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+            mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+            yield (mixed ^ mixed >> 31) % size

@@ -114,7 +114,7 @@ def _filter_of(name: str, data: Path | None) -> SuiteFilter:
 
     tasks = tasks_of([name], data)
     locks = {task.name: task.lock for task in tasks}
-    kept = evals_home() / "filters" / f"{canonical_digest([1, name, locks])[:32]}.json"
+    kept = evals_home() / "filters" / f"{canonical_digest([2, name, locks])[:32]}.json"
     if kept.is_file():
         return SuiteFilter.load(kept)
     rows: list[Any] = [row for task in tasks for row in task.rows[task.split]]

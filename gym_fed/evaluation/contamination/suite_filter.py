@@ -31,7 +31,7 @@ _MAX_FILE_BYTES = 4 << 20
 
 
 class _FilterDocument(StrictModel):
-    format: int = Field(default=1, ge=1, le=1)
+    format: int = Field(default=2, ge=2, le=2)
     suite: str = Field(min_length=1, max_length=200)
     locks: dict[str, str] = Field(max_length=10_000)
     num_rows: int = Field(ge=0)

@@ -112,7 +112,7 @@ def read_prompts(path: Path) -> ProbePrompts:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"{path}: no such file",
-            "fetch sets with `gym eval fetch safety`, or leave --prompts out",
+            "name a CSV or JSONL file, or none: the package has prompts of its own",
         )
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BASE = "base"
 ENGINE = f"gym-fed {__version__}, packed steps"
+_DTYPES = ("float32", "bfloat16")
 _EXPORTED = {
     ".gguf": "evaluate the model that it was exported from, or serve the file: llama-server -m FILE, and --api URL",
     ".onnx": "evaluate the model that it was exported from",
@@ -104,6 +105,11 @@ def require_named(request: ModelRequest) -> None:
             if value:
                 raise GymError(ErrorCode.USAGE, f"{option} does not go with --api", "leave one of them out")
         return
+    if request.dtype not in _DTYPES:
+        raise GymError(
+            ErrorCode.USAGE, f"dtype {request.dtype!r} is not evaluated", f"use {' or '.join(_DTYPES)}"
+        )
+    _require_variants(request)
     if not isinstance(request.model, str | Path):
         return
     path = Path(str(request.model)).expanduser()
@@ -115,6 +121,19 @@ def require_named(request: ModelRequest) -> None:
         raise GymError(ErrorCode.USAGE, "--base goes with a .gymdelta file", "leave it out")
     if path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.onnx")):
         raise GymError(ErrorCode.UNAVAILABLE, f"{path}: ONNX is not evaluated", _EXPORTED[".onnx"])
+
+
+def _require_variants(request: ModelRequest) -> None:
+    """Refuse a store and names of variants that are not there."""
+    names = _in_parts(request).variants
+    if not names and request.store is None:
+        return
+    from gym_fed.serving.store.store import VariantStore
+
+    with VariantStore.open(variants_folder(request.store), create=False, require_signature=False) as store:
+        for name in names:
+            if name != BASE:
+                store.get(name)
 
 
 def open_models(request: ModelRequest) -> OpenModels:

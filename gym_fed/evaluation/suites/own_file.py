@@ -222,6 +222,9 @@ def read_task_file(file: Path) -> TaskFile:
         GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` with file, line and key for every key that is unknown or wrong,
             and for Python.
     """
+    if not file.is_file():
+        hint = "name a YAML file, or a task of gym eval list"
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no task file at {file}", hint)
     try:
         return load_config(file, TaskFile)
     except GymError as error:

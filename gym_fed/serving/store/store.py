@@ -91,7 +91,7 @@ class VariantStore:
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
                 f"no variant store at {path}",
-                "name the right folder (--store); gym variant create, pull and add make one",
+                "name the right folder; gym variant create, pull and add make one",
             )
         if not path.is_dir():
             try:

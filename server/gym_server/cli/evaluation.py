@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, print_result
+from gym_fed.console import AsJson, err, print_result
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 
@@ -30,7 +30,7 @@ def evaluate(
         bool | None,
         typer.Option(
             "--apply-chat-template/--no-chat-template",
-            help="Whether prompts are conversations in the model's template.",
+            help="All prompts in the model's chat template; or none (--no-chat-template).",
             show_default="as gate.evals",
         ),
     ] = None,
@@ -40,5 +40,12 @@ def evaluate(
     from gym_server.evaluations.versions import evaluate_versions, versions_table
 
     with opened(folder) as fed:
-        found = evaluate_versions(fed, version or [], suite or [], limit, chat)
+        found = evaluate_versions(
+            fed,
+            version or [],
+            suite or [],
+            limit,
+            chat,
+            on_begin=lambda height, name: err.print(f"evaluating version {height} on {name} ..."),
+        )
     print_result(as_json, found, versions_table(found))

@@ -235,8 +235,9 @@ def _reason(found: SuiteOutcome) -> str:
     assert worst is not None
     others = sum(one.bound > config.max_drop for one in found.drops) - 1
     more = f", and {others} more tasks fall too far" if others else ""
+    task = worst.task if worst.task == config.suite else f"{worst.task} of {config.suite}"
     return (
-        f"rolled back: the soup takes {worst.task} of {config.suite} from {worst.before:.4f} to {worst.after:.4f} "
+        f"rolled back: the soup takes {task} from {worst.before:.4f} to {worst.after:.4f} "
         f"({worst.metric}, {worst.num_samples} rows); the drop of {worst.drop:.4f} is at least {worst.bound:.4f} with "
         f"{config.confidence:.0%} confidence, allowed is {config.max_drop:g}{more}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -23,7 +23,12 @@ from gym_server.store.tables import ledger
 
 
 def evaluate_versions(
-    fed: Federation, heights: Sequence[int], suites: Sequence[str], limit: int, chat: bool | None = None
+    fed: Federation,
+    heights: Sequence[int],
+    suites: Sequence[str],
+    limit: int,
+    chat: bool | None = None,
+    on_begin: Callable[[int, str], None] = lambda height, suite: None,
 ) -> list[dict[str, Any]]:
     """Evaluate versions on the first rows of suites; what was evaluated before is read from its record.
 
@@ -33,6 +38,7 @@ def evaluate_versions(
         suites: By name; none: those of ``gate.evals``, or ``tiny``.
         limit: Most rows of each task.
         chat: Whether to use the chat template; None: as ``gate.evals`` has it for the suite.
+        on_begin: Called with version and suite before each that has no record.
 
     Returns:
         By version and task: ``version``, ``digest``, ``suite``, ``task``, ``metric``, ``value``, ``stderr``,
@@ -56,6 +62,7 @@ def evaluate_versions(
             results = find_record(identity_of(fed, suite, digest, None), records_folder(fed))
             is_cached = results is not None
             if results is None:
+                on_begin(height, suite.config.suite)
                 if model is None:
                     gate = fed.config.gate.model_copy(update={"heldout": None})
                     model = HubModel(fed.base, fed.config.base_model, fed.store, gate, fed.folder)

@@ -204,3 +204,23 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
         assert (replayed["same"], replayed["identity_differs"]) == (True, {})
     prompt = evaluated("show", run_["id"][:8], "--samples", "4")["tasks"]["first"]["samples"][3]["prompt"]
     assert prompt.count("The first letters of") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dtype", "float8"], "dtype 'float8' is not evaluated"),
+        (["--compare", "nosuch"], "--compare: no record of evals has this id, and as a model nosuch"),
+        (["--variant", "ann"], "no variant store at"),
+        (["--variants", "store", "--variant", "nosuch"], "no variant 'nosuch'"),
+        (["--tasks", "mine.yaml"], "no task file at"),
+    ],
+)
+def test_what_is_wrong_beside_the_model_is_refused_before_it_is_loaded(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("gym_fed.evaluation.evaluator.open_models", lambda request: pytest.fail("loaded"))
+    nano_store(Path("store"), ["bob"])
+    error = refused("gym-nano", "--tasks", "tiny_capital", *words)
+    assert message in error.message

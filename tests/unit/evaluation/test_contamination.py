@@ -93,6 +93,15 @@ def test_the_false_positive_rate_of_the_filter_is_the_stated_one() -> None:
     assert claimed == pytest.approx(0.01, rel=0.2)
 
 
+def test_a_small_filter_has_the_stated_rate_too() -> None:
+    generator = random.Random(4)
+    inside = [generator.getrandbits(64) for _ in range(40)]
+    bloom = BloomFilter.of(inside, len(inside), 1e-4)
+    assert all(one in bloom for one in inside)
+    claimed = sum(generator.getrandbits(64) in bloom for _ in range(200_000)) / 200_000
+    assert claimed <= 2e-4  # places in arithmetic progression: 8e-4
+
+
 def test_a_large_suite_stays_within_a_megabyte_at_one_in_a_million() -> None:
     generator = random.Random(3)
     words = ["".join(generator.choices("abcdefghijklmnop", k=5)) for _ in range(5000)]
