@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gym_fed.compat import evaluation
 from gym_fed.compat.flags import as_settings, split_flags
 from gym_fed.compat.row import BroughtWord, RefusedWord
 from gym_fed.errors import ErrorCode
@@ -67,6 +68,7 @@ COMMANDS = [
         for theirs, ours in flags.items()
     ),
     *(BroughtWord("command", f"gym export --{flag}", what) for flag, what in _NOT_NEEDED.items()),
+    *evaluation.COMMANDS,
 ]
 
 
@@ -95,6 +97,8 @@ def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> 
         return [command, *as_settings(rest, options)]
     if command == "configs" and rest[:1] == ["validate"]:
         return [command, "validate", *as_settings(rest[1:], options)]
+    if command == "eval" and "--tasks" in options:
+        return [command, *evaluation.reworded_evaluation(rest, options)]
     return [command, *_flags(command, rest, options)]
 
 

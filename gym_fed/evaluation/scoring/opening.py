@@ -99,7 +99,13 @@ def require_named(request: ModelRequest) -> None:
         GymError: ``USAGE`` for options that do not go together; ``UNAVAILABLE`` for a format that is not evaluated;
             ``FILE_NOT_FOUND`` and ``MODEL_NOT_FOUND``.
     """
-    local = {"--base": request.base, "--variant": request.variants, "--variants": request.store}
+    local = {
+        "--base": request.base,
+        "--variant": request.variants,
+        "--variants": request.store,
+        "--dtype": request.dtype != _DTYPES[0],
+        "--device": request.device != "cpu",
+    }
     if request.api is not None:
         for option, value in {**local, "--adapter": request.adapters}.items():
             if value:

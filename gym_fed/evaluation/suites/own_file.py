@@ -258,7 +258,11 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
     for split, name in task.dataset_kwargs.data_files.items():
         place = ("dataset_kwargs", "data_files", split)
         rows_file = file.parent / name
-        if Path(name).is_absolute() or not name.endswith(SUFFIXES):
+        if Path(name).is_absolute():
+            raise _at(
+                file, marks, place, f"{plain(name, 200)!r} is an absolute path", "put it beside the task file"
+            )
+        if not name.endswith(SUFFIXES):
             raise _at(
                 file,
                 marks,

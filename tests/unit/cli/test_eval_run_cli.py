@@ -158,6 +158,10 @@ def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> Non
         (("model.gguf", "--suite", "tiny"), ".gguf files are not evaluated"),
         (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base goes with a .gymdelta"),
         (("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--variant", "a"), "does not go with --api"),
+        (
+            ("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--dtype", "bfloat16"),
+            "--dtype does not go",
+        ),
         (("gym-nano", "--suite", "tiny", "--api-key-env", "KEY"), "goes with --api"),
     ],
 )

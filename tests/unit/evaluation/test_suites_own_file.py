@@ -74,6 +74,7 @@ def test_the_harness_runs_a_task_file(tmp_path: Path) -> None:
         ("metric: acc", "metric: exact_match", r"exact_match does not go with output_type multiple_choice"),
         ("test_split: test", "test_split: tset", r"capitals\.yaml:3:1: test_split: data_files has no split 'tset'"),
         ("capitals.jsonl", "../x.jsonl", r"capitals\.yaml:2:\d+: dataset_kwargs\.data_files\.test: no file"),
+        ("capitals.jsonl", "/x/capitals.jsonl", r"capitals\.yaml:2:\d+: .*'/x/capitals.jsonl' is an absolute path"),
         ("{{country}}", "{{county}}", r"capitals\.yaml:5:1: doc_to_text: row 0 of test: 'county' is undefined"),
         ("{{country}}", "{{country", r"capitals\.yaml:5:1: doc_to_text: no Jinja template"),
         ("{{cities}}", "{{country}}", r"capitals\.yaml:6:1: doc_to_choice: row 0 of test: renders no list"),
