@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gym_fed.data.locations import filesystem
 from gym_fed.errors import ErrorCode, GymError
@@ -65,7 +66,8 @@ class Objects:
         """Write an object to ``target``, which must not exist; a part that an earlier try left is continued.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``HASH_MISMATCH`` when its bytes are not those that name it; the part is removed.
+            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for what is no regular file; ``HASH_MISMATCH`` when its bytes are
+                not those that name it; the part is removed.
         """
         source = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(source):
@@ -76,7 +78,7 @@ class Objects:
         if start > num_bytes:
             part.unlink()
             start = 0
-        with self._fs.open(source, "rb") as stream, part.open("ab") as out:
+        with self._open(source) as stream, part.open("ab") as out:
             stream.seek(start)
             seen = start  # of more bytes than the manifest says one is kept, and the hash does not match
             while block := stream.read(min(_BLOCK_BYTES, num_bytes + 1 - seen)):
@@ -138,7 +140,7 @@ class Objects:
         """The bytes of a small file.
 
         Raises:
-            GymError: ``TOO_LARGE`` for more than ``limit`` bytes.
+            GymError: ``TOO_LARGE`` for more than ``limit`` bytes; ``STATE_CORRUPT`` for what is no regular file.
             FileNotFoundError: When there is none.
         """
         target = f"{self._root}/{path}"
@@ -148,7 +150,7 @@ class Objects:
                 f"{self.url}/{path}: has more than {limit:,} bytes",
                 "it is not what was pushed: look at the store",
             )
-        with self._fs.open(target, "rb") as stream:
+        with self._open(target) as stream:
             data = bytes(stream.read(limit + 1))
         if len(data) > limit:  # it has grown since
             raise GymError(ErrorCode.TOO_LARGE, f"{self.url}/{path}: has more than {limit:,} bytes")
@@ -160,16 +162,30 @@ class Objects:
         return bool(self._fs.exists(target)) and int(self._fs.info(target)["size"]) == num_bytes
 
     def digest(self, sha256: str, num_bytes: int) -> str | None:
-        """The sha256 that an object's bytes have, read to ``num_bytes`` and one; None where it is not there."""
+        """The sha256 that an object's bytes have, read to ``num_bytes`` and one; None where it is not there.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for what is no regular file.
+        """
         target = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(target):
             return None
         found, seen = hashlib.sha256(), 0
-        with self._fs.open(target, "rb") as stream:
+        with self._open(target) as stream:
             while seen <= num_bytes and (block := stream.read(_BLOCK_BYTES)):
                 found.update(block)
                 seen += len(block)
         return found.hexdigest()
+
+    def _open(self, path: str) -> IO[bytes]:
+        """A file to read. Of a local store a regular one alone: a named pipe would be waited for, for ever."""
+        if not self._is_local:
+            return self._fs.open(path, "rb")  # type: ignore[no-any-return]
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise _no_file(path)
+        return os.fdopen(descriptor, "rb")
 
     def names(self, folder: str) -> list[str]:
         """Names of the files in a folder; none when it is not there."""
@@ -186,6 +202,12 @@ class Objects:
 
 def _object(sha256: str) -> str:
     return f"objects/{sha256[:2]}/{sha256}"
+
+
+def _no_file(path: str) -> GymError:
+    return GymError(
+        ErrorCode.STATE_CORRUPT, f"{path}: is no regular file", "it is not what was pushed: look at the store"
+    )
 
 
 def _copy(file: Path, out: Any) -> str:

@@ -85,6 +85,14 @@ def replay_sample(
     data: Annotated[
         Path | None, typer.Option("--data", metavar="FOLDER", help="A folder of evaluation sets.")
     ] = None,
+    task_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task-file",
+            metavar="FILE",
+            help="The file that the task was in; no file that a record names is read.",
+        ),
+    ] = None,
     folder: FolderOption = EVALS,
     as_json: AsJson = False,
 ) -> None:
@@ -95,9 +103,7 @@ def replay_sample(
 
     results = read_record(named_record(record, folder))
     name, before = _sample_of(results, task, sample)
-    benchmarks = results.facts.get("benchmarks", [])
-    own = [one for one in benchmarks if isinstance(one, str)] if isinstance(benchmarks, list) else []
-    again = rerun_on(model or results.model, data, own)(results, {name: [sample]})
+    again = rerun_on(model or results.model, data, task_file or ())(results, {name: [sample]})
     (now,) = again.tasks[name].samples
     changed = {
         key: (results.identity.get(key, ""), again.identity.get(key, ""))

@@ -21,8 +21,8 @@ def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()
     Args:
         model: As ``Evaluator`` takes it.
         data: Folder of evaluation sets.
-        own: Benchmarks of one's own record, such as task files, that its tasks may be in. Of another's record none: it
-            must not name files of this machine.
+        own: Files that the tasks may be in, as whoever re-runs them names them: a record, which may be another's, must
+            not name files of this machine.
 
     Returns:
         See ``Rerun``. It raises ``USAGE`` for a task or row that is not here, and as ``open_models`` and ``tasks_of``.
@@ -83,7 +83,7 @@ def _rerun_task(
 def _source(
     task: str, limit: int, tokenizer: Any, data: Path | None, own: Sequence[str], shots: int | None = None
 ) -> Any:
-    """The task, by its name alone or among one's own benchmarks."""
+    """The task, by its name alone or in one of these files."""
     from gym_fed.evaluation.own_rows import is_own, own_rows
     from gym_fed.evaluation.suites.tasks import tasks_of
 
@@ -99,4 +99,11 @@ def _source(
         return own_rows(task, tokenizer, limit)
     if "/" in task or task.endswith((".yaml", ".yml")):
         raise GymError(ErrorCode.USAGE, f"{plain(task, 60)} is a file, and no task of gym-fed")
-    return tasks_of([task], data, limit, num_fewshot=shots)[0]
+    try:
+        return tasks_of([task], data, limit, num_fewshot=shots)[0]
+    except GymError as error:
+        if error.code is ErrorCode.USAGE and not own:
+            raise GymError(
+                error.code, error.message, f"if it is in a file: give --task-file FILE; {error.hint}"
+            ) from error
+        raise

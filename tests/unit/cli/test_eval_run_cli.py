@@ -203,8 +203,8 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
     assert "--num-fewshot 2: not for tiny_capital" in run("gym-nano", *words).stderr
     (run_,) = evaluated("gym-nano", *words)["runs"]
     assert run_["tasks"]["first"]["num_fewshot"] == 2
-    for task in ("first", "tiny_capital"):
-        replayed = evaluated("replay", run_["id"][:8], "--task", task, "--sample", "3")
+    for task, file in (("first", ["--task-file", "first.yaml"]), ("tiny_capital", [])):
+        replayed = evaluated("replay", run_["id"][:8], "--task", task, "--sample", "3", *file)
         assert (replayed["same"], replayed["identity_differs"]) == (True, {})
     prompt = evaluated("show", run_["id"][:8], "--samples", "4")["tasks"]["first"]["samples"][3]["prompt"]
     assert prompt.count("The first letters of") == 3

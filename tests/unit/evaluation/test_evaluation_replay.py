@@ -82,3 +82,15 @@ def test_a_task_that_names_a_file_is_not_opened_for_another(results: EvalResults
     evil = replace(results.tasks["tiny_choice"], task="../../secret.yaml")
     with pytest.raises(GymError, match="is a file"):
         rerun_on("gym-nano")(replace(results, tasks={evil.task: evil}), {evil.task: [0]})
+
+
+def test_a_file_that_a_record_names_is_not_read_for_its_replay(results: EvalResults) -> None:
+    Path("mine.yaml").write_text("no task file: its reading would be an error of this file")
+    task = replace(results.tasks["tiny_choice"], task="mine")
+    write_record(replace(results, tasks={"mine": task}, facts={"benchmarks": ["mine.yaml"]}), "evals")
+    words = ["eval", "replay", record_id(results.identity), "--sample", "3"]
+    with pytest.raises(GymError, match="no suite or task is called 'mine'") as caught:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "--task-file FILE" in (caught.value.hint or "")
+    with pytest.raises(GymError, match=r"mine\.yaml"):
+        CliRunner().invoke(app, [*words, "--task-file", "mine.yaml"], catch_exceptions=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,35 @@ def test_a_hint_to_a_version_that_is_damaged_is_no_hint(
     assert found.version == 1
     (store / f"models/{NAME}/000001.json").write_bytes(b"{}")
     assert versions.with_digest(manifest["digest"]) is None
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder"])
+@pytest.mark.parametrize("command", ["verify", "pull"])
+def test_an_object_that_is_no_regular_file_is_refused_and_not_waited_for(
+    registry: ModelRegistry, store: Path, model: Path, tmp_path: Path, what: str, command: str
+) -> None:
+    pushed = registry.push(NAME, model, licence="mit")
+    sha256 = pushed.manifest.files[0].sha256
+    place = store / "objects" / sha256[:2] / sha256
+    place.unlink()
+    _put_in_place(place, what)
+    with pytest.raises(GymError, match="is no regular file") as caught:
+        registry.verify(NAME) if command == "verify" else registry.pull(NAME, tmp_path / "here")
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_a_manifest_that_is_a_pipe_is_refused_and_not_waited_for(
+    registry: ModelRegistry, store: Path, model: Path
+) -> None:
+    registry.push(NAME, model, licence="mit")
+    os.mkfifo(store / f"models/{NAME}/000002.json")
+    with pytest.raises(GymError, match=r"000002\.json: is no regular file") as caught:
+        registry.show(NAME)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
+def _put_in_place(place: Path, what: str) -> None:
+    if what == "pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
