@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.harness.preparation import Preparation, require_harness
+from gym_fed.evaluation.harness.preparation import Preparation, harness_version, require_harness
 from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
 from gym_fed.evaluation.harness.sources import TaskSource, applies_template
 from gym_fed.evaluation.own_rows import is_own, own_rows
@@ -199,6 +199,7 @@ class Evaluator:
             "suite": f"sha256:{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()}",
             "template": template_digest(models.scorer.tokenizer, bool(in_template)),
             "decoding": "greedy",
+            "harness": harness_version(),
         }
         return {name: {**models.identities[name], **shared} for name in models.scorer.models}
 

@@ -96,7 +96,8 @@ class EvalResults:
 
     Attributes:
         model: As the user named it.
-        identity: What the results are keyed by: digests of model, delta, template and suite, decoding, dtype, engine.
+        identity: What the results are keyed by: digests of model, settings, delta, template and suite, decoding, dtype,
+            engine, harness.
         tasks: By name.
         seconds: Of the run; with many models in one pass, of the pass.
         facts: Of machine and libraries, for the record.

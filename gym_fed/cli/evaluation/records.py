@@ -107,7 +107,7 @@ def replay_sample(
     (now,) = again.tasks[name].samples
     changed = {
         key: (results.identity.get(key, ""), again.identity.get(key, ""))
-        for key in ("model", "delta", "template", "dtype", "engine")
+        for key in ("model", "settings", "delta", "template", "dtype", "engine")
         if results.identity.get(key, "") != again.identity.get(key, "")
     }
     found = compare_sample(before, now)

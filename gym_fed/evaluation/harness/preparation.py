@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -25,6 +26,11 @@ def require_harness() -> None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY, "evaluations need lm-eval", "pip install 'gym-fed[eval]'"
         )
+
+
+def harness_version() -> str:
+    """Of lm-evaluation-harness, for the identity of results: prompts and metrics change with it."""
+    return f"lm-eval {version('lm-eval')}"
 
 
 class Preparation:

@@ -6,6 +6,7 @@ One base is in memory; its variants are beside it as they are served, and a pass
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 BASE = "base"
 ENGINE = f"gym-fed {__version__}, packed steps"
 _DTYPES = ("float32", "bfloat16")
+_NOT_COMPUTED = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
+"""Of a config: what no forward reads, and the dtype, which is a part of its own."""
 _EXPORTED = {
     ".gguf": "evaluate the model that it was exported from, or serve the file: llama-server -m FILE, and --api URL",
     ".onnx": "evaluate the model that it was exported from",
@@ -215,10 +218,12 @@ def _open_local(loaded: LoadedModel, name: str, request: ModelRequest, delta: Pa
     names = {key: name if key == BASE else f"{name}:{key}" for key in found}
     if delta is not None:
         names = {key: str(request.model) for key in found}
+    settings = settings_digest(model, loaded.tokenizer)
     identities = {
         key: {
             "model": base.digest,
             "delta": "none" if variant is None else variant.delta_sha256,
+            "settings": settings,
             "dtype": request.dtype,
             "engine": ENGINE,
         }
@@ -317,6 +322,22 @@ def _base_of(delta: Path) -> str:
             ErrorCode.USAGE, f"{delta}: which base? It was made for {name!r}", "name it with --base MODEL"
         )
     return name
+
+
+def settings_digest(model: Any, tokenizer: Any) -> str:
+    """What outcomes depend on beside the tensors: the model's config and its tokenizer, as they are in memory.
+
+    Names of folders, versions and the dtype of the file are left out, as is how a tokenizer pads: none changes a token.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_COMPUTED}
+    own = getattr(tokenizer, "backend_tokenizer", None)
+    rules = tokenizer.get_vocab() if own is None else json.loads(own.to_str())
+    rules = {
+        key: value for key, value in rules.items() if own is None or key not in ("padding", "truncation")
+    }
+    special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
+    text = json.dumps([config, rules, special], sort_keys=True, default=str)
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def template_digest(tokenizer: Any, applied: bool) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from gym_fed.evaluation.harness.preparation import harness_version
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
+from gym_fed.evaluation.scoring.opening import ENGINE
 from gym_fed.files import file_sha256
-from gym_fed.version import __version__
 from gym_server.evaluations.runner import SuiteTasks, suite_digest
 from gym_server.federation import Federation
 
@@ -38,7 +39,8 @@ def identity_of(fed: Federation, suite: SuiteTasks, version: str, server_round: 
         "template": _TEMPLATE[suite.config.apply_chat_template],
         "rows": f"{fed.server} {rows}, limit {suite.config.limit}",
         "dtype": "float32",
-        "engine": f"gym-fed {__version__}, packed steps",
+        "engine": ENGINE,
+        "harness": harness_version(),
     }
 
 

@@ -100,3 +100,8 @@ def test_runs_without_a_common_task_are_refused_and_single_tasks_named() -> None
         compare_results(results_of(choice_task("wet", [True])), results_of(answer_task("sums", ["4"])))
     both = results_of(choice_task("wet", [True]), answer_task("sums", ["4"]))
     assert compare_results(both, results_of(answer_task("sums", ["5"]))).missing == ("wet",)
+
+
+def test_a_difference_that_no_resample_reaches_has_a_p_of_one_in_all_of_them() -> None:
+    found = paired_difference([1.0] * 50, [0.0] * 50, resamples=100)
+    assert found.p_value == pytest.approx(1 / 101)

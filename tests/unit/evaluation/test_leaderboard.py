@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.keys import samples_path
@@ -85,6 +87,39 @@ def test_a_submission_names_weights_suite_and_samples(board: Path) -> None:
     assert said.tasks[0].figures["acc"].value == pytest.approx(2 / 3)
     assert samples_path(document).is_file()
     assert "runs/mine" not in document.read_text()  # paths of the submitter's machine are not published
+
+
+def test_lines_and_draws_are_those_of_the_page_without_our_code(board: Path) -> None:
+    def canonical(value: Any) -> bytes:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    opened = Leaderboard(board)
+    found = verify(opened, opened.named("1"), rerun_with(lambda sample: sample), ANOTHER, num_samples=20)
+    before, lines = "0" * 64, [json.loads(line) for line in board.read_bytes().splitlines()]
+    for number, line in enumerate(lines, 1):
+        body, rest = line["body"], {key: line[key] for key in ("kind", "previous_hash", "sequence")}
+        assert (rest["previous_hash"], rest["sequence"]) == (before, number)
+        before = hashlib.sha256(canonical({"body": body, **rest})).hexdigest()
+        assert line["hash"] == before
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(body["public_key"]))
+        claim = {"gym-leaderboard-1": {"content": body["content"], **rest}}
+        key.verify(bytes.fromhex(body["signature"]), canonical(claim))
+    assert [line["kind"] for line in lines] == ["submitted", "reproduced"]
+    content = lines[1]["body"]["content"]
+    challenge = bytes.fromhex(content["challenge"])
+    key.verify(challenge, canonical({"gym-leaderboard-challenge-1": lines[0]["hash"]}))
+    places: list[int] = []
+    turn = 0
+    while len(places) < content["num_samples"]:
+        drawn = int.from_bytes(hashlib.sha256(challenge + turn.to_bytes(8, "big")).digest(), "big") % 50
+        places += [drawn] if drawn not in places else []
+        turn += 1
+    wet, sums = (task["num_samples"] for task in lines[0]["body"]["content"]["tasks"])
+    assert (wet, sums) == (30, 20)
+    assert found.drawn == {
+        "wet": tuple(sorted(place for place in places if place < wet)),
+        "sums": tuple(sorted(place - wet for place in places if place >= wet)),
+    }
 
 
 def test_the_same_key_cannot_reproduce_its_own_line(board: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from typing import Any
 
@@ -45,6 +47,21 @@ def test_a_seed_draws_as_many_distinct_rows_as_asked_and_others_for_each_task_an
 
 def test_rows_of_a_seed_are_the_same_in_every_release() -> None:
     assert drawn_rows(SEED, "sums", 20, 5) == [8, 9, 10, 12, 18]
+
+
+def test_promise_and_rows_are_those_of_the_page_without_our_code() -> None:
+    def digest(value: Any) -> str:
+        return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    promise = {"gym-evaluation-seed-1": {"seed": SEED.hex(), "server_round": 3}}
+    assert commitment(SEED, 3) == digest(promise)
+    places = {
+        hashlib.sha256(SEED + b"s\xc3\xbcms" + number.to_bytes(8, "big")).digest(): number
+        for number in range(300)
+    }
+    rows = sorted(places[place] for place in sorted(places)[:64])
+    assert drawn_rows(SEED, "s\u00fcms", 300, 64) == rows
+    assert rows_digest(rows) == digest(rows)
 
 
 def test_a_promise_that_is_kept_is_valid() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,16 +15,21 @@ import torch
 import yaml
 from gym_server.cli.checks_at_start import check_at_start
 from gym_server.cli.setup import init_hub
-from gym_server.evaluations.gate import drop_of
-from gym_server.evaluations.seeds import seed_of
+from gym_server.evaluations.gate import SuiteOutcome, TaskDrop, drop_of
+from gym_server.evaluations.runner import main_value
+from gym_server.evaluations.seeds import promise_seed, seed_of
 from gym_server.federation import Federation, read_config
 from gym_server.rewards.appraisal import split
+from gym_server.rounds import merging
+from gym_server.rounds.soups import Ingredients
 from gym_server.store.tables import evaluation_seeds
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.delta.base import model_tensors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.reader import read_record
+from gym_fed.evaluation.results import TaskResult
 from gym_fed.files import file_sha256
 from gym_fed.ledger.evaluations import commitment, drawn_rows
 from tests.support.evaluations import choice_task
@@ -114,6 +123,68 @@ def test_a_higher_confidence_gives_a_lower_bound() -> None:
     assert drop_of(before, after, 0.99).bound < drop_of(before, after, 0.8).bound
 
 
+def test_the_bound_is_one_sided_that_of_the_binomial() -> None:
+    before, after = choice_task("a", [True] * 64), choice_task("a", [False] * 16 + [True] * 48)
+
+    def quantile(share: float) -> float:
+        ways = (math.comb(64, count) * 0.25**count * 0.75 ** (64 - count) for count in range(65))
+        return next(count for count, sum_ in enumerate(itertools.accumulate(ways)) if sum_ >= share) / 64
+
+    for confidence in (0.88, 0.93):  # neither share of resamples is near a step of the distribution
+        assert quantile(1 - confidence) != quantile((1 - confidence) / 2)
+        assert drop_of(before, after, confidence).bound == quantile(1 - confidence)
+
+
+def test_the_worst_task_is_one_whose_bound_is_above_what_is_allowed() -> None:
+    def outcome(*bounds: float) -> SuiteOutcome:
+        drops = [TaskDrop(str(bound), "acc", 0.5, 0.4, 0.1, bound, 64) for bound in bounds]
+        return SuiteOutcome(GateEvaluation.model_validate(SUITE), {}, {}, {}, drops, {})
+
+    assert outcome(-0.1, 0.02).worst is None
+    worst = outcome(0.01, 0.03, 0.05, 0.04).worst
+    assert worst is not None
+    assert worst.bound == 0.05
+
+
+def test_where_less_is_better_a_rise_is_the_drop() -> None:
+    def errors(wrong: list[bool]) -> TaskResult:
+        task = choice_task("a", wrong)
+        figures = {name: replace(one, higher_is_better=False) for name, one in task.figures.items()}
+        return replace(task, figures=figures)
+
+    worse = drop_of(errors([False] * 64), errors([True] * 32 + [False] * 32), 0.95)
+    assert worse.drop == 0.5
+    assert worse.bound > 0.3
+    assert main_value(errors([True, False])) == -0.5
+
+
+def test_an_update_is_worth_what_the_evaluations_lose_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    values = {("a", "b", "c"): 0.75, ("b", "c"): 0.25, ("a", "c"): 0.7, ("a", "b"): 0.85}
+    manifests: Any = [SimpleNamespace(digest=name) for name in "abc"]
+    given: Any = Ingredients(1, None, None, manifests, weights=[1.0, 2.0, 3.0])  # type: ignore[arg-type]
+    weighed = []
+
+    def soup(fed: Any, without: Any, path: Path) -> Any:
+        weighed.append(without.weights)
+        return tuple(one.digest for one in without.manifests)
+
+    monkeypatch.setattr(merging, "make_soup", soup)
+    (tmp_path / "staging").mkdir()
+    fed: Any = SimpleNamespace(
+        config=SimpleNamespace(
+            rewards=SimpleNamespace(score_on="evals"), soup=SimpleNamespace(check_feasible=lambda count: None)
+        ),
+        folder=tmp_path,
+    )
+    evaluation: Any = SimpleNamespace(value=values["a", "b", "c"], value_with=values.__getitem__)
+    merged: Any = SimpleNamespace(ingredients=given)
+    found = merging._added_to_evaluations(fed, merged, evaluation, lambda: False)
+    assert found == {"a": 0.5, "b": 0.05, "c": -0.1}
+    assert weighed == [[2.0, 3.0], [1.0, 3.0], [1.0, 2.0]]
+
+
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Any:
     folder = tmp_path_factory.mktemp("evaluated") / "hub"
@@ -150,6 +221,15 @@ def test_an_evaluated_round_promises_a_seed_and_reveals_it_with_its_figures(hub:
     assert kinds.index("version") < kinds.index("evaluated")
     with hub.fed.database.reading() as tx:
         assert len(tx.execute(evaluation_seeds.select()).all()) == 1
+
+
+def test_a_seed_that_was_promised_is_not_drawn_again(hub: Judged) -> None:
+    (promise,) = hub.entries("evaluation-seed")
+    before = seed_of(hub.fed.database, promise["server_round"])
+    with hub.fed.database.transaction() as tx:
+        promise_seed(tx, hub.fed.ledger, promise["server_round"])
+    assert seed_of(hub.fed.database, promise["server_round"]) == before
+    assert hub.entries("evaluation-seed") == [promise]
 
 
 def test_a_round_draws_other_rows_than_the_one_before(hub: Judged) -> None:
