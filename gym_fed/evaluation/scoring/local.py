@@ -215,7 +215,7 @@ class LocalScorer:
                 chunks.append(Chunk(node.token_ids, cache, variant, wanted > 0, num_logits=max(1, wanted)))
                 nodes.append(node)
                 tokens, rows = tokens + length, rows + wanted
-            sums.add(window.targets(nodes), self._served.step(chunks))
+            sums.add(window.targets(nodes), self._served.step(chunks, merge=True))
             for node, chunk in zip(reversed(nodes), reversed(chunks), strict=True):
                 waiting += [(child, chunk.cache) for child in reversed(node.children)]
         return sums.results(name)

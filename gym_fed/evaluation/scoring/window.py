@@ -15,15 +15,15 @@ import torch
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.scorer import Loglikelihood
 from gym_fed.evaluation.scoring.tree import FlatTree, ScoredText, TreeNode, flat, parted, tree
-from gym_fed.serving.forward.padded import TreeAttention
+from gym_fed.serving.forward.tree_attention import TreeAttention
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
-MOST_TOKENS = 512
-"""Of a tree that is computed whole: its attention is over all pairs of its tokens."""
+MOST_TOKENS = 2048
+"""Of a tree that is computed whole, which may be twice as large as other forwards."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Window:
         self.texts = texts
         self._number = {text.place: number for number, text in enumerate(texts)}
         self._device = served.device
-        most = min(MOST_TOKENS, step_tokens) if served.attends_plainly else 0
+        most = min(MOST_TOKENS, 2 * step_tokens) if served.attends_plainly else 0
         trees = [one for root in tree(texts, step_tokens) for one in parted(root, most)]
         small = [flat(root) for root in trees if root.num_tokens <= most]
         small = [one for one in small if len(one.wanted) <= most_rows]

@@ -143,8 +143,13 @@ class MultiVariantModel:
         return KVCache(capacity_hint)
 
     @torch.inference_mode()
-    def step(self, chunks: Sequence[Chunk]) -> Tensor:
+    def step(self, chunks: Sequence[Chunk], *, merge: bool = False) -> Tensor:
         """Run all chunks in one forward.
+
+        Args:
+            chunks: Each of a cache of its own.
+            merge: Whether products with base and delta may be made at once (``MergedWeights``) where all chunks are of
+                one variant. Not while serving: the last bits of an answer would depend on what is beside it.
 
         Returns:
             Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant
@@ -166,7 +171,7 @@ class MultiVariantModel:
             )
         with attention.packed(tokens):
             self._layers.rows = self._rows(
-                [(chunk.variant, len(chunk.token_ids), chunk.rows) for chunk in chunks]
+                [(chunk.variant, len(chunk.token_ids), chunk.rows) for chunk in chunks], merge
             )
             try:
                 inputs = self._inputs(chunks)
@@ -211,7 +216,7 @@ class MultiVariantModel:
         """
         keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         with attention.packed(attention.PackedTokens((), batch=batch)):
-            self._layers.rows = self._rows(parts)
+            self._layers.rows = self._rows(parts, True)
             try:
                 found = self.model(
                     input_ids=torch.tensor([list(token_ids)], device=self._device),
@@ -267,14 +272,14 @@ class MultiVariantModel:
             "use_cache": False,
         }
 
-    def _rows(self, parts: Sequence[tuple[LoadedVariant | None, int, int]]) -> StepRows | None:
+    def _rows(self, parts: Sequence[tuple[LoadedVariant | None, int, int]], merge: bool) -> StepRows | None:
         """Of each part its variant, tokens, and rows of logits."""
         variants = sorted({variant for variant, _, _ in parts if variant is not None}, key=id)
         if not variants:
             self._active = None  # so that it keeps no variant in memory
             return None
         if self._active is None or self._active.variants != tuple(variants):
-            self._active = ActiveVariants(variants, self.layout)
+            self._active = ActiveVariants(variants, self.layout, self._bulk_rows)
         number = {id(variant): at for at, variant in enumerate(variants)}
         body: list[tuple[int, int, int]] = []
         head: list[tuple[int, int, int]] = []
@@ -291,6 +296,7 @@ class MultiVariantModel:
             Segments(head, wanted, self._bulk_rows, self._device),
             dispatch.path(),
             self.products,
+            self._active.merged if merge and [span[1:] for span in body] == [(0, end)] else None,
         )
 
     @torch.inference_mode()

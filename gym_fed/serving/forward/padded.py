@@ -46,30 +46,6 @@ class _Padded:
         return found.transpose(1, 2).reshape(-1, heads, dim)[self.places]
 
 
-class TreeAttention:
-    """Trees of tokens; each token sees itself and those between it and the root.
-
-    Args:
-        visible: Of each tree ``[tokens, tokens] bool``: which tokens (columns) a token (row) sees.
-        dtype: Of the model.
-        device: Of the model.
-    """
-
-    def __init__(self, visible: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> None:
-        self._padded = _Padded([len(one) for one in visible], device)
-        longest = self._padded.longest
-        seen = np.zeros((len(visible), longest, longest), dtype=bool)
-        for number, one in enumerate(visible):
-            seen[number, : len(one), : len(one)] = one
-        seen[:, np.arange(longest), np.arange(longest)] = True  # of padding too: no row may see nothing
-        self._mask = _mask(torch.from_numpy(seen).to(device), dtype)
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See ``BatchAttention``."""
-        keys, values = self._padded.fill(key), self._padded.fill(value)
-        return self._padded.attended(query, keys, values, self._mask, scale)
-
-
 class BatchCache:
     """Keys and values of texts that grow together, one row each of ``[texts, kv_heads, capacity, dim]`` a layer.
 
@@ -114,7 +90,7 @@ class BatchCache:
 
     def mask(self, seen: np.ndarray) -> Tensor:
         """0 where ``seen``, -inf elsewhere; broadcast over heads."""
-        return _mask(torch.from_numpy(seen).to(self._device), self._dtype)
+        return mask_of(torch.from_numpy(seen).to(self._device), self._dtype)
 
     @property
     def device(self) -> torch.device:
@@ -163,7 +139,7 @@ def _grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: f
     return found.reshape(batch, heads, tokens, found.shape[-1])
 
 
-def _mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+def mask_of(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """``[batch, 1, queries, keys]``."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))[
         :, None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant, VariantWeight
+from gym_fed.serving.forward.merged import MergedWeights
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule, normal_form
 from gym_fed.serving.forward.variant_weights import DenseWeight, FactorWeight, PackedWeight, VectorWeight
 
@@ -62,8 +63,9 @@ class ModulePlan:
 class ActiveVariants:
     """Distinct variants of a step, numbered from 0; a module's plan is made on first use."""
 
-    def __init__(self, variants: Sequence[LoadedVariant], layout: ModelLayout) -> None:
+    def __init__(self, variants: Sequence[LoadedVariant], layout: ModelLayout, bulk_rows: int) -> None:
         self.variants = tuple(variants)
+        self.merged = MergedWeights(bulk_rows)
         self._weights = [variant.weights for variant in self.variants]
         self._layout = layout
         self._plans: dict[str, ModulePlan | None] = {}
@@ -217,6 +219,10 @@ class StepRows:
     """Of the sign kernels."""
     products: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Multiplications of packed deltas by form and way; ``decoded`` for a bulk span."""
+    merged: MergedWeights | None = None
+    """Where all rows are of the only variant, and its products may be made at once with the base's."""
+    product: Tensor | None = None
+    """Of the linear layer that is being computed, where it is made so."""
     _given: Tensor | None = None
     _few: Tensor | None = None
 
@@ -236,6 +242,8 @@ class VariantLayers:
         self._handles = []
         for target in layout.target_modules:
             module = model.get_submodule(target.module)
+            if target.kind == "linear":
+                self._handles.append(module.register_forward_pre_hook(self._before_linear(target)))
             self._handles.append(module.register_forward_hook(self._hook(target)))
 
     def remove(self) -> None:
@@ -244,16 +252,35 @@ class VariantLayers:
             handle.remove()
         self._handles.clear()
 
+    def _before_linear(self, target: TargetModule) -> Any:
+        """Leaves the module no rows where base and delta are multiplied at once."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
+            rows = self.rows
+            if rows is None or rows.merged is None or target.weight is None:
+                return None
+            delta = rows.active.variants[0].weights.get(target.weight)
+            rows.product = rows.merged.product(target.module, module, delta, args[0])
+            return None if rows.product is None else (args[0][:, :0],)
+
+        return hook
+
     def _hook(self, target: TargetModule) -> Any:
         add = {"linear": _add_linear, "embedding": _add_embedding, "norm": _add_norm}[target.kind]
 
-        def hook(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        def hook(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
             rows = self.rows
             if rows is None:
-                return
+                return None
             plan = rows.active.plan(target)
-            if plan is not None:
+            if plan is None:
+                return None
+            product, rows.product = rows.product, None
+            if product is None:
                 add(target, plan, rows, args[0], output)
+            else:
+                _add_to_merged(plan, rows, product)
+            return product
 
         return hook
 
@@ -282,6 +309,13 @@ def _add_linear(target: TargetModule, plan: ModulePlan, step: StepRows, x: Tenso
                 y[start:stop] += flat[start:stop] @ plan.dense[variant].matrix.T
     if plan.biases is not None and len(rows.owner):
         _add_to(y, rows.owned, plan.biases.index_select(0, rows.owner))
+
+
+def _add_to_merged(plan: ModulePlan, step: StepRows, product: Tensor) -> None:
+    for packed in plan.packed:
+        step.products[packed.form, "decoded"] += 1
+    if plan.biases is not None:
+        product += plan.biases[0]
 
 
 def _add_few(packed: Packed, index: IndexArray, rows: Segments, some: Tensor, y: Tensor, path: str) -> None:

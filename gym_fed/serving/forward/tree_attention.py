@@ -1,0 +1,165 @@
+"""Attention of trees of tokens, in which each sees itself and those between it and the root.
+
+Most pairs of a tree's tokens do not see each other: branches beside one another, and what comes later. So a tree is cut
+into runs of tokens, and each is attended with only those keys that one of it sees; runs of like sizes are one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gym_fed.serving.forward.padded import mask_of
+
+_MOST_RUN = 64
+"""Tokens of a run. Of a text alone, about half a run's pairs with itself are seen by none."""
+_LEAST_RUN = 16
+"""Branches as short as this are attended with the next ones."""
+_PRODUCT_PAIRS = 4096
+"""Pairs of tokens whose attention takes as long as one more product does."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Tokens ``[start, stop)`` of all, the keys that one of them sees, and ``[tokens, keys] bool`` which sees which."""
+
+    start: int
+    stop: int
+    keys: np.ndarray
+    visible: np.ndarray
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.visible.shape[0], self.visible.shape[1]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Runs side by side, padded: numbers of tokens ``[runs, queries]`` and ``[runs, keys]``, and their mask."""
+
+    queries: Tensor
+    keys: Tensor
+    mask: Tensor
+    _masks: dict[int, Tensor] = field(default_factory=dict)
+
+    def mask_for(self, groups: int) -> Tensor:
+        """For so many heads that lie along the tokens."""
+        if groups not in self._masks:
+            self._masks[groups] = self.mask.repeat(1, 1, groups, 1)
+        return self._masks[groups]
+
+
+class TreeAttention:
+    """Trees one behind the other in a forward.
+
+    Args:
+        visible: Of each tree ``[tokens, tokens] bool``: which tokens (columns) a token (row) sees.
+        dtype: Of the model.
+        device: Of the model.
+    """
+
+    def __init__(self, visible: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> None:
+        runs: list[_Run] = []
+        first = 0
+        for one in visible:
+            runs += [_run(one, start, stop, first) for start, stop in _cuts(one)]
+            first += len(one)
+        self._products: list[_Product] = []
+        order = np.zeros(first, dtype=np.int64)
+        done = 0
+        for group in _groups(runs):
+            self._products.append(_product(group, dtype, device))
+            most = self._products[-1].queries.shape[1]
+            for number, run in enumerate(group):
+                order[run.start : run.stop] = done + number * most + np.arange(run.stop - run.start)
+            done += len(group) * most
+        self._order = torch.from_numpy(order).to(device)
+        """Of each token its place in what the products give."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """See ``BatchAttention``."""
+        del layer
+        heads, tokens, dim = query.shape
+        kv_heads, groups = len(key), heads // len(key)
+        queries = query.transpose(0, 1).reshape(tokens, heads * dim)
+        held = [one.transpose(0, 1).reshape(tokens, -1) for one in (key, value)]
+        parts = []
+        for one in self._products:
+            runs, most = one.queries.shape
+            # Heads that share a key head lie along the tokens.
+            some = queries.index_select(0, one.queries.flatten()).view(runs, most, kv_heads, groups, dim)
+            stacked = some.permute(0, 2, 3, 1, 4).reshape(runs, kv_heads, groups * most, dim)
+            seen = one.keys.flatten()
+            keys, values = (
+                part.index_select(0, seen).view(*one.keys.shape, kv_heads, -1).transpose(1, 2)
+                for part in held
+            )
+            found = functional.scaled_dot_product_attention(
+                stacked, keys, values, attn_mask=one.mask_for(groups), scale=scale
+            )
+            apart = found.reshape(runs, kv_heads, groups, most, -1).permute(0, 3, 1, 2, 4)
+            parts.append(apart.reshape(runs * most, -1))
+        return torch.cat(parts).index_select(0, self._order).view(tokens, heads, -1)
+
+
+def _cuts(visible: np.ndarray) -> list[tuple[int, int]]:
+    """A tree's tokens in runs, cut where a token does not follow the one before it, and where they are too long."""
+    follows = np.diagonal(visible, -1)
+    starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(visible)]
+    found: list[tuple[int, int]] = []
+    for start, stop in pairwise(starts):
+        count = -(-(stop - start) // _MOST_RUN)
+        ends = [start + (stop - start) * part // count for part in range(count + 1)]
+        if found and stop - found[-1][0] <= _LEAST_RUN:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found += pairwise(ends)
+    return found
+
+
+def _run(visible: np.ndarray, start: int, stop: int, first: int) -> _Run:
+    """Rows of a tree whose first token is ``first`` of all."""
+    keys = np.flatnonzero(visible[start:stop].any(axis=0))
+    return _Run(first + start, first + stop, first + keys, visible[start:stop, keys])
+
+
+def _groups(runs: Sequence[_Run]) -> list[list[_Run]]:
+    """Runs for one product each: the parts of the sorted runs that have the fewest pairs, padding counted."""
+    order = sorted(runs, key=lambda run: run.size)
+    sizes = np.array([run.size for run in order])
+    least, begin = [0.0], [0]
+    for stop in range(1, len(order) + 1):
+        # Of the last part, for each first run of it.
+        most = np.maximum.accumulate(sizes[:stop][::-1], axis=0)[::-1]
+        pairs = most.prod(axis=1) * np.arange(stop, 0, -1) + _PRODUCT_PAIRS + np.array(least)
+        begin.append(int(pairs.argmin()))
+        least.append(float(pairs.min()))
+    found: list[list[_Run]] = []
+    stop = len(order)
+    while stop:
+        found.append(order[begin[stop] : stop])
+        stop = begin[stop]
+    return found
+
+
+def _product(runs: Sequence[_Run], dtype: torch.dtype, device: torch.device) -> _Product:
+    most = [max(run.size[axis] for run in runs) for axis in (0, 1)]
+    queries, keys = (np.zeros((len(runs), count), dtype=np.int64) for count in most)
+    seen = np.zeros((len(runs), *most), dtype=bool)
+    for number, run in enumerate(runs):
+        tokens, width = run.size
+        queries[number, :tokens] = np.arange(run.start, run.stop)
+        keys[number, :width] = run.keys
+        seen[number, :tokens, :width] = run.visible
+        seen[number, tokens:, 0] = True  # padding: no row may see nothing
+    return _Product(
+        torch.from_numpy(queries).to(device),
+        torch.from_numpy(keys).to(device),
+        mask_of(torch.from_numpy(seen).to(device), dtype),
+    )
