@@ -12,10 +12,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.data import TaskRows
 from gym_fed.evaluation.suites.definitions import named, resolved
-from gym_fed.evaluation.suites.rendering import refuse, sandboxed, value_of
+from gym_fed.evaluation.suites.rendering import TEMPLATES, refuse, sandboxed, value_of
 from gym_fed.evaluation.suites.row_files import Row, rows_sha256
 
-TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 _RENDERED_ROWS = 8
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 

@@ -25,14 +25,13 @@ from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import Mark, parse_config, read_config_text
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.grading import COLUMNS
-from gym_fed.evaluation.suites.rendering import TemplateProblem, first_problem, parse
+from gym_fed.evaluation.suites.rendering import TEMPLATES, TemplateProblem, first_problem, parse
 from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
 from gym_fed.files import lies_in
 from gym_fed.text import plain
 
 RENDERED_ROWS = 200
 """How many rows are tried before a model is loaded."""
-_TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 _HAS_TEMPLATE = re.compile(r"\{[{%#]")
 
 
@@ -198,7 +197,7 @@ class TaskFile(StrictModel):
             raise ValueError("is text, not a template")
         return value
 
-    @field_validator(*_TEMPLATES)
+    @field_validator(*TEMPLATES)
     @classmethod
     def _templates(cls, value: Any) -> Any:
         try:

@@ -17,6 +17,8 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
 Row = Mapping[str, Any]
+TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
+"""The keys of a task that make prompt, target and choices of a row."""
 _MOST_CHARACTERS = 10_000_000
 """Of what one operation of a template makes; prompts are far shorter."""
 _MOST_DIGITS = 18
