@@ -103,6 +103,7 @@ def reworded_evaluation(rest: Sequence[str], options: Mapping[str, bool]) -> lis
     if "model" in flags or "model_args" in flags:
         arguments = _model_arguments(flags.pop("model_args", []))
         named, ours = _model((flags.pop("model", None) or ["hf"])[-1], arguments)
+        left = _tasks_joined(left)
     for key, values in flags.items():
         dashed = f"--{key.replace('_', '-')}"
         if (refused := REFUSED.get(key)) is not None:
@@ -116,6 +117,17 @@ def reworded_evaluation(rest: Sequence[str], options: Mapping[str, bool]) -> lis
             ours += [dashed, *values]
     at = 1 if left[:1] == ["run"] else 0
     return [*left[:at], *named, *left[at:], *ours]
+
+
+def _tasks_joined(words: Sequence[str]) -> list[str]:
+    """``--tasks a b`` as ``--tasks a,b``; where the model is a flag, no other word stands alone behind it."""
+    found: list[str] = []
+    for word in words:
+        if found[-2:-1] == ["--tasks"] and not word.startswith("-"):
+            found[-1] += f",{word}"
+        else:
+            found.append(word)
+    return found
 
 
 def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:

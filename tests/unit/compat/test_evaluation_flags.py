@@ -39,6 +39,7 @@ def ours(line: str) -> str:
             "eval run me --tasks a --dtype float32",
         ),
         ("eval --model gym-nano --tasks a", "eval gym-nano --tasks a"),
+        ("eval --model gym-nano --tasks a b c --limit 5", "eval gym-nano --tasks a,b,c --limit 5"),
         (
             "eval --model local-completions "
             "--model_args model=m,base_url=http://127.0.0.1:8000/v1/completions,num_concurrent=4 --tasks a",
