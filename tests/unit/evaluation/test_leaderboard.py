@@ -191,6 +191,15 @@ def test_another_model_or_other_rows_are_refused_before_anything_is_signed(board
     assert status(board) == "self-reported"
 
 
+@pytest.mark.parametrize("part", ["model", "delta", "template"])
+def test_another_delta_or_template_is_refused_before_anything_is_signed(part: str, board: Path) -> None:
+    other = replace(RUN, identity={**RUN.identity, part: "another"})
+    with pytest.raises(GymError, match=f"the {part} here is another") as caught:
+        verified(board, source=other)
+    assert caught.value.code is ErrorCode.BASE_MISMATCH
+    assert status(board) == "self-reported"
+
+
 def test_figures_that_the_samples_do_not_have_are_not_submitted(tmp_path: Path) -> None:
     better = replace(RUN.tasks["wet"], figures={"acc": Figure(0.99, 0.01, 30)})
     with pytest.raises(GymError, match=r"0\.99 is stated, the samples have 0\.66"):

@@ -191,6 +191,18 @@ def test_a_tag_on_a_version_that_was_replaced_is_refused(
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
 
 
+def test_a_move_that_was_copied_to_another_tag_is_refused(
+    registry: ModelRegistry, store: Path, manifest: dict[str, Any]
+) -> None:
+    registry.tag(f"{NAME}@1", "tested", key=own_key())
+    folder = store / f"tags/{NAME}/stable"
+    folder.mkdir(parents=True)
+    (folder / "000001.json").write_bytes((store / f"tags/{NAME}/tested/000001.json").read_bytes())
+    with pytest.raises(GymError, match=f"is move 1 of {NAME}:tested") as caught:
+        registry.show(f"{NAME}:stable")
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
 def test_a_tag_that_a_stranger_moved_is_refused(
     registry: ModelRegistry, store: Path, tmp_path: Path, manifest: dict[str, Any]
 ) -> None:

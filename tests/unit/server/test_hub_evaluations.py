@@ -15,6 +15,7 @@ import torch
 import yaml
 from gym_server.cli.checks_at_start import check_at_start
 from gym_server.cli.setup import init_hub
+from gym_server.evaluations import versions
 from gym_server.evaluations.gate import SuiteOutcome, TaskDrop, drop_of
 from gym_server.evaluations.runner import main_value
 from gym_server.evaluations.seeds import promise_seed, seed_of
@@ -26,6 +27,7 @@ from gym_server.store.tables import evaluation_seeds
 
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.evaluations import GateEvaluation
+from gym_fed.config.hub.sections import GateConfig
 from gym_fed.delta.base import model_tensors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.reader import read_record
@@ -144,6 +146,15 @@ def test_the_worst_task_is_one_whose_bound_is_above_what_is_allowed() -> None:
     worst = outcome(0.01, 0.03, 0.05, 0.04).worst
     assert worst is not None
     assert worst.bound == 0.05
+
+
+@pytest.mark.parametrize(("asked", "applied"), [(None, True), (False, False), (True, True)])
+def test_versions_are_evaluated_with_the_gate_s_template_unless_asked(
+    asked: bool | None, applied: bool, tmp_path: Path
+) -> None:
+    gate = GateConfig.model_validate({"evals": [{**SUITE, "apply_chat_template": True}]})
+    fed: Any = SimpleNamespace(config=SimpleNamespace(gate=gate), folder=tmp_path)
+    assert versions._suite(fed, "tiny_cloze", 8, asked).config.apply_chat_template is applied
 
 
 def test_where_less_is_better_a_rise_is_the_drop() -> None:
