@@ -21,7 +21,7 @@ def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()
     Args:
         model: As ``Evaluator`` takes it.
         data: Folder of evaluation sets.
-        own: Files that the tasks may be in, as whoever re-runs them names them: a record, which may be another's, must
+        own: Files that the tasks may be in, as the user names them: a record, which may be another's, must
             not name files of this machine.
 
     Returns:
