@@ -19,8 +19,6 @@ from gym_fed.text import plain
 Row = Mapping[str, Any]
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 """The keys of a task that make prompt, target and choices of a row."""
-_MOST_CHARACTERS = 10_000_000
-"""Of what one operation of a template makes; prompts are far shorter."""
 _MOST_DIGITS = 18
 """Of a number of a choice; a longer one is text."""
 
@@ -166,6 +164,7 @@ def _render(key: str, template: str, row: Row) -> str:
     from jinja2.exceptions import SecurityError
 
     try:
+        _environment().begin()
         return _template(template)(**row)
     except SecurityError as error:
         raise TemplateProblem(key, f"is not allowed in a template: {plain(error, 120)}") from error
@@ -185,29 +184,11 @@ def _template(text: str) -> Callable[..., str]:
 
 @cache
 def _environment() -> Any:
-    from jinja2 import BaseLoader, StrictUndefined
-    from jinja2.exceptions import SecurityError
-    from jinja2.sandbox import SandboxedEnvironment
+    from gym_fed.evaluation.suites.sandbox import BoundedEnvironment
 
-    class Environment(SandboxedEnvironment):
-        """No attribute that is not meant for templates, and no product that fills the memory."""
-
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "**" or (hasattr(left, "__len__") or hasattr(right, "__len__")):
-                size = _size(left) * _size(right)
-                if operator == "**" or size > _MOST_CHARACTERS:
-                    raise SecurityError(f"{operator} with a result of this size")
-            return super().call_binop(context, operator, left, right)
-
-    made = Environment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
+    made = BoundedEnvironment()
     made.filters["regex_replace"] = _regex_replace
     return made
-
-
-def _size(value: Any) -> int:
-    return len(value) if hasattr(value, "__len__") else abs(value) if isinstance(value, int) else 1
 
 
 def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -17,6 +18,12 @@ SILENCE_SECONDS = 600.0
 
 MAX_ANSWER_BYTES = 64 << 20
 """Of an answer that is not streamed, unpacked; the log-probabilities of 100,000 tokens take some 10 MB."""
+
+MAX_LINE_BYTES = 4 << 20
+"""Of one line of a stream: a chunk with its log-probabilities has some kB."""
+
+ANSWER_SECONDS = 3600.0
+"""For one answer from its first byte to its last: a server may send a byte now and then, and never end."""
 
 _CODES = {
     401: ErrorCode.UNAUTHENTICATED,
@@ -70,7 +77,7 @@ class RemoteWriter:
             with self._client.stream("POST", place, json={**body, "stream": True}) as answer:
                 if answer.status_code != 200:
                     raise _refusal(place, _whole(place, answer))
-                for line in answer.iter_lines():
+                for line in _lines(place, answer):
                     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                     if data == "[DONE]":
                         return
@@ -143,18 +150,44 @@ def _whole(place: str, answer: httpx.Response) -> httpx.Response:
     """An answer with its body, which is read up to ``MAX_ANSWER_BYTES``."""
     import httpx
 
-    parts, num_bytes = [], 0
+    parts = list(_parts(place, answer))
+    kept = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
+    return httpx.Response(answer.status_code, headers=kept, content=b"".join(parts))
+
+
+def _lines(place: str, answer: httpx.Response) -> Iterator[str]:
+    """Lines of a stream, each of ``MAX_LINE_BYTES`` at most."""
+    begun: list[bytes] = []
+    num_bytes = 0
+    for part in _parts(place, answer):
+        begun.append(part)
+        num_bytes += len(part)
+        if b"\n" in part or b"\r" in part:
+            *lines, rest = (b"".join(begun) + b"\0").splitlines()  # the end of what has no newline yet
+            for line in lines:
+                yield line.decode("utf-8", errors="replace")
+            begun, num_bytes = [rest[:-1]], len(rest) - 1
+        if num_bytes > MAX_LINE_BYTES:
+            raise _too_much(place, f"a line of more than {MAX_LINE_BYTES} bytes")
+    yield b"".join(begun).decode("utf-8", errors="replace")
+
+
+def _parts(place: str, answer: httpx.Response) -> Iterator[bytes]:
+    """The bytes of an answer, up to ``MAX_ANSWER_BYTES`` and for ``ANSWER_SECONDS``."""
+    end, num_bytes = time.monotonic() + ANSWER_SECONDS, 0
     for part in answer.iter_bytes():
         num_bytes += len(part)
         if num_bytes > MAX_ANSWER_BYTES:
-            raise GymError(
-                ErrorCode.UNAVAILABLE,
-                f"{place}: answers with more than {MAX_ANSWER_BYTES} bytes",
-                "is it a server with OpenAI's API?",
-            )
-        parts.append(part)
-    kept = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
-    return httpx.Response(answer.status_code, headers=kept, content=b"".join(parts))
+            raise _too_much(place, f"more than {MAX_ANSWER_BYTES} bytes")
+        if time.monotonic() > end:
+            raise _too_much(place, f"bytes for more than {ANSWER_SECONDS:.0f} seconds, without an end")
+        yield part
+
+
+def _too_much(place: str, what: str) -> GymError:
+    return GymError(
+        ErrorCode.UNAVAILABLE, f"{place}: answers with {what}", "is it a server with OpenAI's API?"
+    )
 
 
 def _chunk(place: str, data: str) -> dict[str, Any]:

@@ -114,3 +114,28 @@ def test_an_answer_is_read_up_to_a_limit_whatever_it_unpacks_to(
     with pytest.raises(GymError, match="answers with more than 100000 bytes") as caught:
         list(scorer.answers([AnswerRequest((97,))]))
     assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_an_answer_that_drips_is_given_up_after_its_time(
+    server: Server, scorer: ApiScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.reply = scored("-1.0")
+    assert scorer._score(ASKED).logprob == -1.0
+    monkeypatch.setattr(remote_writer, "ANSWER_SECONDS", -1.0)  # it is over with the first byte
+    with pytest.raises(GymError, match="without an end") as caught:
+        scorer._score(ASKED)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_a_line_of_a_stream_has_a_limit_and_lines_end_as_events_do(
+    server: Server, scorer: ApiScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_writer, "MAX_LINE_BYTES", 1000)
+    chunks = [f'data: {{"n": "{mark}"}}' for mark in ("one", "\u2028")]
+    server.reply = "\r\n\r\n".join([*chunks, "data: [DONE]"]).encode()
+    assert list(scorer._writer.write("/v1/completions", {})) == [{"n": "one"}, {"n": "\u2028"}]
+    server.reply = chunks[0].encode() + b"\n" + b"x" * 1001
+    stream = scorer._writer.write("/v1/completions", {})
+    with pytest.raises(GymError, match="a line of more than 1000 bytes") as caught:
+        list(stream)
+    assert caught.value.code is ErrorCode.UNAVAILABLE

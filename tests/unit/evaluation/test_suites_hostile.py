@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.suites import row_files
+from gym_fed.evaluation.suites import row_files, sandbox
 from gym_fed.evaluation.suites.rendering import TemplateProblem, parse, render, value_of
 from gym_fed.evaluation.suites.row_files import read_rows
 
@@ -66,3 +66,62 @@ def test_a_parquet_file_of_more_rows_than_a_set_has_is_refused(
     with pytest.raises(GymError, match="more than 1000 rows") as caught:
         read_rows(tmp_path / "rows.parquet")
     assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ '%300000000d' % 1 }}",
+        "{{ '%*d' % (300000000, 1) }}",
+        "{{ '%(a)s%(a)s' % {'a': 'x' * 9000000} }}",
+        "{{ 'a'.rjust(300000000) }}",
+        "{{ 'a'.zfill(300000000) }}",
+        "{{ '{:>300000000}'.format(1) }}",
+        "{{ '{:{w}}'.format(1, w=300000000) }}",
+        "{{ ('{:9999999}' * 40).format(*range(40)) }}",
+        "{{ '{a:>300000000}'.format_map({'a': 1}) }}",
+        "{{ 'a' | center(300000000) }}",
+        "{{ '%300000000d' | format(1) }}",
+        "{{ ('a\n' * 3000) | indent(100000) }}",
+        "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
+        "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
+        "{{ range(100000) | join('x' * 100000) }}",
+        "{{ ('x' * 100000).join(['a'] * 100000) }}",
+        "{{ ['x' * 100000] * 100000 }}",
+        "{% set n = namespace(x='x') %}{% for i in range(30) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x='x') %}{% for i in range(30) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x=9) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x > 1 }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{{ [1] | batch(300000000, 0) | list }}",
+    ],
+)
+def test_a_template_whose_result_would_fill_the_memory_is_refused_by_key(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "MOST_STEPS", 10_000)
+    with pytest.raises(TemplateProblem, match=r"doc_to_text: .*not allowed in a template"):
+        value_of("doc_to_text", template, {}, False)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ '%5.1f%%|%s' % (2.25, q) }}", "  2.2%|why"),
+        ("{{ '{:>5}|{q}'.format(1, q=q) }}", "    1|why"),
+        ("{{ q ~ 1 ~ none ~ [2] }}", "why1None[2]"),
+        (
+            "{% for c in cs %}{{ loop.index }}/{{ loop.length }}{{ c }}{% if not loop.last %}, {% endif %}{% endfor %}",
+            "1/2a, 2/2b",
+        ),
+        ("{% for c in cs if c == 'b' %}{{ c }}{% else %}none{% endfor %}", "b"),
+        (
+            "{{ cs | map('upper') | join('-') }}|{{ '-'.join(cs) }}|{{ q.replace('w', 'W') | center(7) }}",
+            "A-B|a-b|  Why  ",
+        ),
+        ("{{ 'a\nb' | indent(2) }}{{ [1] + [2] }}{{ 7 % 4 }}{{ cs | tojson }}", 'a\n  b[1, 2]3["a", "b"]'),
+        ("{{ cs | batch(1) | list | length }}{{ 2.567 | round(1) }}", "22.6"),
+    ],
+)
+def test_what_templates_use_is_as_in_jinja(template: str, text: str) -> None:
+    assert value_of("doc_to_text", template, {"q": "why", "cs": ["a", "b"]}, False) == text

@@ -1,0 +1,248 @@
+"""Jinja's sandbox for templates that a stranger may have written: none makes a very large text, or runs very long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
+from threading import local
+from types import BuiltinMethodType
+from typing import Any
+
+from jinja2 import BaseLoader, StrictUndefined, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
+from jinja2.visitor import NodeTransformer
+
+MOST_CHARACTERS = 10_000_000
+"""Of what one operation of a template makes; prompts are far shorter."""
+MOST_STEPS = 200_000
+"""Turns of loops and calls of one rendering."""
+_MOST_BITS = 1 << 20
+_NUMBER = re.compile(r"\d+")
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_WIDE = ("batch", "center", "round", "slice")
+"""Filters whose result is as large as a number that they are given."""
+_EACH = ("indent", "tojson", "wordwrap")
+"""Filters that put an argument before many places of a text."""
+
+
+class BoundedEnvironment(SandboxedEnvironment):
+    """No attribute that is not meant for templates, and no result that fills the memory."""
+
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True, finalize=_printable
+        )
+        del self.globals["lipsum"]
+        self._steps = local()
+        checks: dict[str, Callable[..., None]] = {"join": _join, "replace": _replace, "format": _format}
+        checks |= dict.fromkeys(_WIDE, _width) | dict.fromkeys(_EACH, _product)
+        for name, check in checks.items():
+            self.filters[name] = _after(check, self.filters[name])
+        for name in list(self.filters):
+            self.filters[name] = _after(_arguments, self.filters[name])
+        self.filters["counted turns"] = self._turns
+
+    def begin(self) -> None:
+        """A rendering begins: its steps are counted from here."""
+        self._steps.done = 0
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """See ``SandboxedEnvironment``."""
+        if operator == "**":
+            raise SecurityError("** with a result of this size")
+        if operator == "%" and isinstance(left, str):
+            _format(left, *(right if isinstance(right, tuple) else (right,)))
+        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+            _require("+", len(left) + len(right))
+        elif operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
+            _require("*", _size(left) * _size(right))
+        elif isinstance(left, int) and isinstance(right, int):
+            _require(operator, (left.bit_length() + right.bit_length()) * (MOST_CHARACTERS // _MOST_BITS))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """See ``SandboxedEnvironment``."""
+        __self._step()
+        _arguments(*args, **kwargs)
+        is_method = isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str | bytes | int)
+        if is_method and (check := _METHODS.get(__obj.__name__)) is not None:
+            check(__obj.__self__, *args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """See ``SandboxedEnvironment``."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text, is_map = value.__self__, value.__name__ == "format_map"
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            return _Formatter(self).vformat(text, *(((), args[0]) if is_map else (args, kwargs)))
+
+        return formatted
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _Counted().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+
+    def _turns(self, values: Any) -> Iterator[Any]:
+        for value in values:
+            self._step()
+            yield value
+
+    def _step(self) -> None:
+        self._steps.done = getattr(self._steps, "done", 0) + 1
+        if self._steps.done > MOST_STEPS:
+            raise SecurityError(f"more than {MOST_STEPS} turns of loops and calls")
+
+
+class _Counted(NodeTransformer):
+    """Has turns of loops counted, and texts put together by ``~`` as those by ``+``."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "counted turns")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
+        self.generic_visit(node)
+        found: nodes.Expr = _filtered(node.nodes[0], "string")
+        for one in node.nodes[1:]:
+            found = nodes.Add(found, _filtered(one, "string"), lineno=node.lineno)
+        assert node.environment is not None
+        found.set_environment(node.environment)
+        return found
+
+
+class _Formatter(SandboxedFormatter):
+    """Of ``str.format``: counts what all its fields make."""
+
+    def __init__(self, environment: BoundedEnvironment) -> None:
+        super().__init__(environment)
+        self._made = 0
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        self._made += sum(map(_number, _NUMBER.findall(format_spec)))
+        _require("format", self._made)
+        _printable(value)
+        found = super().format_field(value, format_spec)
+        self._made += len(found)
+        return found
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Expr:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+def _after(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that is checked first; what it is given beside its arguments has no size."""
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = [list(one) if isinstance(one, Iterator) else one for one in args]
+        check(*given[skipped:], **kwargs)
+        return function(*given, **kwargs)
+
+    return checked
+
+
+def _require(what: str, size: int) -> None:
+    if size > MOST_CHARACTERS:
+        raise SecurityError(f"{what} with a result of this size")
+
+
+def _arguments(*args: Any, **kwargs: Any) -> None:
+    for one in (*args, *kwargs.values()):
+        _printable(one)
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, _CONTAINERS):
+        _require("a list", _text_size(value))
+    return value
+
+
+def _text_size(value: Any) -> int:
+    """Characters of a value as text, at least; counted until there are too many."""
+    size, waiting = 0, [value]
+    while waiting and size <= MOST_CHARACTERS:
+        one = waiting.pop()
+        if isinstance(one, str | bytes):
+            size += len(one) + 1
+        elif isinstance(one, Mapping):
+            size += 2 + len(one)
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, _CONTAINERS):
+            size += 2 + len(one)
+            waiting += one
+        else:
+            size += 1
+    return size
+
+
+def _size(value: Any) -> int:
+    return len(value) if hasattr(value, "__len__") else abs(value) if isinstance(value, int) else 1
+
+
+def _number(digits: str) -> int:
+    return int(digits) if len(digits) < 18 else 10**18
+
+
+def _width(_: Any, *args: Any, **kwargs: Any) -> None:
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, int):
+            _require("a width", one)
+
+
+def _product(value: Any, *args: Any, **kwargs: Any) -> None:
+    size = _text_size(value)
+    for one in (*args, *kwargs.values()):
+        size *= max(1, _size(one))
+    _require("a width", size)
+
+
+def _format(text: Any, *args: Any, **kwargs: Any) -> None:
+    """``%`` of a text: every number in it, and every value that it may show as often as it may."""
+    text = str(text)
+    shown = [*args, *kwargs.values()]
+    numbers = sum(map(_number, _NUMBER.findall(text))) if "%" in text else 0
+    stars = sum(abs(one) for one in shown if isinstance(one, int)) if "*" in text else 0
+    by_name = text.count("%(") if any(isinstance(one, Mapping) for one in shown) or kwargs else 1
+    _require("%", len(text) + numbers + stars + max(1, by_name) * sum(map(_text_size, shown)))
+
+
+def _join(values: Iterable[Any], d: Any = "", attribute: Any = None) -> None:
+    found = list(values)
+    _require("join", _text_size(found) + len(found) * _size(d))
+
+
+def _joined(text: Any, values: Iterable[Any]) -> None:
+    if isinstance(values, _CONTAINERS):
+        _join(values, text)
+
+
+def _replace(text: Any, old: Any, new: Any, count: Any = None) -> None:
+    text, old, new = str(text), str(old), str(new)
+    _require("replace", len(text) + text.count(old) * len(new))
+
+
+def _expandtabs(text: Any, tabsize: int = 8) -> None:
+    _require("expandtabs", len(text) + text.count("\t") * tabsize)
+
+
+def _translate(text: Any, table: Mapping[Any, Any]) -> None:
+    longest = max((_size(one) for one in table.values() if isinstance(one, str)), default=1)
+    _require("translate", len(text) * longest)
+
+
+_METHODS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _width),
+    "expandtabs": _expandtabs,
+    "join": _joined,
+    "replace": _replace,
+    "to_bytes": _width,
+    "translate": _translate,
+}
