@@ -128,15 +128,14 @@ class GreedyWriter:
     def _prefill(
         self, cache: BatchCache, rows: Sequence[tuple[str, int]], prompts: Sequence[GreedyPrompt]
     ) -> Tensor:
-        """Logits after every prompt, read in forwards of one variant and about ``step_tokens``, padding counted."""
+        """Logits after every prompt, read in forwards of about ``step_tokens``, padding counted."""
         found: list[Tensor] = []
         first = 0
         while first < len(rows):
             last, longest = first, 0
             while last < len(rows):
                 longest = max(longest, len(prompts[rows[last][1]].token_ids))
-                too_many = longest * (last + 1 - first) > self._step_tokens
-                if last > first and (too_many or rows[last][0] != rows[first][0]):
+                if last > first and longest * (last + 1 - first) > self._step_tokens:
                     break
                 last += 1
             texts = [prompts[number].token_ids for _, number in rows[first:last]]

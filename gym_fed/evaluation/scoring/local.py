@@ -196,7 +196,7 @@ class LocalScorer:
         for step in window.together:
             parts = [(variant, len(step.token_ids), len(step.wanted))]
             logits = self._served.step_together(
-                step.token_ids, step.positions, parts, step.wanted, step.attention
+                step.token_ids, step.positions, parts, step.wanted, step.attention, merge=True
             )
             sums.add(step.targets, logits)
         # Depth first: a node's cache is freed once what follows it is computed.

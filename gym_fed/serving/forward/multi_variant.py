@@ -201,6 +201,7 @@ class MultiVariantModel:
         parts: Sequence[tuple[LoadedVariant | None, int, int]],
         wanted: Sequence[int],
         batch: BatchAttention,
+        merge: bool = False,
     ) -> Tensor:
         """One forward of tokens that ``batch`` attends; only where ``attends_plainly``.
 
@@ -210,13 +211,14 @@ class MultiVariantModel:
             parts: Variant, tokens and wanted logits of each run of texts of one variant, in order.
             wanted: The tokens after which logits are computed, in order.
             batch: Keeps the texts apart.
+            merge: As in ``step``.
 
         Returns:
             Logits ``[wanted, vocabulary]`` float32.
         """
         keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         with attention.packed(attention.PackedTokens((), batch=batch)):
-            self._layers.rows = self._rows(parts, True)
+            self._layers.rows = self._rows(parts, merge)
             try:
                 found = self.model(
                     input_ids=torch.tensor([list(token_ids)], device=self._device),
