@@ -24,6 +24,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import Mark, parse_config, read_config_text
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.suites.expressions import require_quick
 from gym_fed.evaluation.suites.grading import COLUMNS
 from gym_fed.evaluation.suites.rendering import TEMPLATES, TemplateProblem, first_problem, parse
 from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
@@ -345,8 +346,5 @@ def _at(file: Path, marks: Mapping[Any, Mark], place: tuple[str, ...], message: 
 
 
 def _expression(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from error
+    require_quick(value)
     return value

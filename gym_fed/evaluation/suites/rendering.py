@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.suites.expressions import require_quick
 from gym_fed.text import plain
 
 Row = Mapping[str, Any]
@@ -192,7 +193,17 @@ def _environment() -> Any:
 
 
 def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:
+    require_quick(pattern)
+    _require_short(text, pattern, repl)
     return re.sub(pattern, repl, text, count=count)
+
+
+def _require_short(text: str, pattern: str, repl: str) -> None:
+    """Of a replacement for every place, whose references to groups are at most the text each."""
+    from gym_fed.evaluation.suites.sandbox import MOST_CHARACTERS
+
+    if repl and (len(text) + 1) * len(repl) > MOST_CHARACTERS:
+        raise ValueError(f"regex_replace: {len(repl)} characters for each place of {len(text)}")
 
 
 def first_problem(

@@ -8,6 +8,8 @@ import pytest
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import row_files, sandbox
+from gym_fed.evaluation.suites.expressions import require_quick
+from gym_fed.evaluation.suites.own_file import AnswerStep, TaskMetric
 from gym_fed.evaluation.suites.rendering import TemplateProblem, parse, render, value_of
 from gym_fed.evaluation.suites.row_files import read_rows
 
@@ -125,3 +127,40 @@ def test_a_template_whose_result_would_fill_the_memory_is_refused_by_key(
 )
 def test_what_templates_use_is_as_in_jinja(template: str, text: str) -> None:
     assert value_of("doc_to_text", template, {"q": "why", "cs": ["a", "b"]}, False) == text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+$", "(a|a)*b", "(a*)*", "(?:a?){40}b", "(?:.*a){20}", "(?=(a|ab)+)c", "(?>(a+)+)c", ".*.*.*.*x"],
+)
+def test_an_expression_that_may_take_for_ever_is_refused_wherever_it_stands(pattern: str) -> None:
+    text = "a" * 200_000 + "!"
+    problem = "a repeat within a repeat|too many ways to match"
+    with pytest.raises(ValueError, match=problem):
+        AnswerStep(function="regex", regex_pattern=pattern)
+    with pytest.raises(ValueError, match=problem):
+        TaskMetric(metric="exact_match", regexes_to_ignore=[pattern])
+    with pytest.raises(TemplateProblem, match=problem):
+        value_of("doc_to_text", "{{ q | regex_replace(p, '') }}", {"q": text, "p": pattern}, False)
+
+
+def test_a_replacement_that_would_fill_the_memory_is_refused() -> None:
+    template = "{{ ('a' * 10000) | regex_replace('a', 'b' * 10000) }}"
+    with pytest.raises(TemplateProblem, match="regex_replace: 10000 characters for each place of 10000"):
+        value_of("doc_to_text", template, {}, False)
+    assert value_of("doc_to_text", "{{ 'a1b22' | regex_replace('[0-9]+', '#') }}", {}, False) == "a#b#"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"#### (\-?[0-9\.\,]+)",
+        r"(-?[$0-9.,]{2,})|(-?[0-9]+)",
+        r"<answer>\s*(.*?)\s*</answer>",
+        r"(?i)answer is \(?([A-D])\)?",
+        r"(?<=answer is )(.*)(?=\.)",
+        r"\\boxed\{([^}]*)\}",
+    ],
+)
+def test_expressions_that_tasks_have_are_taken(pattern: str) -> None:
+    require_quick(pattern)
