@@ -37,6 +37,10 @@ class Objects:
         """The store's address, the same however its folder was named."""
         return self._root if self._is_local else self.url
 
+    def is_there(self) -> bool:
+        """Whether the folder exists, or anything under the URL."""
+        return bool(self._fs.exists(self._root))
+
     def put(self, file: Path, sha256: str) -> None:
         """Store a local file, unless the store has it.
 

@@ -19,7 +19,7 @@ from gym_client.hub.transport import HubClient
 from gym_server.cli.accounts import accounts_of, accounts_table
 from gym_server.cli.show import (
     LogLine,
-    ledger_line,
+    ledger_lines,
     rewards_shown,
     rewards_table,
     rounds_tables,
@@ -199,7 +199,7 @@ def test_what_can_be_read_is_a_name_and_every_command_shows_it(
         rewards_table(rewards_shown(fed)),
     ):
         assert name in rendered(shown)
-    assert any(name in ledger_line(entry.to_dict()) for entry in fed.ledger.entries())
+    assert any(name in ledger_lines(entry.to_dict())[0] for entry in fed.ledger.entries())
 
 
 @SETTINGS
@@ -251,7 +251,7 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
         variants_table([variant]),
     ):
         assert_harmless(rendered(shown))
-    assert_harmless(ledger_line({"sequence": 1, "hash": text, "kind": text, "body": {"a": text}}))
+    assert_harmless(ledger_lines({"sequence": 1, "hash": text, "kind": text, "body": {"a": text}})[0])
 
 
 @SETTINGS

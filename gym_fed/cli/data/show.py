@@ -51,8 +51,8 @@ def show(
         list[str] | None,
         typer.Option(
             "--against",
-            metavar="SUITE",
-            help="Look for evaluation rows of this suite. [default: of every suite that is on this machine]",
+            metavar="A,B",
+            help="Look for evaluation rows of these suites or tasks. [default: of every suite that is on this machine]",
         ),
     ] = None,
     ignore_unsupported: Annotated[
@@ -72,7 +72,7 @@ def show(
     of_configs = {"--set": bool(set_), "--ignore-unsupported": ignore_unsupported}
     from gym_fed.evaluation.contamination.check import ContaminationCheck, filters_here
 
-    contamination = ContaminationCheck(filters_here(against))
+    contamination = ContaminationCheck(filters_here(_names(against)))
     if source.endswith((".yaml", ".yml")):
         _refuse(of_files, "data files", "a config has keys for that")
         from gym_fed.config.llamafactory.files import load_training_config
@@ -127,6 +127,16 @@ class _View:
     rows: Iterator[tuple[str, list[PreviewedSequence]]]
     unread: Counter[str]
     counts: RowCounts | None = None
+
+
+def _names(texts: list[str] | None) -> list[str] | None:
+    """Names of ``--against``, each once; None where it is not given."""
+    if texts is None:
+        return None
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    if not names:
+        raise GymError(ErrorCode.USAGE, "--against names no suite", "gym eval list shows them")
+    return list(dict.fromkeys(names))
 
 
 def _refuse(given: dict[str, bool], whose: str, remedy: str) -> None:

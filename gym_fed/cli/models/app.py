@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.cli.models.needed import YesOption
 from gym_fed.cli.models.push import push
 from gym_fed.cli.models.registries import (
     AsIsOption,
     BaseOption,
     RegistryOption,
     SignerOption,
+    YesOption,
     of_registry,
     pull_from_registry,
     registered,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.models.needed import YesOption
-from gym_fed.cli.models.registries import BaseOption, RegistryOption, SignerOption, confirmed, stated
+from gym_fed.cli.models.registries import (
+    BaseOption,
+    RegistryOption,
+    SignerOption,
+    YesOption,
+    confirmed,
+    stated,
+)
 from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain, readable_bytes
@@ -165,6 +172,7 @@ def _push(
     if label is not None:
         models.tag(pushed.reference, label)
     found = conflicts(pushed.manifest)
+    place = "" if registry is None else f" --registry {shlex.quote(registry)}"
     for conflict in found:
         err.print(f"look at: {plain(conflict, 500)}")
     print_result(
@@ -172,7 +180,7 @@ def _push(
         _document(pushed, models.url, found),
         f"{pushed.reference} is in {models.url}: {pushed.manifest.kind}, "
         f"{readable_bytes(pushed.manifest.num_bytes)}, licence: {stated(pushed.manifest.licence)}",
-        note=f"signed by {pushed.signer.fingerprint}; fetch it with: gym models pull {pushed.reference}",
+        note=f"signed by {pushed.signer.fingerprint}; fetch it with: gym models pull {pushed.reference}{place}",
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.models.needed import ensure_models
 from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain, readable_bytes
@@ -36,6 +36,13 @@ BaseOption = Annotated[
 ]
 AsIsOption = Annotated[
     bool, typer.Option("--as-is", help="Leave a delta as a .gymdelta; do not rebuild its model.")
+]
+YesOption = Annotated[
+    bool,
+    typer.Option(
+        "--yes",
+        help="Accept an unknown signer the first time (the key is pinned), and consent to downloads from the Hub.",
+    ),
 ]
 _Reference = Annotated[str, typer.Argument(metavar="NAME", help="NAME, NAME@VERSION or NAME:TAG.")]
 
@@ -232,12 +239,20 @@ def _day(seconds: Any) -> str:
 
 
 def registered(url: str | None) -> list[dict[str, Any]]:
-    """The newest version of every model of a registry, one that is damaged with what is wrong."""
+    """The newest version of every model of a registry, one that is damaged with what is wrong.
+
+    Raises:
+        GymError: ``NOT_FOUND`` where a registry is named and nothing is there.
+    """
     from gym_fed.registry import ModelRegistry
 
     models = ModelRegistry(url)
+    names = models.names()
+    if url is not None and not names:
+        models.require_there()
+        err.print(f"the registry {models.url} has no models yet")
     found = []
-    for name in models.names():
+    for name in names:
         row: dict[str, Any] = {
             "name": name,
             "where": "registry",
@@ -266,7 +281,10 @@ def confirmed(yes: bool) -> Confirm | None:
 
     def ask(what: str, signer: Signer) -> bool:
         err.print(f"{what} is signed by a key that is new here for this model: {signer.fingerprint}")
-        err.print("Compare it with what its author published; from now on only this key is accepted.")
+        by = "--yes accepts it: it is pinned" if yes else "It would be pinned"
+        err.print(
+            f"{by}, and only this key is accepted from then on. Compare it with what its author published."
+        )
         return yes or typer.confirm("Is this the right key?", err=True)
 
     return ask

@@ -42,6 +42,7 @@ def check_at_start(fed: Federation) -> list[str]:
     notes = _check_budget(fed)
     for folder in (fed.folder, fed.store.staging):
         _check_writable(folder)
+    _check_evals_data(fed)
     return [*notes, *_check_model(fed, _check_data(fed))]
 
 
@@ -82,6 +83,17 @@ def _check_writable(folder: Path) -> None:
         refused = system_error(error, with_place=False)
         assert refused is not None
         raise GymError(refused.code, f"{folder}: {refused.message}", refused.hint) from error
+
+
+def _check_evals_data(fed: Federation) -> None:
+    """The folder of evaluation sets, also where no suite needs it yet."""
+    named = fed.config.gate.evals_data
+    if named is not None and not (fed.folder / named).is_dir():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND,
+            f"gate.evals_data: no folder at {fed.folder / named}",
+            "name a folder of evaluation sets, relative to the hub's folder, or remove the key",
+        )
 
 
 def _check_data(fed: Federation) -> list[Any]:

@@ -34,7 +34,7 @@ def show(
     """Print the entries, oldest first."""
     from itertools import islice
 
-    from gym_server.cli.show import ledger_line
+    from gym_server.cli.show import ledger_lines
 
     with opened(folder) as fed:
         if contributor is None:
@@ -43,7 +43,7 @@ def show(
             found = fed.ledger.about(contributor, from_sequence)
         wanted = islice((entry for entry in found if kind in (None, entry.kind)), limit)
         entries = [entry.to_dict() for entry in wanted]
-    print_result(as_json, entries, *(ledger_line(entry) for entry in entries))
+    print_result(as_json, entries, *(line for entry in entries for line in ledger_lines(entry)))
 
 
 @app.command()

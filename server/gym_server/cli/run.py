@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 from flwr.serverapp import Grid
 
+from gym_fed.config.hub.sections import GateConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.tls import private_pem
 from gym_fed.open_files import raise_file_limit
@@ -91,6 +92,8 @@ def run_hub(
         if server_app is None:
             for note in check_at_start(federation):
                 log.warning("%s", note)
+            if line := gate_line(federation.config.gate):
+                log.info("%s", line)
         else:
             federation.check_soup()
             privacy.check_promise(federation)
@@ -111,6 +114,21 @@ def run_hub(
         server = _Server(federation, hub_lock, insecure, own_app if server_app else delta_soup)
         ending = asyncio.run(server.serve(exit_when_done, on_listening))
     return ending
+
+
+def gate_line(gate: GateConfig) -> str:
+    """What every soup is evaluated on before it is committed; empty without such a gate."""
+    parts = [
+        f"gate.evals {one.suite} ({one.limit} rows of each task, a drop of at most {one.max_drop:g} with "
+        f"{one.confidence:.0%} confidence)"
+        for one in gate.evals
+    ]
+    if gate.safety is not None:
+        parts.append(
+            f"gate.safety (the refusal margin drops by at most {gate.safety.max_margin_drop:g} nats with "
+            f"{gate.safety.confidence:.0%} confidence)"
+        )
+    return f"every soup passes {', '.join(parts)}, or is rolled back" if parts else ""
 
 
 class _Server:

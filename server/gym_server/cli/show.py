@@ -13,6 +13,7 @@ from rich.table import Column
 from sqlalchemy import func, select
 
 from gym_fed.console import err
+from gym_fed.ledger.evaluations import EVALUATED
 from gym_fed.tables import TextTable, short_ids
 from gym_fed.text import plain
 from gym_server.evaluations.versions import last_evaluation, last_evaluation_line
@@ -197,7 +198,23 @@ def describe_round(fed: Federation, server_round: int) -> dict[str, Any]:
     return {**line, "text": _round_title(line)}
 
 
-def ledger_line(entry: dict[str, Any]) -> str:
+def ledger_lines(entry: dict[str, Any]) -> list[str]:
+    """An entry on a line; one of evaluations with a line more for each task."""
+    return [_ledger_line(entry), *(_evaluated_lines(entry) if entry["kind"] == EVALUATED else ())]
+
+
+def _evaluated_lines(entry: dict[str, Any]) -> Iterator[str]:
+    for suite in entry["body"]["suites"]:
+        for name, task in suite["tasks"].items():
+            text = (
+                f"{suite['suite']}: {name} {task['metric']} {task['before']:.4f} > {task['after']:.4f}, drop "
+                f"{task['drop']:.4f}, at least {task['bound']:.4f} (allowed {suite['max_drop']:g}), "
+                f"{task['num_samples']} of {task['total_rows']} rows"
+            )
+            yield f"      {plain(text, MAX_LOG_LINE)}"
+
+
+def _ledger_line(entry: dict[str, Any]) -> str:
     body = " ".join(f"{k}={_short(v)}" for k, v in sorted(entry["body"].items()) if k != "recipe")
     return plain(f"{entry['sequence']:>5} {entry['hash'][:12]} {entry['kind']:<9} {body}", MAX_LOG_LINE)
 

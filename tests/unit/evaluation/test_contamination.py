@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gym_fed.cli.main import app
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.contamination.bloom import BloomFilter
 from gym_fed.evaluation.contamination.check import ContaminationCheck
@@ -145,3 +148,19 @@ def test_a_filter_that_was_altered_is_refused(
     with pytest.raises(GymError, match="no filter of a suite") as caught:
         SuiteFilter.load(file)
     assert caught.value.code is ErrorCode.DATA_INVALID
+
+
+def test_suites_are_named_with_commas_or_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def remembered(names: Any) -> list[SuiteFilter]:
+        asked.append(names)
+        return []
+
+    monkeypatch.setattr("gym_fed.evaluation.contamination.check.filters_here", remembered)
+    (tmp_path / "rows.jsonl").write_text('{"text": "water is wet"}\n')
+    for words in (("tiny_cloze,tiny_choice",), ("tiny_cloze", "--against", " tiny_choice, tiny_cloze")):
+        CliRunner().invoke(app, ["data", "show", str(tmp_path / "rows.jsonl"), "--against", *words])
+    assert asked == [["tiny_cloze", "tiny_choice"]] * 2
+    empty = CliRunner().invoke(app, ["data", "show", str(tmp_path / "rows.jsonl"), "--against", ","])
+    assert getattr(empty.exception, "code", None) is ErrorCode.USAGE

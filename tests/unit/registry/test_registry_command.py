@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gym_fed.cli.main import main
+from gym_fed.errors import ErrorCode
 from gym_fed.registry import DataUsed, ModelRegistry
 
 
@@ -42,6 +44,39 @@ def test_a_model_goes_through_all_verbs(gym: Any, model: Path, tmp_path: Path) -
     assert json.loads(gym("tag", "me/tiny", "--json")[1])["tags"] == {"latest": 1}
     status, out, _ = gym("push", "me/tiny", "--to", "hf", "-o", tmp_path / "hf", "--json")
     assert (status, json.loads(out)["kind"]) == (0, "weights")
+
+
+def test_yes_at_a_pull_says_whose_key_it_accepts_and_that_it_is_pinned(
+    gym: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signer = json.loads(gym("push", "me/tiny", model, "--json")[1])["signer"]
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "new"))
+    assert gym("pull", "me/tiny", "-o", tmp_path / "none")[0] != 0
+    status, _, err = gym("pull", "me/tiny", "-o", tmp_path / "out", "--yes")
+    assert status == 0
+    said = " ".join(err.split())
+    assert signer in said
+    assert "--yes accepts it: it is pinned, and only this key is accepted from then on" in said
+    assert "pinned" not in gym("pull", "me/tiny", "-o", tmp_path / "again")[2], "it is asked once"
+    for verb in ("pull", "verify", "push"):
+        assert "Accept an unknown signer the first time" in " ".join(
+            re.sub(r"[^ -~]", " ", gym(verb, "--help")[1]).split()
+        )
+
+
+def test_a_place_without_a_registry_is_refused_and_an_empty_one_said(gym: Any, store: Path) -> None:
+    status, out, err = gym("list")
+    assert (status, out) == (ErrorCode.NOT_FOUND.exit_code, "")
+    assert f"there is no registry at {store}" in " ".join(err.split())
+    store.mkdir()
+    status, _, err = gym("list")
+    assert status == 0
+    assert "has no models yet" in err
+
+
+def test_what_a_push_says_to_fetch_it_with_names_the_registry(gym: Any, store: Path, model: Path) -> None:
+    said = " ".join(gym("push", "me/tiny", model)[2].split())
+    assert f"gym models pull me/tiny@1 --registry {store}" in said
 
 
 @pytest.mark.parametrize(

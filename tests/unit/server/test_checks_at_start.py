@@ -16,10 +16,11 @@ import pytest
 import yaml
 from gym_server.accounts.invitations import cancel_invites, invites_of, make_invites
 from gym_server.cli.checks_at_start import check_at_start
-from gym_server.cli.run import run_hub
+from gym_server.cli.run import gate_line, run_hub
 from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
 
+from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
@@ -62,6 +63,20 @@ def test_a_held_out_file_that_is_absent_is_named_before_the_hub_listens(folder: 
     assert error.code is ErrorCode.FILE_NOT_FOUND
     assert "gate.heldout" in error.message
     assert "absent.jsonl" in error.message
+
+
+def test_a_folder_of_evaluation_sets_that_is_absent_is_refused_also_without_evaluations(folder: Path) -> None:
+    change(folder, gate={"evals_data": "nofolder"})
+    error = refusal(folder)
+    assert error.code is ErrorCode.FILE_NOT_FOUND
+    assert error.message == f"gate.evals_data: no folder at {folder / 'nofolder'}"
+
+
+def test_the_log_names_what_every_soup_passes() -> None:
+    assert gate_line(GateConfig()) == ""
+    line = gate_line(GateConfig(evals=[{"suite": "tiny", "limit": 32}], safety={"max_margin_drop": 0.5}))
+    assert "gate.evals tiny (32 rows of each task, a drop of at most 0.02 with 95% confidence)" in line
+    assert "gate.safety (the refusal margin drops by at most 0.5 nats with 95% confidence)" in line
 
 
 @pytest.mark.parametrize(

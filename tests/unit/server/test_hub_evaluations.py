@@ -15,6 +15,7 @@ import torch
 import yaml
 from gym_server.cli.checks_at_start import check_at_start
 from gym_server.cli.setup import init_hub
+from gym_server.cli.show import ledger_lines
 from gym_server.evaluations import versions
 from gym_server.evaluations.gate import SuiteOutcome, TaskDrop, drop_of
 from gym_server.evaluations.runner import main_value
@@ -220,6 +221,11 @@ def test_an_evaluated_round_promises_a_seed_and_reveals_it_with_its_figures(hub:
     task = suite["tasks"]["tiny_cloze"]
     assert (task["num_samples"], task["total_rows"]) == (16, 60)
     assert task["bound"] <= 0.02
+    (line,) = [one for one in hub.fed.ledger.entries() if one.kind == "evaluated"]
+    shown = ledger_lines(line.to_dict())
+    assert len(shown) == 2
+    assert f"tiny_cloze acc {task['before']:.4f} > {task['after']:.4f}, drop {task['drop']:.4f}" in shown[1]
+    assert shown[1].endswith(f"at least {task['bound']:.4f} (allowed 0.02), 16 of 60 rows")
     record = next(
         path
         for path in (hub.fed.folder / "evals").rglob("*.json")
