@@ -49,7 +49,10 @@ def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
         board: Its lines.
         title: Its heading.
     """
-    counts = Counter(task.task for row in board.board_rows.values() for task in row.submission.tasks)
+    by_key = dict.fromkeys(
+        (task.task, row.line.signer) for row in board.board_rows.values() for task in row.submission.tasks
+    )
+    counts = Counter(task for task, _ in by_key)  # each key once: many submissions of one push nobody's out
     shown = dict(counts.most_common(MAX_TASKS))
     tasks = [task for task in counts if task in shown]
     left_out = f"; {len(counts) - len(tasks)} more tasks are left out" if len(tasks) < len(counts) else ""

@@ -54,10 +54,17 @@ def rows_digest(rows: list[int]) -> str:
 
 
 class EvaluationCheck:
-    """Shown every entry of a ledger, it checks that seeds were revealed as promised and rows drawn by them."""
+    """Shown every entry of a ledger, it checks that seeds were revealed as promised and rows drawn by them.
+
+    Attributes:
+        late: Rounds whose seed was drawn after they had begun, although the hub had drawn one for the round before. A
+            hub that just got its first evaluations does so once; another may have chosen the rows after the updates.
+    """
 
     def __init__(self) -> None:
+        self.late: list[int] = []
         self._promised: dict[int, str] = {}
+        self._revealed: set[int] = set()
         self._begun: set[int] = set()
 
     def add(self, entry: Entry, body: dict[str, Any]) -> None:
@@ -82,6 +89,8 @@ class EvaluationCheck:
             raise corrupt(f"{where}: round {server_round} has a commitment already")
         if body.get("state") == "open" and server_round in self._begun:
             raise corrupt(f"{where}: round {server_round} had begun before it")
+        if body.get("state") != "open" and server_round - 1 in self._promised:
+            self.late.append(server_round)
         self._promised[server_round] = body["commitment"]
 
     def _reveal(self, entry: Entry, body: dict[str, Any]) -> None:
@@ -89,6 +98,8 @@ class EvaluationCheck:
         promised = self._promised.get(server_round) if isinstance(server_round, int) else None
         if promised is None:
             raise corrupt(f"{where}: no earlier entry promises the seed of round {server_round}")
+        if server_round in self._revealed:
+            raise corrupt(f"{where}: the seed of round {server_round} was revealed before")
         try:
             seed = bytes.fromhex(body["seed"])
             if commitment(seed, int(body["server_round"])) != promised:
@@ -108,3 +119,4 @@ class EvaluationCheck:
                         )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise corrupt(f"{where}: it is not what an evaluation records: {error!r:.80}") from error
+        self._revealed.add(int(body["server_round"]))

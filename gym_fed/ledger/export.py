@@ -39,11 +39,13 @@ class Checked:
         entries: How many entries.
         heads: How many signed heads.
         head: The last of them; None where there is none.
+        late_seeds: See ``EvaluationCheck.late``.
     """
 
     entries: int
     heads: int
     head: SignedHead | None
+    late_seeds: tuple[int, ...] = ()
 
 
 class LedgerCheck:
@@ -100,7 +102,7 @@ class LedgerCheck:
 
     def done(self) -> Checked:
         """What was checked."""
-        return Checked(self._chain.size, self._heads, self._last)
+        return Checked(self._chain.size, self._heads, self._last, tuple(self._evaluations.late))
 
 
 def first_line(public_key: bytes) -> str:

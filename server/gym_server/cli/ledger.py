@@ -106,7 +106,8 @@ def _verify_file(file: Path, server: str | None) -> dict[str, Any]:
             f"{file} is the ledger of {server_id(key)}, not of {server}",
             "get that hub's own ledger from the hub named",
         )
-    return {"server": server_id(key), "entries": checked.entries, "heads": checked.heads}
+    late = {"late seeds of evaluations": len(checked.late_seeds)} if checked.late_seeds else {}
+    return {"server": server_id(key), "entries": checked.entries, "heads": checked.heads, **late}
 
 
 @app.command()

@@ -238,7 +238,8 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
         counts = {check.name: _compare(tx, check, recorded[check.name]) for check in CHECKS}
         times.compare(tx, progress.history)
         columns.compare(tx, progress.history)
-    return {"entries": checked.entries, "heads": checked.heads, **counts}
+    late = {"late seeds of evaluations": len(checked.late_seeds)} if checked.late_seeds else {}
+    return {"entries": checked.entries, "heads": checked.heads, **counts, **late}
 
 
 def _check_head(progress: LedgerCheck, row: Any) -> None:

@@ -109,5 +109,19 @@ def test_a_board_of_many_tasks_shows_those_of_most_submissions(
     assert "2 submissions; 2 more tasks are left out; head" in written
 
 
+def test_many_submissions_of_one_key_do_not_push_the_tasks_of_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "MAX_TASKS", 1)
+    board = Leaderboard(tmp_path / "leaderboard.jsonl")
+    for _ in range(2):
+        board.add(submission("mine", "x"), SigningKey.generate())
+    flooder = SigningKey.generate()
+    for number in range(3):
+        said = submission("flood", "w").model_dump(mode="json")
+        board.add(Submission.model_validate({**said, "record": f"{number}" * 36}), flooder)
+    assert re.findall(r"<button>(\w)</button>", board_page(board)) == ["x"]
+
+
 def test_a_board_without_lines_has_a_page(tmp_path: Path) -> None:
     assert "0 submissions; head <code>none</code>" in board_page(Leaderboard(tmp_path / "none.jsonl"))

@@ -28,12 +28,14 @@ def promised(**changes: Any) -> dict[str, Any]:
     return {"server_round": 3, "commitment": commitment(SEED, 3), "state": "open", **changes}
 
 
-def check(*entries: tuple[str, dict[str, Any]]) -> None:
+def check(*entries: tuple[str, dict[str, Any]]) -> list[int]:
+    """The rounds whose seed came late."""
     checked, last = EvaluationCheck(), None
     for kind, body in entries:
         entry = Entry.following(last, kind, body)
         checked.add(entry, body)
         last = (entry.sequence, entry.hash)
+    return checked.late
 
 
 def test_a_seed_draws_as_many_distinct_rows_as_asked_and_others_for_each_task_and_seed() -> None:
@@ -109,6 +111,10 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
             "task b has 1000000 rows; one evaluation has 1000000 at most",
         ),
         (
+            [("evaluation-seed", promised()), ("evaluated", revealed()), ("evaluated", revealed())],
+            "the seed of round 3 was revealed before",
+        ),
+        (
             [("evaluation-seed", promised()), ("evaluated", revealed(suites=[{"tasks": {"sums": {}}}]))],
             "not what an evaluation records",
         ),
@@ -120,9 +126,13 @@ def test_a_promise_that_is_not_kept_is_found(entries: list[tuple[str, dict[str, 
     assert caught.value.code is ErrorCode.STATE_CORRUPT
 
 
-def test_a_promise_in_the_middle_of_a_round_says_so_and_is_valid() -> None:
-    check(
+@pytest.mark.parametrize("state", ["collecting", "merging"])
+def test_a_promise_in_the_middle_of_a_round_is_a_finding_unless_the_round_before_had_none(state: str) -> None:
+    late = [
         ("verdict", {"server_round": 3}),
-        ("evaluation-seed", promised(state="collecting")),
+        ("evaluation-seed", promised(state=state)),
         ("evaluated", revealed()),
-    )
+    ]
+    assert check(*late) == []
+    before = ("evaluation-seed", promised(server_round=2))
+    assert check(before, *late) == [3]
