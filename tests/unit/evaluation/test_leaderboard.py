@@ -207,6 +207,32 @@ def test_figures_that_the_samples_do_not_have_are_not_submitted(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("values", [[0.25, 50.5], [0.5, float("nan")], [0.5, None]])
+def test_a_figure_that_is_no_mean_of_its_samples_values_is_not_submitted(
+    values: list[float | None], tmp_path: Path
+) -> None:
+    task = RUN.tasks["wet"]
+    samples = tuple(
+        replace(sample, metrics={} if value is None else {"chrf": value})
+        for sample, value in zip(task.samples, values, strict=False)
+    )
+    forged = replace(task, figures={"chrf": Figure(88.0, 1.0, 2)}, samples=samples)
+    with pytest.raises(GymError, match=r"the samples have|have no value") as caught:
+        add(tmp_path / "b.jsonl", results_of(forged))
+    assert caught.value.code is ErrorCode.DATA_INVALID
+    if values == [0.25, 50.5]:
+        add(tmp_path / "b.jsonl", results_of(replace(forged, figures={"chrf": Figure(25.375, 1.0, 2)})))
+
+
+def test_figures_of_a_whole_set_need_not_be_a_mean(tmp_path: Path) -> None:
+    task = RUN.tasks["wet"]
+    samples = tuple(replace(sample, metrics={"inst_level_strict_acc": 1.0}) for sample in task.samples)
+    figures = {"inst_level_strict_acc": Figure(0.75, None, len(samples))}
+    add(tmp_path / "b.jsonl", results_of(replace(task, task="ifeval", figures=figures, samples=samples)))
+    with pytest.raises(GymError, match="the samples have"):
+        add(tmp_path / "c.jsonl", results_of(replace(task, task="other", figures=figures, samples=samples)))
+
+
 def test_a_record_that_was_exchanged_is_not_verified(board: Path) -> None:
     (samples,) = records_folder(board).rglob("*_samples.jsonl")
     samples.write_bytes(samples.read_bytes().replace(b"is water wet", b"is water dry"))
