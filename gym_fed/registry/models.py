@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ from gym_fed.registry.versions import LATEST, VersionStore, require_tag, split_r
 def default_model_store() -> str:
     """``$GYM_MODELS``, else ``models`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
     return os.environ.get("GYM_MODELS") or str(gym_home() / "models")
+
+
+class DamagedWarning(UserWarning):
+    """Something on a store is not what was pushed, and was left out of a list."""
 
 
 class ModelRegistry:
@@ -237,21 +242,14 @@ class ModelRegistry:
         return found, damaged
 
     def list(self) -> builtins.list[ModelVersion]:
-        """The newest version of every model, by name."""
-        return [
-            self._versions.read(name, self._versions.numbers(name)[-1]) for name in self._versions.names()
-        ]
-
-    def require_there(self) -> None:
-        """Refuse a place that is not there.
-
-        Raises:
-            GymError: ``NOT_FOUND``.
-        """
-        if not self._objects.is_there():
-            raise GymError(
-                ErrorCode.NOT_FOUND, f"there is no registry at {self.url}", "check the folder or the URL"
-            )
+        """The newest version of every model, by name; one that is damaged hides no others, and is warned of."""
+        found = []
+        for name in self._versions.names():
+            try:
+                found.append(self._versions.read(name, self._versions.numbers(name)[-1]))
+            except GymError as error:
+                warnings.warn(f"left out: {error}", DamagedWarning, stacklevel=2)
+        return found
 
     def names(self) -> builtins.list[str]:
         """Names of all models."""

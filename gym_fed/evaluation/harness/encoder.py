@@ -8,6 +8,9 @@ from typing import Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.scorer import Continuation
 
+_CHARACTERS_A_TOKEN = 64
+"""Far more than a token has: of a longer prompt only the end is encoded, as it alone fits."""
+
 
 def encoder_of(tokenizer: Any, max_length: int) -> Any:
     """The harness's own rules for tokens (its ``TemplateLM``, and what its ``HFLM`` adds), without a model."""
@@ -23,6 +26,8 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
                 "evaluate the model's folder, or leave the task out",
             )
         return Continuation(tuple(int(token or 0) for token in context), tuple(ids))
+
+    most = max_length * _CHARACTERS_A_TOKEN
 
     class Encoder(TemplateLM):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -51,9 +56,12 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
 
         def tok_encode_prompt(self, string: str) -> list[int]:
             bare = has_bos_prefix(string, tokenizer.bos_token)
-            return list(tokenizer.encode(string, **({"add_special_tokens": False} if bare else {})))
+            return list(
+                tokenizer.encode(self._end(string), **({"add_special_tokens": False} if bare else {}))
+            )
 
         def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+            context = self._end(context)
             head, tail = super()._encode_pair(context, continuation)
             if context != context.rstrip():
                 # A template's last token may end with the line: "<|im_start|>assistant\n" is one of gym-nano's. The
@@ -62,6 +70,11 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
                 if whole[: len(head)] != head and whole[: len(given)] == given:
                     return given, whole[len(given) :]
             return head, tail
+
+        def _end(self, text: str) -> str:
+            """Of a very long text its end, which fills the context; the text where it does not."""
+            end = text[-most:]
+            return end if end == text or len(tokenizer.encode(end)) > max_length + 1 else text
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
             return [one(context, ids) for _text, context, ids in requests]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,3 +165,38 @@ def test_a_replacement_that_would_fill_the_memory_is_refused() -> None:
 )
 def test_expressions_that_tasks_have_are_taken(pattern: str) -> None:
     require_quick(pattern)
+
+
+def test_of_a_prompt_of_millions_of_characters_only_the_end_is_encoded_to_the_same_tokens() -> None:
+    pytest.importorskip("lm_eval")
+    from gym_fed.evaluation.harness.encoder import encoder_of
+    from gym_fed.models import load_tokenizer
+
+    tokenizer, lengths = load_tokenizer("gym-nano"), []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def encode(self, text: str, **options: Any) -> Any:
+            lengths.append(len(text))
+            return tokenizer.encode(text, **options)
+
+    encoder, context = encoder_of(Counted(), 16), "the cat sat. " * 1000
+    whole = tokenizer.encode(context)
+    assert encoder.tok_encode_prompt(context)[-16:] == whole[-16:]
+    head, tail = encoder._encode_pair(context, " yes")
+    assert ([*head, *tail])[-16:] == tokenizer.encode(context + " yes")[-16:]
+    assert tail == encoder._encode_pair("the cat sat. ", " yes")[1]
+    assert max(lengths) <= 16 * 64 + len(" yes")
+    assert encoder.tok_encode_prompt("the cat") == tokenizer.encode("the cat")
+
+
+def test_a_long_prompt_of_few_tokens_is_encoded_whole() -> None:
+    pytest.importorskip("lm_eval")
+    from types import SimpleNamespace
+
+    from gym_fed.evaluation.harness.encoder import encoder_of
+
+    lines = SimpleNamespace(encode=lambda text: [len(one) for one in text.split("|")], bos_token=None)
+    assert encoder_of(lines, 16).tok_encode_prompt("x" * 5000 + "|" + "y" * 5000) == [5000, 5000]

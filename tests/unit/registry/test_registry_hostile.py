@@ -15,6 +15,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.keys import SigningKey
 from gym_fed.registry import ModelRegistry
+from gym_fed.registry.models import DamagedWarning
 from gym_fed.registry.signers import own_key
 from gym_fed.registry.versions import VersionStore
 
@@ -289,3 +290,14 @@ def _put_in_place(place: Path, what: str) -> None:
         os.mkfifo(place)
     else:
         place.mkdir()
+
+
+def test_a_damaged_version_of_one_model_hides_no_other_from_the_list(
+    registry: ModelRegistry, store: Path, model: Path
+) -> None:
+    registry.push(NAME, model, licence="mit")
+    place = store / "models/another/one/000001.json"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"{}")
+    with pytest.warns(DamagedWarning, match=r"left out: .*another/one/000001\.json"):
+        assert [one.reference for one in registry.list()] == [f"{NAME}@1"]
