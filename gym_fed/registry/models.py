@@ -251,6 +251,17 @@ class ModelRegistry:
                 warnings.warn(f"left out: {error}", DamagedWarning, stacklevel=2)
         return found
 
+    def require_there(self) -> None:
+        """Refuse a place that is not there.
+
+        Raises:
+            GymError: ``NOT_FOUND``.
+        """
+        if not self._objects.is_there():
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"there is no registry at {self.url}", "check the folder or the URL"
+            )
+
     def names(self) -> builtins.list[str]:
         """Names of all models."""
         return self._versions.names()
