@@ -142,8 +142,12 @@ class RoundEvaluation:
         for suite, old, new in zip(self._suites, before, after, strict=True):
             drops = [drop_of(old[name], new[name], suite.config.confidence) for name in old]
             records = {
-                "before": write_result(self._fed, suite, old, self._model.digest, self._round),
-                "after": write_result(self._fed, suite, new, self._version, self._round),
+                "before": write_result(
+                    self._fed, suite, old, self._model.digest, self._model.settings, self._round
+                ),
+                "after": write_result(
+                    self._fed, suite, new, self._version, self._model.settings, self._round
+                ),
             }
             totals = {name: self._totals[name] for name in old}
             self.outcomes.append(SuiteOutcome(suite.config, old, new, totals, drops, records))

@@ -22,18 +22,22 @@ def records_folder(fed: Federation) -> Path:
 _TEMPLATE = {True: "the model's own", False: "none", None: "as each task says"}
 
 
-def identity_of(fed: Federation, suite: SuiteTasks, version: str, server_round: int | None) -> dict[str, str]:
+def identity_of(
+    fed: Federation, suite: SuiteTasks, version: str, settings: str, server_round: int | None
+) -> dict[str, str]:
     """What the results of a version depend on.
 
     Args:
         fed: The hub.
         suite: The tasks.
         version: Digest of the version.
+        settings: Of the base, from ``settings_digest``.
         server_round: Whose seed draws the rows; None: all rows, or the first ones.
     """
     rows = f"first {suite.config.limit}" if server_round is None else f"round {server_round}"
     return {
         "model": version,
+        "settings": settings,
         "delta": "none",
         "suite": suite_digest(suite.tasks),
         "template": _TEMPLATE[suite.config.apply_chat_template],
@@ -49,13 +53,14 @@ def write_result(
     suite: SuiteTasks,
     tasks: Mapping[str, TaskResult],
     version: str,
+    settings: str,
     server_round: int | None,
     seconds: float = 0.0,
 ) -> str:
     """Write one record; returns the sha256 of its document, which names the digest of its samples."""
     results = EvalResults(
         model=f"{fed.public_base_name}@{version.removeprefix('sha256:')[:12]}",
-        identity=identity_of(fed, suite, version, server_round),
+        identity=identity_of(fed, suite, version, settings, server_round),
         tasks=tasks,
         seconds=seconds,
         facts={"suite": suite.config.suite, "server": fed.server},

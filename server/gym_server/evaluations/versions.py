@@ -54,18 +54,16 @@ def evaluate_versions(
             ErrorCode.NOT_FOUND, f"there is no version {outside[0]}", f"versions 0 to {head} exist"
         )
     found = [_suite(fed, name, limit, chat) for name in suites or _own_suites(fed)]
-    model: HubModel | None = None
+    gate = fed.config.gate.model_copy(update={"heldout": None})
+    model = HubModel(fed.base, fed.config.base_model, fed.store, gate, fed.folder)
     lines: list[dict[str, Any]] = []
     for height in wanted:
         digest = fed.round_store.version(height).digest
         for suite in found:
-            results = find_record(identity_of(fed, suite, digest, None), records_folder(fed))
+            results = find_record(identity_of(fed, suite, digest, model.settings, None), records_folder(fed))
             is_cached = results is not None
             if results is None:
                 on_begin(height, suite.config.suite)
-                if model is None:
-                    gate = fed.config.gate.model_copy(update={"heldout": None})
-                    model = HubModel(fed.base, fed.config.base_model, fed.store, gate, fed.folder)
                 model.follow(fed.round_store.soups(height) if height else [])
                 results = _evaluated(fed, suite, model)
             lines += _lines(height, digest, suite, results.tasks.values(), is_cached)
@@ -89,8 +87,8 @@ def _evaluated(fed: Federation, suite: SuiteTasks, model: HubModel) -> EvalResul
         suite, model.model, model.tokenizer, lambda task, total: range(min(total, suite.config.limit))
     )
     tasks = measure(model.model, model.tokenizer, first)
-    write_result(fed, suite, tasks, model.digest, None, time.monotonic() - begin)
-    results = find_record(identity_of(fed, suite, model.digest, None), records_folder(fed))
+    write_result(fed, suite, tasks, model.digest, model.settings, None, time.monotonic() - begin)
+    results = find_record(identity_of(fed, suite, model.digest, model.settings, None), records_folder(fed))
     assert results is not None
     return results
 

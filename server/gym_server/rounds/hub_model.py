@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +86,13 @@ class HubModel:
     @property
     def tokenizer(self) -> Any:
         return self._loaded.tokenizer
+
+    @cached_property
+    def settings(self) -> str:
+        """Of the base, what evaluations depend on beside its tensors."""
+        from gym_fed.evaluation.scoring.opening import settings_digest
+
+        return settings_digest(self._loaded.model, self._loaded.tokenizer)
 
     def follow(self, soups: Sequence[SoupReference]) -> None:
         """Apply the soups that are not applied yet."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from huggingface_hub import parse_eval_result_entries
@@ -20,6 +21,8 @@ from gym_fed.evaluation.records.reader import find_record, named_record, read_re
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, Figure
 from tests.support.evaluations import answer_task, choice_task, results_of
+
+SCHEMAS = Path(__file__).parents[1] / "golden" / "every_eval_ever"
 
 
 @pytest.fixture
@@ -37,6 +40,21 @@ def test_a_record_is_read_as_it_was_written(results: EvalResults, tmp_path: Path
     path = write_record(results, tmp_path)
     assert read_record(path) == results
     assert find_record(results.identity, tmp_path) == results
+
+
+@pytest.mark.parametrize(("schema", "suffix"), [("eval", ".json"), ("instance_level_eval", "_samples.jsonl")])
+def test_what_is_written_is_valid_by_the_schema_of_every_eval_ever(
+    schema: str, suffix: str, results: EvalResults, tmp_path: Path
+) -> None:
+    rules = json.loads((SCHEMAS / f"{schema}.schema.json").read_text())
+    assert rules["version"] == "0.3.0"
+    path = write_record(results, tmp_path)
+    text = path.with_name(f"{path.stem}{suffix}").read_text()
+    rows = [json.loads(line) for line in text.splitlines()] if suffix.endswith("l") else [json.loads(text)]
+    check = jsonschema.Draft7Validator(rules)
+    assert rows
+    assert [error.message for row in rows for error in check.iter_errors(row)] == []
+    assert not check.is_valid({**rows[0], "schema_version": 3})
 
 
 def test_a_record_of_another_identity_is_not_found(results: EvalResults, tmp_path: Path) -> None:
