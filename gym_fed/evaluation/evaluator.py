@@ -22,10 +22,10 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.preparation import Preparation, harness_version, require_harness
 from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
 from gym_fed.evaluation.harness.sources import TaskSource, applies_template
-from gym_fed.evaluation.own_rows import is_own, own_rows
+from gym_fed.evaluation.own_rows import is_own, own_rows, require_answers
 from gym_fed.evaluation.records.keys import paths_of, record_id
 from gym_fed.evaluation.results import EvalResults
-from gym_fed.evaluation.running import RunningFile
+from gym_fed.evaluation.running import RunningFile, asked_once
 from gym_fed.evaluation.scoring.opening import (
     ModelRequest,
     OpenModels,
@@ -98,7 +98,8 @@ class Evaluator:
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` without the extra ``eval``; as ``tasks_of``: an unknown task with the nearest
-            names, a set that is not on this machine with the command that fetches it; as ``require_named``.
+            names, a set that is not on this machine with the command that fetches it; as ``require_named``;
+            ``FILE_EXISTS`` for an ``out`` that is a file.
     """
 
     def __init__(
@@ -121,13 +122,18 @@ class Evaluator:
         self.request = model if isinstance(model, ModelRequest) else ModelRequest(model)
         self.options = PromptOptions(num_fewshot, num_examples, apply_chat_template)
         self._out = None if out is None else Path(out)
+        if self._out is not None and self._out.exists() and not self._out.is_dir():
+            raise GymError(
+                ErrorCode.FILE_EXISTS, f"{self._out}: is a file", "records go into a folder: name another one"
+            )
+        self._data = None if data is None else Path(data)
         self._fresh = fresh
         self.on_progress = on_progress
         self.cached: set[str] = set()
         self.records: dict[str, Path] = {}
         require_named(self.request)
         self._own = [name for name in self.benchmarks if is_own(name)]
-        self._specs = self._suite_tasks(None if data is None else Path(data))
+        self._specs = self._suite_tasks(self._data)
 
     @property
     def group_of(self) -> dict[str, str]:
@@ -145,7 +151,9 @@ class Evaluator:
 
     def run_all(self) -> dict[str, SubmittableResults]:
         """The results of every model, by what results call it, computed in one pass. Raises as ``run``."""
-        with open_models(self.request) as models:
+        for name in self._own:
+            require_answers(name, self.options.limit)
+        with asked_once(self._locked_folder, self._asked()), open_models(self.request) as models:
             tokenizer = models.scorer.tokenizer
             sources: list[TaskSource] = [
                 *self._specs,
@@ -171,6 +179,16 @@ class Evaluator:
                 if path is not None:
                     self.records[called] = path
             return made
+
+    @property
+    def _locked_folder(self) -> Path | None:
+        """Where other processes see what is asked; None for a model in memory, which none of them has."""
+        return self._out if isinstance(self.request.model, str | Path) else None
+
+    def _asked(self) -> dict[str, Any]:
+        """What was asked for, in its words; files of one's own by their place."""
+        request = {name: value for name, value in vars(self.request).items() if name != "api_key"}
+        return {**request, "benchmarks": self.benchmarks, "options": vars(self.options), "data": self._data}
 
     def submit_to_leaderboard(self, *, model_name: str, organization: str) -> Line:
         """``submit_to_leaderboard`` of the results of ``run``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,44 @@ class OwnRows:
         return {"test": Dataset.from_list([dict(row) for row in self.rows])}
 
 
+def require_answers(name: str, limit: int | None) -> None:
+    """Refuse rows without an answer before a model is loaded; raises as ``own_rows``, but for the tokenizer."""
+    if name not in TASKS:
+        for _ in _conversations(name, limit):
+            pass
+
+
+def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[str, Any]], str]]:
+    """What is asked in each row, and the answer."""
+    from gym_fed.data.generated import generate
+    from gym_fed.data.reading import load_rows
+
+    try:
+        found = (
+            generate(name, limit or 100, split="heldout") if name in TASKS else list(load_rows(name))[:limit]
+        )
+    except GymError as error:
+        if "--columns" not in error.hint:  # which `gym eval` does not have
+            raise
+        raise GymError(
+            error.code,
+            error.message,
+            "rows need messages, or prompt and completion; for other columns write a task file, which --tasks takes",
+        ) from error
+    for number, row in enumerate(found, start=1):
+        messages = row.get("messages") or [
+            {"role": "user", "content": row.get("prompt", "")},
+            {"role": "assistant", "content": row.get("completion", "")},
+        ]
+        if len(messages) < 2 or messages[-1]["role"] != "assistant" or not messages[-1]["content"]:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{name}: row {number} does not end with an answer",
+                "give messages that end with the assistant's, or prompt and completion",
+            )
+        yield messages[:-1], str(messages[-1]["content"]).strip()
+
+
 def own_rows(name: str, tokenizer: Any, limit: int | None) -> OwnRows:
     """The rows of a benchmark for which ``is_own`` holds, with prompts in the chat template.
 
@@ -72,19 +110,10 @@ def own_rows(name: str, tokenizer: Any, limit: int | None) -> OwnRows:
             without a chat template.
     """
     from gym_fed.data.encoding import require_chat_template
-    from gym_fed.data.generated import generate
-    from gym_fed.data.reading import load_rows
 
-    found = generate(name, limit or 100, split="heldout") if name in TASKS else list(load_rows(name))[:limit]
     made = []
-    for number, row in enumerate(found, start=1):
-        messages = row.get("messages") or [
-            {"role": "user", "content": row.get("prompt", "")},
-            {"role": "assistant", "content": row.get("completion", "")},
-        ]
-        if len(messages) < 2 or messages[-1]["role"] != "assistant" or not messages[-1]["content"]:
-            raise GymError(ErrorCode.DATA_INVALID, f"{name}: row {number} does not end with an answer")
+    for asked, answer in _conversations(name, limit):
         require_chat_template(tokenizer)
-        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
-        made.append({"prompt": str(prompt), "answer": str(messages[-1]["content"]).strip()})
+        prompt = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        made.append({"prompt": str(prompt), "answer": answer})
     return OwnRows(Path(name).name, made)

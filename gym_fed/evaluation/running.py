@@ -7,10 +7,12 @@ torn, and is then computed again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,9 +21,39 @@ from gym_fed.evaluation.harness.requests import Outcome, RequestKey
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.scoring.scorer import AnswerResult, Loglikelihood
 from gym_fed.failpoints import failpoint
-from gym_fed.files import drop_torn_line
+from gym_fed.files import drop_torn_line, full_disk_named
 
 FOLDER = ".running"
+
+
+@contextmanager
+def asked_once(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[None]:
+    """Refuse what another process was asked for with the same words, before a model is loaded for it.
+
+    Args:
+        folder: Of the records; None: nothing is written, so that nothing is refused.
+        asked: All words of the command that results depend on.
+
+    Raises:
+        GymError: ``BUSY``.
+    """
+    if folder is None:
+        yield
+        return
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+    path = folder / FOLDER / f"asked-{digest[:32]}.lock"
+    try:
+        lock = _locked(path)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS):
+            raise
+        yield  # a record there may still be read; ``RunningFile`` refuses to write one
+        return
+    with lock:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 class RunningFile:
@@ -66,8 +98,9 @@ class RunningFile:
             if key in outcomes:
                 continue
             if (file := self._files.get(name)) is not None:
-                file.write(json.dumps({"key": list(key), "found": _plain(found[name])}) + "\n")
-                file.flush()
+                with full_disk_named(self._paths[name]):
+                    file.write(json.dumps({"key": list(key), "found": _plain(found[name])}) + "\n")
+                    file.flush()
             outcomes[key] = found[name]
         failpoint("evaluated-request")
 
@@ -103,7 +136,9 @@ def _locked(path: Path) -> IO[str]:
     except OSError as error:
         file.close()
         raise GymError(
-            ErrorCode.BUSY, "another process runs this evaluation", f"wait for it; its file is {path}"
+            ErrorCode.BUSY,
+            f"another process runs this evaluation; its file is {path}",
+            "wait for it, then the same command reads its record; or give this one another folder with --out",
         ) from error
     return file
 

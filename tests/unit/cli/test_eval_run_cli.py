@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.records.keys import samples_path
+from gym_fed.evaluation.records.keys import record_id, samples_path
+from gym_fed.evaluation.running import RunningFile
+from gym_fed.evaluation.scoring.scorer import Loglikelihood
 from gym_fed.models import nano_path
 from tests.support.adapters import run as train
 from tests.support.adapters import sibling
@@ -218,6 +222,9 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
         (["--variant", "ann"], "no variant store at"),
         (["--variants", "store", "--variant", "nosuch"], "no variant 'nosuch'"),
         (["--tasks", "mine.yaml"], "no task file at"),
+        (["--tasks", "rows.jsonl"], "no format is known with the keys ['a', 'q']"),
+        (["--tasks", "asked.jsonl"], "asked.jsonl: row 1 does not end with an answer"),
+        (["--out", "rows.jsonl"], "rows.jsonl: is a file"),
     ],
 )
 def test_what_is_wrong_beside_the_model_is_refused_before_it_is_loaded(
@@ -226,5 +233,45 @@ def test_what_is_wrong_beside_the_model_is_refused_before_it_is_loaded(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("gym_fed.evaluation.evaluator.open_models", lambda request: pytest.fail("loaded"))
     nano_store(Path("store"), ["bob"])
+    Path("rows.jsonl").write_text('{"q": "Who?", "a": "I"}\n')
+    Path("asked.jsonl").write_text('{"prompt": "Who?"}\n')
     error = refused("gym-nano", "--tasks", "tiny_capital", *words)
     assert message in error.message
+    assert "--columns" not in error.hint, "gym eval has no such option"
+
+
+def test_a_second_process_is_told_before_a_model_is_loaded_that_the_first_one_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lock is one of the open file, so that another open file stands for another process."""
+    words = ("gym-nano", *WORDS)
+
+    def loads(request: Any) -> Any:
+        monkeypatch.setattr("gym_fed.evaluation.evaluator.open_models", lambda request: pytest.fail("loaded"))
+        error = refused(*words)
+        assert error.code is ErrorCode.BUSY
+        assert "wait for it" in error.hint
+        assert "--out" in error.hint
+        raise GymError(ErrorCode.MODEL_INVALID, "the first one ends")
+
+    monkeypatch.setattr("gym_fed.evaluation.evaluator.open_models", loads)
+    assert refused(*words).code is ErrorCode.MODEL_INVALID
+    assert not list(Path("evals/.running").iterdir()), "the lock is given back"
+
+
+class FullDisk(StringIO):
+    """A file of a disk that has no room."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_names_the_file_that_outcomes_go_to(tmp_path: Path) -> None:
+    identity = {"model": "a"}
+    path = tmp_path / ".running" / f"{record_id(identity)}.jsonl"
+    with RunningFile(tmp_path, {"base": identity}) as running:
+        running._files["base"] = FullDisk()
+        with pytest.raises(GymError) as caught:
+            running.add(("task", 0, 0, 0), {"base": Loglikelihood(-1.0, True, 0)})
+    assert caught.value.code is ErrorCode.DISK_FULL
+    assert str(path) in caught.value.message
