@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -37,6 +38,10 @@ MAX_ERROR = 8000
 
 PIPE_COLUMNS = 1000
 """Width of a table that is not printed to a terminal; it takes no more than it needs."""
+
+
+_LEAST_WRAPPED = 16
+"""Characters of a column that words are wrapped in."""
 
 
 class TextConsole(Console):
@@ -71,10 +76,13 @@ def print_table(table: Table, width: int | None = None) -> None:
     console.print(table)
 
 
-def print_columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "  ") -> None:
+def print_columns(
+    rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "  ", wrapped: bool = False
+) -> None:
     """Print rows of cells in columns as wide as they need; those whose number is in ``right`` end at the right.
 
-    The terminal wraps what is too long, and pipes get whole lines.
+    The terminal wraps what is too long, and pipes get whole lines. With ``wrapped`` the last column goes on below
+    itself, where a terminal leaves it room.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -82,6 +90,10 @@ def print_columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), i
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
+        start = len(indent) + sum(width + 2 for width in widths[:-1])
+        if wrapped and out.is_terminal and out.width - start >= _LEAST_WRAPPED:
+            lines = textwrap.wrap(row[-1], out.width - start) or [""]
+            cells[-1] = f"\n{' ' * start}".join(lines)
         out.print(f"{indent}{'  '.join(cells).rstrip()}")
 
 

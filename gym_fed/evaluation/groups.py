@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.results import EvalResults, Figure, TaskResult
 
 
@@ -26,11 +27,78 @@ def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResult
         members.setdefault(group_of.get(name, name), []).append(task)
     made: dict[str, TaskResult] = {}
     for group, tasks in members.items():
-        if len(tasks) > 1 and len({task.main_metric for task in tasks}) == 1:
+        if len(tasks) > 1 and _can_be_pooled(tasks):
             pooled = _pooled(f"{group} ({len(tasks)} tasks)", tasks)
             made[pooled.task] = pooled
         made |= {task.task: task for task in tasks}
     return replace(results, tasks=made)
+
+
+def groups_of(names: Iterable[str]) -> dict[str, str]:
+    """The group in the list of suites that each of these tasks belongs to, for tasks of a group of several."""
+    from gym_fed.evaluation.suites.listing import listing
+    from gym_fed.evaluation.suites.members import members
+
+    wanted, found = set(names), {}
+    for entry_name, entry in listing().tasks.items():
+        # The definitions of a group of the harness are read only where a name begins as its own do.
+        beginning = (entry.dataset if entry.each == "task" else entry_name.partition("_")[0]) or entry_name
+        if not entry.tasks and any(name.startswith(beginning) for name in wanted):
+            try:
+                of_group = members(entry_name)
+            except GymError as error:
+                if error.code is not ErrorCode.MISSING_DEPENDENCY:
+                    raise
+                continue  # without the harness its tasks stand alone
+            found.update({name: entry_name for name in of_group if name in wanted and len(of_group) > 1})
+    return found
+
+
+@dataclass(frozen=True)
+class BriefFigure:
+    """A task's figure without its samples."""
+
+    task: str
+    metric: str
+    value: float
+    num_samples: int
+
+
+def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
+    """Figures with those of one group and metric as their mean over all rows, where the group has several tasks."""
+    group_of = groups_of(one.task for one in figures)
+    members: dict[tuple[str, str], list[BriefFigure]] = {}
+    for one in figures:
+        members.setdefault((group_of.get(one.task, one.task), one.metric), []).append(one)
+    made = []
+    for (group, metric), found in members.items():
+        if len(found) == 1:
+            made += found
+            continue
+        rows = sum(one.num_samples for one in found)
+        mean = sum(one.value * one.num_samples for one in found) / max(rows, 1)
+        made.append(BriefFigure(f"{group} ({len(found)} tasks)", metric, mean, rows))
+    return made
+
+
+def listed(texts: Sequence[str], room: int) -> str:
+    """Texts with commas, as many as there is room for, and how many more there are."""
+    kept = list(texts[: room // 2])
+    while True:
+        more = f", and {len(texts) - len(kept)} more" if len(kept) < len(texts) else ""
+        shown = ", ".join(kept) + more
+        if len(shown) <= room or len(kept) <= 1:
+            return shown
+        kept.pop()
+
+
+def _can_be_pooled(tasks: Sequence[TaskResult]) -> bool:
+    """Whether tasks share their metric, and every sample has it; a record of others may be without samples."""
+    metric = tasks[0].main_metric
+    return all(
+        task.main_metric == metric and task.samples and all(metric in one.metrics for one in task.samples)
+        for task in tasks
+    )
 
 
 def _pooled(name: str, tasks: Sequence[TaskResult]) -> TaskResult:

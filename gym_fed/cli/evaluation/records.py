@@ -15,6 +15,7 @@ from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.compare import RunComparison
+    from gym_fed.evaluation.records.document import RecordDocument
     from gym_fed.evaluation.results import EvalResults, SampleResult
 
 RecordArgument = Annotated[
@@ -37,6 +38,7 @@ def show_record(
     if record is None:
         _list(folder, as_json)
         return
+    from gym_fed.evaluation.groups import groups_of, with_groups
     from gym_fed.evaluation.records.reader import named_record, read_record
 
     path = named_record(record, folder)
@@ -45,7 +47,7 @@ def show_record(
         print_json({"id": path.stem, "file": str(path), **results_as_json(results, samples)})
         return
     out.print(f"{path.stem}  {results.model}")
-    _print_figures(results)
+    _print_figures(with_groups(results, groups_of(results.tasks)))
     for task in results.tasks.values():
         for sample in task.samples[:samples]:
             _print_sample(task.task, sample)
@@ -179,6 +181,7 @@ def _list(folder: Path, as_json: bool) -> None:
             ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "name the folder of records: --out"
         )
     found: list[dict[str, Any]] = []
+    documents: list[RecordDocument] = []
     for path in paths:
         try:
             document = read_document(path)
@@ -190,14 +193,31 @@ def _list(folder: Path, as_json: bool) -> None:
         }
         when, model = document.evaluation_timestamp, document.model_info.name
         found.append({"id": path.stem, "model": model, "at": when, "file": str(path), "figures": values})
+        documents.append(document)
     if as_json:
         print_json(found)
         return
     table = TextTable("record", "model", "at", "figures")
-    for one in found:
-        figures = ", ".join(f"{name} {value:.4f}" for name, value in one["figures"].items())
-        table.add_row(one["id"], one["model"], one["at"], figures)
+    for one, document in zip(found, documents, strict=True):
+        table.add_row(one["id"], one["model"], one["at"], _figures_of(document))
     print_table(table)
+
+
+def _figures_of(document: RecordDocument) -> str:
+    from gym_fed.evaluation.groups import BriefFigure, brief_figures, listed
+    from gym_fed.tables import MAX_CELL
+
+    figures = [
+        BriefFigure(
+            one.evaluation_name,
+            one.metric_config.metric_id,
+            one.score_details.score,
+            one.score_details.uncertainty.num_samples,
+        )
+        for one in document.evaluation_results
+    ]
+    texts = [f"{one.task}/{one.metric} {one.value:.4f}" for one in brief_figures(figures)]
+    return listed(texts, MAX_CELL)
 
 
 def _print_figures(results: EvalResults) -> None:

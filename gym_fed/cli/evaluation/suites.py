@@ -57,7 +57,7 @@ def list_suites(data: DataOption = None, home: HomeOption = None, as_json: AsJso
         rows.append((f"{name}:", "", "", "", str(suite["about"])))
         rows += [_line(fact) for fact in suite["tasks"]]
     rows += [("in no suite:", "", "", "", ""), *map(_line, others)]
-    print_columns(rows, right=(1,), indent="")
+    print_columns(rows, right=(1,), indent="", wrapped=True)
     err.print("fetch what is not here: gym eval fetch SUITE, or give a folder with --data")
 
 

@@ -30,8 +30,9 @@ DEFAULT = Path("leaderboard.jsonl")
 @app.command()
 def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson = False) -> None:
     """Check every line of a board and list its submissions, with who reproduced them."""
+    from gym_fed.evaluation.groups import BriefFigure, brief_figures, listed
     from gym_fed.leaderboard.board import Leaderboard
-    from gym_fed.tables import TextTable
+    from gym_fed.tables import MAX_CELL, TextTable
 
     opened = Leaderboard(_there(board), head=head)
     if as_json:
@@ -41,10 +42,14 @@ def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson 
     table = TextTable("line", "model", "organization", "key", "status", "figures")
     for row in opened.board_rows.values():
         said = row.submission
-        figures = ", ".join(
-            f"{task.task} {task.figures[task.main_metric].value:.4f} {task.main_metric} (n={task.num_samples})"
+        brief = [
+            BriefFigure(task.task, task.main_metric, task.figures[task.main_metric].value, task.num_samples)
             for task in said.tasks
-        )
+        ]
+        texts = [
+            f"{one.task} {one.value:.4f} {one.metric} (n={one.num_samples})" for one in brief_figures(brief)
+        ]
+        figures = listed(texts, MAX_CELL)
         line = str(row.line.entry.sequence)
         signer = row.line.signer[:13]
         table.add_row(line, said.model_name, said.organization, signer, row.status, figures)

@@ -6,5 +6,5 @@
 - ``data``, ``layouts``, ``row_files``, ``store``: rows of the package, of a folder, and what was fetched.
 - ``fetch``: the only module that uses a network; ``grading``: metrics of ours; ``needs``: what a metric lacks.
 
-Neighbours: imports graders; imported by contamination, evaluator, records.
+Neighbours: imports graders; imported by contamination, evaluator, groups, records.
 """

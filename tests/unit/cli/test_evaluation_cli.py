@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
+from gym_fed.console import TextConsole
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.identity.keys import SigningKey
@@ -80,3 +82,32 @@ def test_a_board_is_signed_with_the_key_that_is_named(records: list[str], tmp_pa
     words = ("--model-name", "good", "--organization", "me", "--key", str(tmp_path / "k.pem"))
     run("leaderboard", "add", records[0], *words)
     assert json.loads(run("leaderboard", "show", "--json"))["submissions"][0]["signer"] == key.contributor
+
+
+def test_tasks_of_a_group_are_shown_as_their_mean_and_what_is_left_out_is_counted(records: list[str]) -> None:
+    own = [choice_task(f"own_task_number_{number}", RIGHT) for number in range(12)]
+    group = (choice_task("mmlu_anatomy", RIGHT), choice_task("mmlu_virology", WRONG[:2] * 5 + WRONG[2:]))
+    record = write_record(results_of(*group, *own, model="many", digest="d" * 64), "evals").stem
+    line = next(line for line in run("eval", "show").splitlines() if "many" in line)
+    mean = (8 + 10) / (10 + 18)
+    assert f"mmlu (2 tasks)/acc {mean:.4f}, own_task_number_0/acc 0.8000" in line
+    shown, left = line.count("own_task"), int(line.partition(", and ")[2].partition(" more")[0])
+    assert (shown + left, "…" in line) == (12, False)
+    (whole,) = [line for line in run("eval", "show", record).splitlines() if "mmlu (2 tasks)" in line]
+    assert f"{mean:.4f}" in whole
+    run("leaderboard", "add", record, "--model-name", "many", "--organization", "me")
+    assert f"mmlu (2 tasks) {mean:.4f} acc (n=28), own_task_number_0" in run("leaderboard", "show")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_list_of_suites_fits_a_terminal_and_is_whole_in_a_pipe(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    console = TextConsole()
+    monkeypatch.setattr(console, "_force_terminal", is_terminal)
+    console.file, console.width = StringIO(), 80
+    monkeypatch.setattr("gym_fed.console.out", console)
+    run("eval", "list")
+    lines = console.file.getvalue().splitlines()
+    assert (max(map(len, lines)) <= 80) is is_terminal
