@@ -301,3 +301,18 @@ def test_a_damaged_version_of_one_model_hides_no_other_from_the_list(
     place.write_bytes(b"{}")
     with pytest.warns(DamagedWarning, match=r"left out: .*another/one/000001\.json"):
         assert [one.reference for one in registry.list()] == [f"{NAME}@1"]
+
+
+def test_a_hint_that_names_other_tensors_is_no_hint(
+    registry: ModelRegistry, model: Path, store: Path
+) -> None:
+    pushed = registry.push(NAME, model, licence="mit")
+    versions = VersionStore(Objects(str(store)))
+    assert pushed.manifest.digest is not None
+    right = versions.with_digest(pushed.manifest.digest)
+    assert right is not None
+    assert right.manifest == pushed.manifest
+    name = pushed.manifest.digest.removeprefix("sha256:")
+    hint = (store / f"digests/{name}.json").read_bytes()
+    (store / f"digests/{'0' * 64}.json").write_bytes(hint)
+    assert versions.with_digest(f"sha256:{'0' * 64}") is None

@@ -8,7 +8,7 @@ import pytest
 
 from gym_fed.config.content_filter import FilterConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.filter.content_filter import ContentFilter
+from gym_fed.serving.filter.content_filter import ContentFilter, texts_in
 from gym_fed.serving.filter.patterns import safe_pattern
 from gym_fed.serving.filter.rules import MAX_BYTES, PACKAGE_RULES, Rules, read_rules
 
@@ -135,3 +135,15 @@ def test_settings_that_would_be_ignored_are_refused() -> None:
         FilterConfig(text="no")
     with pytest.raises(ValueError, match="there are no rules"):
         FilterConfig(input=True, package_rules=False)
+
+
+def test_a_match_inside_one_that_lies_outside_the_window_is_found(tmp_path: Path) -> None:
+    found = rules(tmp_path, "[a]\n/ab( ab)?/\n")
+    assert found.find_within("ab ab", 0, 4, 5) == "a"
+    assert (
+        rules(tmp_path, "[a]\nx x\n").find_within("x x x", 0, 4, 5) == "a"
+    )  # the second begins inside the first
+
+
+def test_texts_of_a_json_value_are_its_keys_too() -> None:
+    assert list(texts_in({"pipe bomb": [1, {"a": "b"}]})) == ["pipe bomb", "a", "b"]
