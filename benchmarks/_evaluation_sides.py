@@ -239,7 +239,7 @@ def _their_pass(
             seconds += time.process_time() - began
         forwards += counted
         model_seconds += timed.seconds
-        by_row = {}
+        by_row: dict[int, Any] = {}
         for sample in result["samples"][task.name]:
             by_row.setdefault(sample["doc_id"], sample)
         said[name] = [_said(by_row[number]) for number in sorted(by_row)]

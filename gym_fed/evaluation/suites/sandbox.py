@@ -85,7 +85,7 @@ class BoundedEnvironment(SandboxedEnvironment):
         return formatted
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        return _Counted().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+        return _LoopCounter().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
     def _turns(self, values: Any) -> Iterator[Any]:
         for value in values:
@@ -98,7 +98,7 @@ class BoundedEnvironment(SandboxedEnvironment):
             raise SecurityError(f"more than {MOST_STEPS} turns of loops and calls")
 
 
-class _Counted(NodeTransformer):
+class _LoopCounter(NodeTransformer):
     """Has turns of loops counted, and texts put together by ``~`` as those by ``+``."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:

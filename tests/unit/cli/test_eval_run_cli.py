@@ -240,7 +240,7 @@ def test_what_is_wrong_beside_the_model_is_refused_before_it_is_loaded(
     assert "--columns" not in error.hint, "gym eval has no such option"
 
 
-def test_a_second_process_is_told_before_a_model_is_loaded_that_the_first_one_runs(
+def test_a_second_process_is_refused_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The lock is one of the open file, so that another open file stands for another process."""
