@@ -53,6 +53,7 @@ SLOW = (
     "keys.md",
     "privacy-local.md",
     "features.md",
+    "merging.md",
     "tuning.md",
     "recipes.md",
     "registry.md",

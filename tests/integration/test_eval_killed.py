@@ -60,7 +60,9 @@ def samples(run: Any) -> list[Any]:
     return [json.loads(line) for line in samples_path(Path(run["file"])).read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("kill_after", "scored", "answered"), [(101, 139, 24), (250, 0, 14)])
+@pytest.mark.parametrize(
+    ("kill_after", "scored", "answered"), [(101, 139, 24), pytest.param(250, 0, 14, marks=pytest.mark.slow)]
+)
 def test_a_killed_evaluation_goes_on_and_has_the_samples_of_an_unbroken_one(
     kill_after: int, scored: int, answered: int, asked: dict[str, int]
 ) -> None:
