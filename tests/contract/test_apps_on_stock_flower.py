@@ -113,6 +113,7 @@ def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny
     assert hub.ask("ledger", "verify")["valid"]
 
 
+@pytest.mark.slow  # a minute: a whole app of Flower in its own processes, trained to the end
 def test_an_app_of_plain_arrays_withstands_a_malicious_client_with_delta_soup(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     with stock_flower(tmp_path, "flower_arrays_app", f'out="{out}"', nodes=3):

@@ -47,7 +47,7 @@ def assert_soups_came_back_as_factors(federation: Federation) -> None:
         assert all(line["bytes_up"] > 0 for line in sent)
 
 
-@pytest.mark.parametrize("case", quick(sorted(CASES), "factors", "grids"))
+@pytest.mark.parametrize("case", quick(sorted(CASES), "factors"))
 def test_two_rounds_with_another_codec(tmp_path: Path, tiny_base: Path, case: str) -> None:
     federation = Federation(tmp_path, tiny_base, **CASES[case])
     try:
