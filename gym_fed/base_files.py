@@ -66,7 +66,7 @@ _TOKENIZER = frozenset(
         "vocab.txt",
     }
 )
-_CODE_KEYS = ("auto_map", "custom_pipelines", "custom_generate")
+CODE_KEYS = ("auto_map", "custom_pipelines", "custom_generate")
 """With these, transformers looks for Python files that the model brings along."""
 
 
@@ -171,7 +171,7 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
                 raise _invalid(name, f"names {plain(strange[0], 140)!r}, which is no file of this base")
         elif name in _SETTINGS:
             for key in _keys(_object(folder / name)):
-                if key in _CODE_KEYS:
+                if key in CODE_KEYS:
                     raise _invalid(name, f"has {key}: a base that needs code of its own does not travel")
     if "config.json" in names and "quantization_config" in _object(folder / "config.json"):
         raise _invalid("config.json", "has quantization_config: a quantised base does not travel")

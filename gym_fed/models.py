@@ -1,4 +1,4 @@
-"""Loads causal language models: the embedded gym-nano, model folders, LoRA run folders, names in the local cache.
+"""Loads causal language models: gym-nano, model folders, LoRA run folders, GGUF files, names in the local cache.
 
 Nothing is downloaded here: a hub name is looked up in this machine's cache only. ``gym_fed.downloads`` fetches.
 """
@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.imports.folder import imported, usable_folder
+from gym_fed.imports.gguf.files import is_gguf, only_gguf
 from gym_fed.json_files import read_object
+from gym_fed.library_env import quiet_loading as quiet_loading
 from gym_fed.library_env import settle
+from gym_fed.system_errors import is_panic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,8 +69,8 @@ def load_model(
     """Load a model and its tokenizer from this machine.
 
     Args:
-        name_or_path: ``gym-nano``; a folder with a model, a PEFT adapter or a finished run; or a Hugging Face name
-            whose files are in the local cache.
+        name_or_path: ``gym-nano``; a folder with a model, a PEFT adapter or a finished run; a ``.gguf`` file; or a
+            Hugging Face name whose files are in the local cache.
         dtype: One of ``float32``, ``bfloat16``, ``float16``.
         device: As for ``pick_device``.
         arguments: Further keyword arguments of ``from_pretrained``; a model that they split over processes
@@ -149,9 +153,9 @@ def _require_text(name: str, folder: Path) -> None:
 
 
 def model_name(name_or_path: str) -> str:
-    """What a manifest calls a base: a folder's own name, so that no one's paths travel."""
+    """What a manifest calls a base: a folder's or file's own name, so that no one's paths travel."""
     path = Path(name_or_path).expanduser()
-    return path.resolve().name if path.is_dir() else name_or_path
+    return path.resolve().name if name_or_path != NANO and path.exists() else name_or_path
 
 
 def load_tokenizer(name_or_path: str) -> Any:
@@ -174,27 +178,35 @@ def load_tokenizer(name_or_path: str) -> Any:
 
 
 def resolve(name_or_path: str) -> str:
-    """The folder that a name stands for: a folder itself, or the snapshot of a hub name in the local cache.
+    """The folder that a name stands for: a folder itself, the snapshot of a hub name in the local cache, or what was
+    imported of a GGUF file, or of a folder with one.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path that holds no model.
+        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path that holds no model; as ``imported``.
     """
     if name_or_path == NANO:
         return str(nano_path())
     if is_hub_name(name_or_path):
-        return _cached_snapshot(name_or_path)
+        return str(usable_folder(Path(_cached_snapshot(name_or_path))))
     path = Path(name_or_path).expanduser()
+    if is_gguf(path) and path.is_file():
+        return str(imported(path))
     if path.is_dir():
         if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
-            return str(path)
+            return str(usable_folder(path))
+        if (file := only_gguf(path)) is not None:
+            return str(imported(file))
         hint = "give a folder with config.json or adapter_config.json, such as a finished run"
         if (path / "config.yaml").is_file():
             hint = f"the run is not finished: continue it with: gym train {path / 'config.yaml'}"
         raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
     _require_no_variant(name_or_path)
-    what = "not a folder" if path.exists() else "no such folder"
+    kind = "file" if is_gguf(path) else "folder"
+    what = f"not a {kind}" if path.exists() else f"no such {kind}"
     raise GymError(
-        ErrorCode.MODEL_NOT_FOUND, f"{name_or_path}: {what}", "give the folder of a model, or gym-nano"
+        ErrorCode.MODEL_NOT_FOUND,
+        f"{name_or_path}: {what}",
+        "give the folder of a model, a .gguf file, or gym-nano",
     )
 
 
@@ -205,7 +217,7 @@ def _require_no_variant(name: str) -> None:
         GymError: ``MODEL_NOT_FOUND``.
     """
     base, _, variant = name.rpartition(":")
-    here = base == NANO or Path(base).expanduser().is_dir() or (is_hub_name(base) and "/" in base)
+    here = base == NANO or Path(base).expanduser().exists() or (is_hub_name(base) and "/" in base)
     if base and here and "/" not in variant and not Path(name).exists():
         one, other = shlex.quote(base), shlex.quote(variant)
         raise GymError(
@@ -220,6 +232,7 @@ def is_hub_name(name_or_path: str) -> bool:
     """Whether ``name_or_path`` stands for a repository of the Hub: no path, and no file or folder of this machine."""
     return (
         name_or_path != NANO
+        and not is_gguf(Path(name_or_path))
         and _HUB_NAME.fullmatch(name_or_path) is not None
         and not any(pair in name_or_path for pair in ("--", ".."))
         and not Path(name_or_path).exists()
@@ -361,22 +374,6 @@ def _put_on(name: str, base_name: str, chain: Sequence[Adapter], dtype: str, dev
 
 
 @contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Silence transformers' progress bars and advice while a model is read; errors still raise."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-@contextmanager
 def _as_gym_errors(name: str) -> Iterator[None]:
     from safetensors import SafetensorError
 
@@ -388,7 +385,9 @@ def _as_gym_errors(name: str) -> Iterator[None]:
             f"{name}: cannot be read as a model: a file of it is nested too deeply",
             "restore its JSON files, or give another folder",
         ) from error
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except BaseException as error:
+        if not (isinstance(error, (OSError, ValueError, KeyError, SafetensorError)) or is_panic(error)):
+            raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise GymError(
             ErrorCode.MODEL_INVALID,

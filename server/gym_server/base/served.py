@@ -22,7 +22,7 @@ from gym_fed.base_files import (
 from gym_fed.delta.base import digests_by_tensor
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
-from gym_fed.models import NANO, resolve
+from gym_fed.models import NANO, is_hub_name, resolve
 from gym_fed.text import plain, readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.federation import Federation
@@ -65,7 +65,7 @@ class ServedBase:
             self._cannot(error)
             return
         self.licence = licence_of(folder)
-        if not Path(named).expanduser().is_dir() and _PUBLIC.fullmatch(named):
+        if is_hub_name(named) and _PUBLIC.fullmatch(named):
             self.public_name = named
             self.commit = folder.name if _COMMIT.fullmatch(folder.name) else ""
         if fed.config.serve_base is False:

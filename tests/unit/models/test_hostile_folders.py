@@ -18,7 +18,7 @@ from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardMod
 from gym_fed.modeling import patterns
 from gym_fed.modeling.adapters import read_adapter
 from gym_fed.modeling.patterns import require_quick_patterns
-from gym_fed.models import load_model, nano_path
+from gym_fed.models import load_model, load_tokenizer, nano_path
 
 
 def adapter(folder: Path, base: Any, **changes: Any) -> Path:
@@ -144,3 +144,17 @@ def test_patterns_that_people_write_are_taken() -> None:
     }
     require_quick_patterns(wanted, names, "lora")
     require_quick_patterns({"target_modules": "(broken"}, names, "lora")  # PEFT's reader says so
+
+
+@pytest.mark.parametrize("act", [load_model, load_tokenizer])
+def test_a_panic_of_the_tokenizers_library_is_a_refusal_that_names_the_folder(
+    tmp_path: Path, act: Any
+) -> None:
+    folder = Path(shutil.copytree(nano_path(), tmp_path / "hostile"))
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AA=="}
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(GymError, match="precompiled_charsmap") as raised:
+        act(str(folder))
+    assert raised.value.code is ErrorCode.MODEL_INVALID
+    assert str(folder) in raised.value.message

@@ -1,4 +1,4 @@
-"""``BASE:VARIANT`` given as a model: `gym train`, `gym chat` and `gym export` name the commands that take the two."""
+"""``BASE:VARIANT`` given as a model: `gym train` and `gym chat` name the commands that take the two."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import resolve
 
 
-@pytest.mark.parametrize("command", ["train", "chat", "export"])
+@pytest.mark.parametrize("command", ["train", "chat"])
 def test_a_variant_as_a_model_is_refused_with_the_commands_that_take_it(
     tiny_base: Path, tmp_path: Path, command: str
 ) -> None:
@@ -24,7 +24,6 @@ def test_a_variant_as_a_model_is_refused_with_the_commands_that_take_it(
     words = {
         "train": [str(file)],
         "chat": [name, "--prompt", "hi"],
-        "export": [name, "-o", str(tmp_path / "out")],
     }
     result = CliRunner().invoke(app, [command, *words[command]])
     assert isinstance(result.exception, GymError)

@@ -1,0 +1,4 @@
+"""GGUF files as model folders: header, config, tensors and tokenizer, one page each.
+
+Neighbours: imports importer; imported by formats.
+"""
