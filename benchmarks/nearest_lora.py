@@ -1,0 +1,231 @@
+"""What a LoRA keeps of a variant's gain: SmolLM2-135M-Instruct tuned on GSM8K, one bit per weight, at ranks 8, 32, 128.
+
+    python benchmarks/nearest_lora.py --smollm2 FOLDER [--shared FOLDER] [--work FOLDER] [--only PART] [--quick]
+        [--json]
+
+The parts are ``tune`` (all weights), ``one-bit`` and ``float32`` (the delta encoded so, and its nearest LoRAs), and
+``lora`` (the same steps with LoRA of rank 16). Each writes into --work what it made, so that they may run one after the
+other; without --only all run. The loss is that of rows which nothing was trained on, in nats per token of the answers.
+Kept is (base - LoRA) / (base - delta). Nothing was chosen on these rows: steps and rates were set before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import Report, options
+from _smollm2_rows import questions
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from gym_fed.config.delta import CodecPolicy  # noqa: E402
+from gym_fed.data import encode_rows  # noqa: E402
+from gym_fed.data.encoding import IGNORED  # noqa: E402
+from gym_fed.delta.base import BaseSpec  # noqa: E402
+from gym_fed.delta.encode import encode_delta, lora_delta  # noqa: E402
+from gym_fed.delta.factors import lora_factors  # noqa: E402
+from gym_fed.delta.file import DeltaFile  # noqa: E402
+from gym_fed.evaluation.loss import heldout_loss  # noqa: E402
+from gym_fed.export.formats.base import Options  # noqa: E402
+from gym_fed.export.nearest import factors_of  # noqa: E402
+from gym_fed.export.process import no_report  # noqa: E402
+from gym_fed.export.run import export  # noqa: E402
+from gym_fed.export.source import Source, open_source  # noqa: E402
+from gym_fed.models import load_model, model_name  # noqa: E402
+
+RANKS = (8, 32, 128)
+LORA_RANK = 16
+STEPS, BATCH, LENGTH = 8, 4, 128
+RATES = {"tune": 5e-5, "lora": 5e-4}
+ROWS, HELDOUT = 400, 24
+CODECS = {
+    "one-bit": CodecPolicy(error_feedback=False),
+    "float32": CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False),
+}
+PARTS = ("tune", *CODECS, "lora")
+
+
+def main() -> None:
+    """Tune, encode, export, measure."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--smollm2", type=Path, required=True, help="a model folder")
+    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser.add_argument("--work", type=Path, help="where parts lie between two runs")
+    parser.add_argument("--only", metavar="PART", choices=PARTS, help=f"one of {', '.join(PARTS)}")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gym-nearest-") as scratch:
+        work = arguments.work or Path(scratch)
+        work.mkdir(exist_ok=True)
+        bench = Bench(arguments, work)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "tune": bench.tune,
+            **{codec: partial(bench.nearest, codec) for codec in CODECS},
+            "lora": bench.lora,
+        }
+        figures = {}
+        for name, part in parts.items():
+            if arguments.only in (None, name):
+                figures[name] = once(work / f"{name}.json", part)
+                print(name, json.dumps(figures[name]), file=sys.stderr, flush=True)
+        if arguments.only is None:
+            report(arguments, figures)
+
+
+class Bench:
+    """The base, the rows, and what is made of them."""
+
+    def __init__(self, arguments: argparse.Namespace, work: Path) -> None:
+        self.name, self.work = str(arguments.smollm2), work
+        self.steps = 2 if arguments.quick else STEPS
+        self.ranks = RANKS[:1] if arguments.quick else RANKS
+        rows = questions(arguments.shared / "data")[:ROWS]
+        self.heldout = rows[: 4 if arguments.quick else HELDOUT]
+        self.rows = rows[HELDOUT:]
+
+    def loss(self, model: Any, tokenizer: Any) -> float:
+        return heldout_loss(model, tokenizer, self.heldout, batch_size=8, max_length=LENGTH)
+
+    def source(self, codec: str) -> Source:
+        return open_source(str(self.work / f"{codec}.gymdelta"), base=self.name)
+
+    def tune(self) -> dict[str, Any]:
+        """All weights; the deltas lie in ``work`` then."""
+        loaded = load_model(self.name)
+        base, tuned = loaded.model, copy.deepcopy(loaded.model)
+        found: dict[str, Any] = {
+            "seconds": train(tuned, loaded.tokenizer, self.rows, self.steps, RATES["tune"])
+        }
+        spec = BaseSpec.of(base, model_name(self.name))
+        for codec, policy in CODECS.items():
+            made = encode_delta(tuned, base, policy, self.work / f"{codec}.gymdelta", spec)
+            found[f"{codec} bits"] = made.bits_per_weight
+        return found
+
+    def nearest(self, codec: str) -> dict[str, Any]:
+        """The nearest LoRA of each rank of a delta, as it is exported and loaded; with losses of base and delta."""
+        loaded = load_model(self.name)
+        base = self.loss(loaded.model, loaded.tokenizer)
+        del loaded
+        source = self.source(codec)
+        assert source.delta is not None
+        started = time.perf_counter()
+        largest = factors_of(source, max(self.ranks), no_report)
+        seconds = time.perf_counter() - started
+        with DeltaFile.open(source.delta) as delta:
+            total = delta.norm() ** 2
+        figures: dict[str, Any] = {
+            "seconds": seconds,
+            "left out": sum(largest.left_out.values()),
+            "base": base,
+        }
+        figures["delta"] = self.loss(source.model, source.tokenizer)
+        for rank in self.ranks:
+            # Singular components are sorted, so that those of a smaller rank are the first of these.
+            lost = sum(
+                float((b[:, rank:].square().sum(0) * a[rank:].square().sum(1)).sum())
+                for a, b in largest.factors.values()
+            )
+            source.found[f"lora.{rank}"] = replace(
+                largest,
+                factors={name: (a[:rank], b[:, :rank]) for name, (a, b) in largest.factors.items()},
+                rank=rank,
+                norm_kept=largest.norm_kept - lost / total,
+            )
+            with tempfile.TemporaryDirectory(dir=self.work) as folder:
+                out = Path(folder) / "adapter"
+                record = export(source, "adapter", out, Options(rank=rank), check=False)
+                figures[f"norm {rank}"] = record["lora"]["squared_norm_kept"]
+                figures[f"megabytes {rank}"] = (out / "adapter_model.safetensors").stat().st_size / 1e6
+                figures[f"loss {rank}"] = self.loss(load_model(str(out)).model, source.tokenizer)
+        return figures
+
+    def lora(self) -> dict[str, Any]:
+        """LoRA's own factors, through a delta and the adapter that it becomes."""
+        from peft import LoraConfig, get_peft_model
+
+        loaded = load_model(self.name)
+        spec = BaseSpec.of(loaded.model, model_name(self.name))
+        torch.manual_seed(0)
+        settings = LoraConfig(r=LORA_RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+        tuned = get_peft_model(loaded.model, settings)
+        train(tuned, loaded.tokenizer, self.rows, self.steps, RATES["lora"])
+        file, out = self.work / "lora.gymdelta", self.work / "lora-adapter"
+        lora_delta(lora_factors(tuned), file, spec, policy=CodecPolicy(factors="float32"))
+        record = export(self.source("lora"), "adapter", out, Options(), check=False)
+        with tuned.disable_adapter():
+            base = self.loss(tuned, loaded.tokenizer)
+        return {
+            "base": base,
+            "trained": self.loss(tuned, loaded.tokenizer),
+            "adapter": self.loss(load_model(str(out)).model, loaded.tokenizer),
+            "exact": record["lora"]["exact"],
+        }
+
+
+def once(file: Path, part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a part found, from its file where there is one."""
+    if not file.is_file():
+        file.write_text(json.dumps(part()), encoding="utf-8")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def train(model: Any, tokenizer: Any, rows: list[dict[str, Any]], steps: int, rate: float) -> float:
+    """AdamW on what has gradients, one cycle to zero; the seconds."""
+    started = time.perf_counter()
+    encoded = encode_rows(tokenizer, rows, max_length=LENGTH)
+    weights = [value for value in model.parameters() if value.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1)
+    generator = torch.Generator().manual_seed(0)
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        chosen = [encoded[i] for i in torch.randint(len(encoded), (BATCH,), generator=generator).tolist()]
+        count = sum(label != IGNORED for row in chosen for label in row["labels"][1:])
+        for row in chosen:
+            ids, labels = (torch.tensor([row[key]]) for key in ("input_ids", "labels"))
+            logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+            loss = torch.nn.functional.cross_entropy(
+                logits, labels[0, 1:], ignore_index=IGNORED, reduction="sum"
+            )
+            (loss / count).backward()
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    return time.perf_counter() - started
+
+
+def report(arguments: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """The table: shares of each delta's own gain, and of its squared norm."""
+    made = Report("nearest_lora", peer="the same of the tune before encoding")
+    sides = [figures[codec] for codec in CODECS]
+    for rank in RANKS[:1] if arguments.quick else RANKS:
+        gains = [100 * (one["base"] - one[f"loss {rank}"]) / (one["base"] - one["delta"]) for one in sides]
+        size = f"{sides[0][f'megabytes {rank}']:.0f} MB"
+        made.compare(f"gain kept at rank {rank}, {size}", *gains, unit="%", better="higher")
+        norms = [100 * one[f"norm {rank}"] for one in sides]
+        made.compare(f"squared norm kept at rank {rank}", *norms, unit="%", better="higher")
+    for codec, one in zip(CODECS, sides, strict=True):
+        made.figure(f"loss_{codec.replace('-', '_')}", one["delta"])
+    made.figure("loss_base", sides[0]["base"])
+    lora = figures["lora"]
+    own = 100 * (lora["base"] - lora["adapter"]) / (lora["base"] - lora["trained"])
+    made.compare("a variant trained as LoRA: gain kept", own, unit="%", better="higher")
+    made.finish(arguments)
+
+
+if __name__ == "__main__":
+    main()
