@@ -6,6 +6,7 @@ markup, and no control character that is in them reaches the terminal (``gym_fed
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import logging
@@ -21,6 +22,7 @@ import typer
 from gym_quant.registry import Registry
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from typer.core import TyperArgument
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.other_words import OtherWordNote
@@ -136,6 +138,21 @@ VersionOption = Annotated[
     bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
 ]
 """``--version`` of all three commands."""
+
+
+def _keep_help_of_arguments() -> None:
+    """Click 8.5 sets the help of an argument to None after typer 0.20 has set it; here typer's stays."""
+    made = TyperArgument.__init__
+
+    @functools.wraps(made)
+    def with_help(argument: TyperArgument, *args: Any, help: str | None = None, **options: Any) -> None:
+        made(argument, *args, help=help, **options)
+        argument.help = help
+
+    TyperArgument.__init__ = with_help  # type: ignore[method-assign, assignment]
+
+
+_keep_help_of_arguments()
 
 
 def run_app(app: typer.Typer) -> NoReturn:

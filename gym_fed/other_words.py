@@ -77,6 +77,16 @@ def nearest_member(kind: str, name: str) -> str:
     return str(importlib.import_module(_table).nearest_member(kind, name)) if _table else ""
 
 
+def member(kind: str, name: str) -> str | None:
+    """Our name of a member of a kind that other platforms call ``name``; None where nothing is known.
+
+    Raises:
+        GymError: For one that has no counterpart; the error names what to write instead.
+    """
+    found: str | None = importlib.import_module(_table).member(kind, name) if _table else None
+    return found
+
+
 def attribute(owner: str, name: str) -> Any:
     """What a module (by its name) or class (by its own) is expected to have elsewhere; ``MISSING`` where nothing is."""
     return importlib.import_module(_table).attribute(owner, name) if _table else MISSING

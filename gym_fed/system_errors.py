@@ -131,6 +131,11 @@ def system_error(error: BaseException, *, with_place: bool = True) -> GymError |
     return GymError(found.code, f"{place}: {found.what}" if place else found.what, found.hint)
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust (tokenizers) gave up; such an error is no ``Exception``."""
+    return type(error).__name__ == "PanicException"
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether a disk or a quota is what failed."""
     found = _refusal(error)

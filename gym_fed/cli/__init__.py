@@ -1,6 +1,6 @@
 """The `gym` command.
 
 Neighbours: imports compat, config, console, data, delta, doctor, downloads, errors, evaluation, export,
-files, identity, json_files, kinds, leaderboard, modeling, models, old_names, personalization, planning,
-quantization, registry, renamed, serving, soup, tables, text, tracking, training; imported by none.
+files, identity, imports, json_files, kinds, leaderboard, modeling, models, old_names, personalization,
+planning, quantization, registry, renamed, serving, soup, tables, text, tracking, training; imported by none.
 """

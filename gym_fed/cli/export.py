@@ -3,39 +3,106 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.export_formats import formats, print_formats
 from gym_fed.cli.models.needed import YesOption, ensure_models
-from gym_fed.console import AsJson, err, print_result
+from gym_fed.cli.stages import ends_well_on_sigterm, stages
+from gym_fed.console import AsJson, MemberName, err, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import EXPORT_FORMATS
+from gym_fed.text import readable_bytes
+
+if TYPE_CHECKING:
+    from gym_fed.export.formats.base import ExportFormat
 
 
 def export(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="gym-nano, a model folder, the output_dir of a run, an adapter's folder, "
-            "or a LLaMA-Factory file that merges."
+            help="gym-nano, a model folder, the output_dir of a run, an adapter's folder, BASE:VARIANT, "
+            "a .gymdelta, or a LLaMA-Factory file that merges."
         ),
-    ],
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="New folder (or file) to write.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="New folder (or file) to write; model.gguf says the format, too.",
+            show_default="a file format: here, called as MODEL; a folder must be named",
+        ),
     ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
     ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", metavar="NAME", help="This variant of MODEL.")
+    ] = None,
+    variants: Annotated[
+        Path | None,
+        typer.Option(
+            "--variants",
+            metavar="FOLDER",
+            help="Where variants are kept.",
+            show_default="~/.gym-fed/variants",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help="Base of MODEL, which is a .gymdelta.",
+            show_default="the one it names",
+        ),
+    ] = None,
     format_: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="huggingface, adapter or delta.")
-    ] = "huggingface",
+        str | None,
+        typer.Option(
+            "--format",
+            click_type=MemberName(EXPORT_FORMATS, checked=False),
+            help="What is written; all formats stand below.",
+            show_default="by the suffix of --output, else huggingface",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             "--dtype",
-            help="float32, bfloat16 or float16.",
+            help="Of the weights of huggingface, adapter and tensorrt_llm: float32, bfloat16 or float16.",
             show_default="as the base is stored; adapters as they are",
+        ),
+    ] = None,
+    quantization: Annotated[
+        str,
+        typer.Option(
+            "--quantization",
+            help="How weights are rounded, such as q8_0 of gguf; those of each format stand below.",
+            show_default="its first",
+        ),
+    ] = "",
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank",
+            min=1,
+            help="Rank of the LoRA that a variant becomes in the formats adapter and gguf_adapter.",
+            show_default="32; its own where it was trained as LoRA",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="Held-out rows, on which what that LoRA keeps is measured; "
+            "or rows that calibrate awq and gptq.",
         ),
     ] = None,
     shard_size: Annotated[
@@ -44,40 +111,101 @@ def export(
     skip_check: Annotated[
         bool, typer.Option("--skip-check", help="Do not read it back in a fresh process and compare.")
     ] = False,
+    list_: Annotated[
+        bool,
+        typer.Option(
+            "--list", help="Print all formats: what each writes, what reads it back, what it needs."
+        ),
+    ] = False,
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Merge a model's adapters and write it for other programs; it is read back and compared before it counts."""
-    from gym_fed.config.serving import parse_bytes
-    from gym_fed.export.formats.base import Options
-    from gym_fed.export.run import export as write
-    from gym_fed.export.run import format_named
-    from gym_fed.export.source import open_source
-    from gym_fed.models import DTYPES
+    from dataclasses import replace
 
+    from gym_fed.config.serving import parse_bytes
+    from gym_fed.data.reading import load_rows
+    from gym_fed.export.choice import settled
+    from gym_fed.export.formats.base import Options
+    from gym_fed.export.needs import weights_of
+    from gym_fed.export.room import require_room
+    from gym_fed.export.run import export as write
+    from gym_fed.export.run import require_new
+    from gym_fed.export.source import open_source
+    from gym_fed.models import DTYPES, model_name
+    from gym_fed.serving.store.naming import base_needed, named_delta
+
+    if list_:
+        print_result(as_json, formats(), print_formats)
+        return
+    if model is None:
+        raise GymError(
+            ErrorCode.USAGE, "which MODEL?", "gym export MODEL -o FOLDER; gym export --list: the formats"
+        )
     if model.endswith((".yaml", ".yml")):
         _refuse_beside_a_file({"--output": output, "--adapter": adapter, "--dtype": dtype})
+        _refuse_beside_a_file({"--format": format_, "--quantization": quantization or None, "--data": data})
+        _refuse_beside_a_file({"--variant": variant, "--variants": variants, "--base": base, "--rank": rank})
         values = _of_file(model)
         model, adapter, output = values["model"], values["adapter"], Path(values["output"])
         dtype, shard_size = values.get("dtype"), values["shard_size"]
-    if output is None:
-        raise GymError(ErrorCode.USAGE, "where to? --output is missing", "name a new folder: -o FOLDER")
+        format_, quantization, data = values.get("format"), values.get("quantization", ""), values.get("data")
     if dtype is not None and dtype not in DTYPES:
         raise GymError(ErrorCode.USAGE, f"--dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
     try:
         parse_bytes(shard_size)
     except ValueError as error:
         raise GymError(ErrorCode.USAGE, f"--shard-size: {error}") from error
-    format_named(format_)
-    if output.exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name")
-    ensure_models([model, *(adapter or ())], yes)
-    err.print(f"loading {model} ...")
-    source = open_source(model, adapter or ())
-    kept = source.dtype if format_ == "huggingface" else None
-    options = Options(dtype=dtype or kept, shard_size=shard_size)
-    record = write(source, format_, output, options, check=not skip_check)
+    options = Options(
+        dtype=dtype,
+        shard_size=shard_size,
+        quantization=quantization,
+        rank=rank,
+        rows_name=model_name(data) if data else "",
+    )
+    chosen, options = settled(format_, output, options)
+    _require_dtype(chosen, dtype)
+    if output is None:
+        output = _beside(model, chosen.suffix)
+    require_new(output, chosen)
+    with ends_well_on_sigterm(), stages() as report:
+        ensure_models([base_needed(model, base), *(adapter or ())], yes)
+        rows = load_rows(data) if data is not None else ()
+        found = named_delta(model, base=base, variant=variant, store=variants)
+        weights = weights_of(model if found is None else found.base)
+        require_room(chosen, weights, output, options, check=not skip_check)
+        report(f"loading {model}", 0, 0)
+        source = open_source(model, adapter or (), base=base, variant=variant, variants=variants)
+        kept = source.dtype if chosen.has_dtype else None
+        options = replace(options, dtype=dtype or kept, rows=rows, report=report)
+        record = write(source, chosen.name, output, options, check=not skip_check)
+    for note in record.get("notes", ()):
+        err.print(f"note: {note}")
     print_result(as_json, {**record, "output": str(output)}, f"{output}: {_said(record)}")
+
+
+def _beside(model: str, suffix: str) -> Path:
+    """Where a file goes that has no ``--output``: here, called as the model.
+
+    Raises:
+        GymError: ``USAGE`` for a folder.
+    """
+    if not suffix:
+        raise GymError(ErrorCode.USAGE, "where to? --output is missing", "name a new folder: -o FOLDER")
+    return Path(Path(model).name + suffix)
+
+
+def _require_dtype(chosen: ExportFormat, dtype: str | None) -> None:
+    """Refuse a type that the format would not read.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    if dtype is None or chosen.takes_dtype:
+        return
+    names = ", ".join(chosen.quantizations)
+    remedy = f"--quantization says how weights are stored: {names}" if names else "leave it out"
+    raise GymError(ErrorCode.USAGE, f"format {chosen.name} has no --dtype", remedy)
 
 
 def _refuse_beside_a_file(options: dict[str, object]) -> None:
@@ -97,14 +225,23 @@ def _of_file(file: str) -> dict[str, Any]:
 
 
 def _said(record: dict[str, Any]) -> str:
-    """What the comparison came to, in a line."""
-    check = record["check"]
+    """What was written, how long it took, and what the comparison came to, in a line."""
+    check, unchecked = record["check"], record["unchecked"]
+    text = f"{readable_bytes(record['bytes'])} in {record['seconds']['all']:.0f} s, "
     if check is None:
-        return "written, and not compared with its source"
-    back, source = check["read_back"], check.get("against_the_source")
-    text = f"read back by {check['read_by']}, logits at most {back['max']:.2g} off"
+        return f"{text}not compared with its source: {unchecked}"
+    text += f"read back by {check['read_by']}, {_distance(check['read_back'])}"
+    source = check.get("against_the_source")
     if source is not None and "max" in source:
-        text += (
-            f"; against the source {source['max']:.2g} off, likeliest token the same at {source['top1']:.1%}"
-        )
-    return text
+        text += f"; against the source {_distance(source)}"
+    return f"{text}; {unchecked}" if unchecked else text
+
+
+def _distance(figures: dict[str, Any]) -> str:
+    """How far two sets of answers are apart; logits have no unit, so the largest one stands beside it."""
+    if not figures["max"]:
+        return "the same logits"
+    return (
+        f"logits at most {figures['max']:.2g} off (the largest is {figures['largest']:.2g}), "
+        f"likeliest token the same at {figures['top1']:.1%} of positions"
+    )

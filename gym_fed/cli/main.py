@@ -19,6 +19,7 @@ from gym_fed.cli.delta.app import app as delta_app
 from gym_fed.cli.doctor import doctor
 from gym_fed.cli.evaluation.app import app as eval_app
 from gym_fed.cli.export import export
+from gym_fed.cli.export_formats import NamesFormats
 from gym_fed.cli.grade import grade
 from gym_fed.cli.leaderboard.app import app as leaderboard_app
 from gym_fed.cli.models.app import app as models_app
@@ -102,7 +103,7 @@ app.command()(predict)
 app.command()(tune)
 app.command()(chat)
 app.command()(batch)
-app.command()(export)
+app.command(cls=NamesFormats)(export)
 app.command(cls=old_options({"--rewards": "--graders"}))(grade)
 app.command()(doctor)
 app.add_typer(api_app, name="api")

@@ -20,11 +20,6 @@ REFUSED = {
 }
 """Commands without a counterpart."""
 
-GGUF = RefusedWord(
-    "GGUF is not written here; llama.cpp writes it from a model folder",
-    ("gym export MODEL -o model-folder", "python convert_hf_to_gguf.py model-folder"),
-)
-
 _OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
 _OF_A_BASE = {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"}
 _NOT_NEEDED = {
@@ -38,7 +33,17 @@ FLAGS: dict[str, dict[str, str]] = {
     "chat": {**_OF_A_MODEL, "template": "--chat-template"},
     "api": {**_OF_A_BASE, "template": "--chat-template"},
     "batch": {**_OF_A_BASE, "template": "--chat-template"},
-    "export": {**_OF_A_MODEL, "export_dir": "--output", "export_size": "--shard-size"},
+    "export": {
+        **_OF_A_MODEL,
+        "export_dir": "--output",
+        "export_size": "--shard-size",
+        "export_format": "--format",
+        "save_method": "--format",
+        "quantization_method": "--quantization",
+        "quantization_type": "--quantization",
+        "outtype": "--quantization",
+        "outfile": "--output",
+    },
 }
 """Our options by their flags, by command; ``MODEL`` is an argument."""
 
@@ -46,7 +51,6 @@ COMMANDS = [
     BroughtWord("command", "gym-cli", "`gym`"),
     *(BroughtWord("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
     *(BroughtWord("command", f"gym {name}", what.why, what.instead) for name, what in REFUSED.items()),
-    BroughtWord("command", "gym export --model saves/model --format gguf", GGUF.why, GGUF.instead),
     BroughtWord(
         "command",
         "gym train --model_name_or_path X --template qwen3 --dataset alpaca_en_demo "
@@ -84,8 +88,6 @@ def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> 
         GymError: ``USAGE`` for a command or flag without a counterpart, with the lines to write instead.
     """
     command, rest = words[0], list(words[1:])
-    if command == "export" and "gguf" in (_value_of("--format", rest), _value_of("--export_format", rest)):
-        raise GGUF.error("--format gguf", code=ErrorCode.USAGE)
     if not known:
         if command in REFUSED:
             raise REFUSED[command].error(f"gym {command}", code=ErrorCode.USAGE)
@@ -124,11 +126,3 @@ def _flags(command: str, rest: list[str], options: Mapping[str, bool]) -> list[s
             ours += [dashed, *values]
     at = 1 if left[:1] in (["serve"],) else 0
     return [*left[:at], *model, *left[at:], *ours]
-
-
-def _value_of(option: str, words: Sequence[str]) -> str:
-    """What follows an option, or its part behind ``=``."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word.partition("=")[0] == option:
-            return word.partition("=")[2] or after
-    return ""

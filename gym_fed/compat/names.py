@@ -37,7 +37,6 @@ ATTRIBUTES: dict[tuple[str, str], Callable[[], Any]] = {
     ("gym_fed.data", "MixedDataset"): _from("gym_fed.data.pipeline", "DataPipeline"),
     ("DataPipeline", "build"): _from("gym_fed.compat.methods", "build"),
     ("Trainer", "apply_deltasoup"): _from("gym_fed.compat.methods", "apply_deltasoup"),
-    ("Trainer", "export"): _from("gym_fed.compat.methods", "export"),
     ("Trainer", "fit"): _from("gym_fed.compat.methods", "fit"),
     ("ModelRegistry", "push"): lambda: _model_registry().push,
     ("ModelRegistry", "pull"): lambda: _model_registry().pull,
@@ -55,12 +54,6 @@ NAMES = [
     ),
     BroughtWord(
         "Python", "trainer.apply_deltasoup()", "the soups of the hub that was joined, `others={...}`"
-    ),
-    BroughtWord(
-        "Python",
-        'trainer.export("model.gguf", quantization="bitdelta")',
-        "GGUF is not written here",
-        ('trainer.export("model-folder")', "python convert_hf_to_gguf.py model-folder  # of llama.cpp"),
     ),
     BroughtWord("Python", "from gym_fed.train import run_sft", "`Trainer(config).train()`"),
     BroughtWord("Python", "from gym_fed.hparams import get_train_args", "`load_training_config(file)`"),

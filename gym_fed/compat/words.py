@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from gym_fed.compat import exports
 from gym_fed.compat.commands import COMMANDS
 from gym_fed.compat.keys import serving, soups, training
 from gym_fed.compat.keys.draft import Draft, KeyWord
@@ -31,6 +32,7 @@ NEAR: dict[str, Mapping[str, str]] = {
 def rows() -> Iterator[BroughtWord]:
     """The whole table."""
     yield from NAMES
+    yield from exports.ROWS
     yield from (word.row for words in KEYS.values() for word in words if word.where == "Python")
     yield from COMMANDS
     yield from (word.row for words in KEYS.values() for word in words if word.where == "YAML")
@@ -56,6 +58,11 @@ def nearest(schema: str, key: str, value: Any) -> str:
 def nearest_member(kind: str, name: str) -> str:
     """See ``gym_fed.other_words.nearest_member``."""
     return NEAR_MEMBERS.get(kind, {}).get(name.lower(), "")
+
+
+def member(kind: str, name: str) -> str | None:
+    """See ``gym_fed.other_words.member``."""
+    return exports.member(kind, name)
 
 
 def attribute(owner: str, name: str) -> Any:

@@ -1,8 +1,8 @@
 """How good a model is: tasks, held-out loss, exact match, single answers; how exact a delta is.
 
 Neighbours: imports config, data, delta, downloads, errors, failpoints, files, identity, json_files, kinds,
-lazy, leaderboard, modeling, models, serving, soup, text, training, version; imported by cli, leaderboard,
-personalization, quickstart, registry, training.
+lazy, leaderboard, modeling, models, serving, soup, text, training, version; imported by cli, export,
+leaderboard, personalization, quickstart, registry, training.
 """
 
 from __future__ import annotations

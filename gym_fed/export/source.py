@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base_files import CODE_KEYS
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import lies_in
 from gym_fed.json_files import read_object
 from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters, merged
 from gym_fed.modeling.rope import BASE_CHANGES
-from gym_fed.models import DTYPES, chain_on, load_model, quiet_loading, resolve
+from gym_fed.models import DTYPES, chain_on, is_hub_name, load_model, model_name, quiet_loading, resolve
+from gym_fed.text import readable_bytes
 
 TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
 """Texts of licences and notices, which go with every copy of a model."""
+_MOST_LICENCE = 16 << 20
+"""Bytes of one; they are read whole."""
 
 
 @dataclass
@@ -34,6 +39,9 @@ class Source:
         dtype: Type in which the base is on disk.
         base_changed: Whether the base in memory has other rotary positions than on disk.
         read_base: Reads the base again, without what was trained.
+        delta: The ``.gymdelta`` that was added to the weights; then the base in memory had ``below`` merged in.
+        owned: Whether nobody else uses the model, so that merging and rounding may use it up.
+        found: What formats have computed of this source and need again.
     """
 
     name: str
@@ -45,7 +53,20 @@ class Source:
     dtype: str = "float32"
     base_changed: bool = False
     read_base: Callable[[], Any] | None = None
+    delta: Path | None = None
+    owned: bool = False
+    found: dict[str, Any] = field(default_factory=dict, repr=False)
     _merged: Any = field(default=None, repr=False)
+
+    @property
+    def shown_name(self) -> str:
+        """What files that are given away call it: no folder."""
+        return _without_folders(self.name)
+
+    @property
+    def shown_base(self) -> str | None:
+        """Likewise the base; None where there is none."""
+        return None if self.base is None else _without_folders(self.base)
 
     @property
     def adapted(self) -> bool:
@@ -53,59 +74,151 @@ class Source:
         return hasattr(self.model, "peft_config")
 
     def whole(self) -> Any:
-        """The model with everything in its weights; ``model`` stays as it is."""
-        if self._merged is None:
-            self._merged = merged(copy.deepcopy(self.model), self.name) if self.adapted else self.model
-        return self._merged
+        """The model with everything in its weights; ``model`` stays as it is, or becomes this where it is owned."""
+        if self._merged is None and self.adapted:
+            self._merged = merged(self.model if self.owned else copy.deepcopy(self.model), self.name)
+            self.model = self._merged if self.owned else self.model
+        return self.model if self._merged is None else self._merged
 
-    def forget_merged(self) -> None:
-        """Give back the memory of ``whole``."""
+    def forget(self) -> None:
+        """Give back the memory of ``whole``, and of the model where it is owned."""
         self._merged = None
+        self.model = None if self.owned else self.model
 
     def write_beside(self, folder: Path) -> None:
-        """Tokenizer (or processor), chat template, and the licence of the base."""
+        """Tokenizer (or processor), chat template, and the licence of the base; the last that is written there."""
         self.tokenizer.save_pretrained(str(folder))
-        for pattern in TRAVELS:
-            for place in self.folders:
-                for file in sorted(place.glob(pattern)):
-                    if lies_in(file, place) and not (folder / file.name).exists():
-                        shutil.copyfile(file, folder / file.name)
+        _name_no_code(folder)
+        for name, file in licences_of(self).items():
+            if not (folder / name).exists():
+                shutil.copyfile(file, folder / name)
 
 
-def open_source(name: str, adapters: Sequence[str] = ()) -> Source:
-    """The model called ``name`` with ``adapters`` on it, in float32.
+def _without_folders(name: str) -> str:
+    """``model_name``, of ``BASE:VARIANT`` for its base, and the last part of a path that is not on this machine."""
+    base, colon, variant = name.rpartition(":")
+    if colon and "/" not in variant and not Path(name).exists():
+        return f"{_without_folders(base)}:{variant}"
+    shown = model_name(name)
+    return shown if is_hub_name(shown) else Path(shown).name
+
+
+def _name_no_code(folder: Path) -> None:
+    """Take out of the configs where Python files of the source lie: none of them travels, and programs that trust what
+    they load (llama.cpp's converter among them) would run them from there."""
+    for file in folder.glob("*config.json"):
+        values = read_object(file)
+        if not values.keys().isdisjoint(CODE_KEYS):
+            kept = {key: value for key, value in values.items() if key not in CODE_KEYS}
+            file.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+def licences_of(source: Source) -> dict[str, Path]:
+    """Licences and notices of a model by their names; of two with one name the nearer one.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a file of more than ``_MOST_LICENCE`` bytes, which is none.
+    """
+    found: dict[str, Path] = {}
+    for pattern in TRAVELS:
+        for place in source.folders:
+            for file in sorted(place.glob(pattern)):
+                if lies_in(file, place):
+                    if file.stat().st_size > _MOST_LICENCE:
+                        raise GymError(
+                            ErrorCode.MODEL_INVALID,
+                            f"{file}: a licence of {readable_bytes(file.stat().st_size)}",
+                            "look at what it is; licences travel with every export",
+                        )
+                    found.setdefault(file.name, file)
+    return found
+
+
+def open_source(
+    name: str,
+    adapters: Sequence[str] = (),
+    *,
+    base: str | None = None,
+    variant: str | None = None,
+    variants: Path | None = None,
+) -> Source:
+    """The model called ``name`` with ``adapters`` on it and its delta added, in float32.
 
     Args:
-        name: gym-nano, a model folder, the folder of a run or an adapter, or a name in the local cache.
-        adapters: PEFT folders, put on in this order.
+        name: gym-nano, a model folder, the folder of a run or an adapter, or a name in the local cache;
+            ``BASE:VARIANT`` or a ``.gymdelta`` as well.
+        adapters: PEFT folders, put on in this order, below a delta.
+        base: Of a ``.gymdelta``; None for the one that it names.
+        variant: Of the folder ``variants``, on ``name``.
+        variants: See ``gym_fed.serving.store.naming.variants_folder``.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``; ``CONFIG_INVALID`` for an adapter of another base;
-            ``USAGE`` for one on weights in few bits.
+            ``BASE_MISMATCH`` for a delta of one; ``USAGE`` for either on weights in few bits; as ``named_delta``.
     """
-    base, chain = chain_on(name, adapters)
-    home = Path(resolve(base))
-    _require_unquantised(base, home, chain)
-    model, tokenizer = _load(base)
+    from gym_fed.serving.store.naming import named_delta
+
+    found = named_delta(name, base=base, variant=variant, store=variants)
+    if found is not None:
+        shown = name if variant is None else f"{name}:{variant}"
+        return _with_delta(shown, found.base, adapters, found.delta)
+    home_name, chain = chain_on(name, adapters)
+    home = Path(resolve(home_name))
+    _require_unquantised(home_name, home, chain)
+    model, tokenizer = _load(home_name)
     stored = _stored_dtype(home)
     if not chain:
-        return Source(name, model, tokenizer, None, (), [home], stored)
+        return Source(name, model, tokenizer, None, (), [home], stored, owned=True)
     with quiet_loading():
         model = load_on(merge_adapters(model, chain[:-1]), chain[-1])
-    tokenizer = _template_of(chain, tokenizer)
-    folders = [*(adapter.folder for adapter in reversed(chain)), home]
-    changed = any((adapter.folder / BASE_CHANGES).is_file() for adapter in chain)
     return Source(
         name,
         model.eval(),
-        tokenizer,
-        base,
+        _template_of(chain, tokenizer),
+        home_name,
         chain[:-1],
-        folders,
+        _folders(chain, home),
         stored,
-        changed,
-        lambda: load_model(base).model,
+        _changes_base(chain),
+        lambda: load_model(home_name).model,
+        owned=True,
     )
+
+
+def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path) -> Source:
+    from gym_fed.delta.apply import apply_delta
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
+
+    base, chain = chain_on(named_base, adapters)
+    home = Path(resolve(base))
+    _require_unquantised(base, home, chain, "a delta")
+    loaded = load_model(base)
+    with quiet_loading():
+        model = merge_adapters(loaded.model, chain)
+    with DeltaFile.open(delta, BaseSpec.of(model, model_name(base))) as opened:
+        apply_delta(model, opened)
+    return Source(
+        name,
+        model.eval(),
+        _template_of(chain, loaded.tokenizer),
+        base,
+        chain,
+        _folders(chain, home),
+        _stored_dtype(home),
+        _changes_base(chain),
+        lambda: load_model(base).model,
+        delta,
+        owned=True,
+    )
+
+
+def _folders(chain: Sequence[Adapter], home: Path) -> list[Path]:
+    return [*(adapter.folder for adapter in reversed(chain)), home]
+
+
+def _changes_base(chain: Sequence[Adapter]) -> bool:
+    return any((adapter.folder / BASE_CHANGES).is_file() for adapter in chain)
 
 
 def _stored_dtype(home: Path) -> str:
@@ -134,13 +247,14 @@ def _template_of(chain: Sequence[Adapter], tokenizer: Any) -> Any:
     return tokenizer
 
 
-def _require_unquantised(base: str, home: Path, chain: Sequence[Adapter]) -> None:
+def _require_unquantised(base: str, home: Path, chain: Sequence[Adapter], delta: str = "") -> None:
     from gym_fed.training.model.quantization import prequantised
 
     method = prequantised(str(home))
-    if method is not None and chain:
+    if method is not None and (chain or delta):
+        remedy = "its --base" if delta else f"gym export UNQUANTISED-BASE --adapter {chain[-1].name}"
         raise GymError(
             ErrorCode.USAGE,
-            f"{base} is quantised by {method}, and an adapter cannot be merged into that exactly",
-            f"load the base unquantised: gym export UNQUANTISED-BASE --adapter {chain[-1].name}",
+            f"{base} is quantised by {method}, and {delta or 'an adapter'} cannot be merged into that exactly",
+            f"load the base unquantised: {remedy}",
         )

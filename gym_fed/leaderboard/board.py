@@ -53,9 +53,23 @@ class BoardRow:
         ]
         return ", ".join(words) or "self-reported"
 
-    def signers(self) -> set[bytes]:
-        """Keys that have said something of it: the submitter's and those that re-ran it."""
-        return {one.public_key for one in (self.line, *self.reproduced, *self.differs)}
+    def require_another(self, public_key: bytes) -> None:
+        """Refuse a key that has said something of the line before.
+
+        Raises:
+            GymError: ``PERMISSION_DENIED`` for the submitter's own key, ``REPLAYED`` for one that re-ran it.
+        """
+        sequence = self.line.entry.sequence
+        if public_key == self.line.public_key:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"line {sequence} is by the same key; nobody reproduces their own",
+                "another person verifies it, with a key of their own",
+            )
+        if any(public_key == one.public_key for one in (*self.reproduced, *self.differs)):
+            raise GymError(
+                ErrorCode.REPLAYED, f"this key has verified line {sequence} before; it counts once"
+            )
 
 
 class Leaderboard:
@@ -184,17 +198,10 @@ class Leaderboard:
         row = self.board_rows.get(found.line)
         if row is None:
             raise corrupt(f"{where}: reproduces {found.line[:12]}, which no line before it has")
-        if line.public_key == row.line.public_key:
-            raise GymError(
-                ErrorCode.PERMISSION_DENIED,
-                f"{where}: line {row.line.entry.sequence} is by the same key; nobody reproduces their own",
-                "another person verifies it, with a key of their own",
-            )
-        if line.public_key in row.signers():
-            raise GymError(
-                ErrorCode.REPLAYED,
-                f"{where}: this key has verified line {row.line.entry.sequence} before; it counts once",
-            )
+        try:
+            row.require_another(line.public_key)
+        except GymError as error:
+            raise GymError(error.code, f"{where}: {error.message}", error.hint) from None
         total = row.submission.num_samples
         if not min(MIN_SAMPLES, total) <= found.num_samples <= total or found.parted > found.num_samples:
             raise corrupt(f"{where}: re-ran {found.num_samples} of {total} samples")

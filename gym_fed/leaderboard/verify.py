@@ -71,7 +71,7 @@ def verify(
     least, total = min(MIN_SAMPLES, submission.num_samples), submission.num_samples
     if num_samples < least:
         raise GymError(ErrorCode.USAGE, f"{num_samples} samples are too few", f"give at least {least}")
-    _refuse_early(row, key)
+    row.require_another(key.public_key)  # before all the work, not when the line is added
     recorded = record_of(board.path, row)
     challenge = key.sign(challenge_claim(row.line.entry.hash))
     drawn = _numbers(recorded, drawn_samples(challenge, submission.tasks, min(num_samples, total)))
@@ -149,21 +149,6 @@ def _require_line(row: BoardRow, results: EvalResults) -> None:
             ErrorCode.HASH_MISMATCH,
             f"line {row.line.entry.sequence}: its record {submission.record} says something else than the line",
             "do not trust this line",
-        )
-
-
-def _refuse_early(row: BoardRow, key: SigningKey) -> None:
-    """What ``Leaderboard.add`` would refuse after all the work."""
-    if key.public_key == row.line.public_key:
-        raise GymError(
-            ErrorCode.PERMISSION_DENIED,
-            f"line {row.line.entry.sequence} is your own; nobody reproduces their own",
-            "another person verifies it, with a key of their own",
-        )
-    if key.public_key in row.signers():
-        raise GymError(
-            ErrorCode.REPLAYED,
-            f"your key has verified line {row.line.entry.sequence} before; it counts once",
         )
 
 

@@ -27,7 +27,8 @@ from gym_fed.personalization.results import (
 )
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.served import ServedVariant, SharedServing
-from gym_fed.personalization.writer import VariantWriter, default_folder
+from gym_fed.personalization.writer import VariantWriter
+from gym_fed.serving.store.naming import variants_folder
 
 if TYPE_CHECKING:
     from gym_fed.personalization.rows import PersonalRows
@@ -76,7 +77,7 @@ class PersonalizedTrainer:
         self._training = training
         self._encoding = encoding
         self._writer = VariantWriter(
-            default_folder() if variants is None else Path(variants), key, unsigned=unsigned
+            variants_folder(None if variants is None else Path(variants)), key, unsigned=unsigned
         )
         self._shared = SharedServing(self._open_serving)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
 
 KEY_FILE = "key.pem"
 WORK_FOLDER = "making"
-
-
-def default_folder() -> Path:
-    """Where `gym variant` keeps variants: ``$GYM_VARIANTS``, ``$GYM_HOME/variants``, or ``~/.gym-fed/variants``."""
-    named = os.environ.get("GYM_VARIANTS")
-    return Path(named or Path(os.environ.get("GYM_HOME") or "~/.gym-fed") / "variants").expanduser()
 
 
 class VariantWriter:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from gym_fed.config.hub.delta_soup import DeltaSoupConfig
     from gym_fed.evaluation.graders.base import Grader
     from gym_fed.soup.delta_soup import SoupResult
-    from gym_fed.training.run.afterwards import Contributions, ExportFormat
+    from gym_fed.training.run.afterwards import Contributions
     from gym_fed.training.tuning.base import Tuning
 
 
@@ -157,27 +157,24 @@ class Trainer(ExpectedElsewhere):
         self.result = replace(result, model=model)
         return soup
 
-    @with_other_arguments
     def export(
-        self, path: str | Path, format: ExportFormat | None = None, codec: CodecPolicy | None = None
-    ) -> Path:
-        """Write the result's model to a new file or folder.
+        self, path: str | Path, format: str | None = None, codec: CodecPolicy | None = None, *,
+        quantization: str = "", check: bool = True,
+    ) -> Path:  # fmt: skip
+        """Write the result's model to a new file or folder, as `gym export` does.
 
         Args:
             path: Where; nothing is overwritten.
-            format: ``huggingface`` is a model folder with any adapter merged in; ``adapter`` a PEFT folder; ``delta`` a
-                ``.gymdelta`` of the base, for a federation, a soup or a variant. By default ``delta`` where ``path``
-                ends so, else ``huggingface``.
+            format: See ``gym export --list``; by default by the suffix of ``path``, else ``huggingface``.
             codec: Of ``delta``; by default one bit per weight, or LoRA factors where that is what was trained.
-
-        Raises:
-            GymError: ``USAGE`` before training, for a format that does not fit, or for ``.gguf`` without one;
-                ``FILE_EXISTS``.
+            quantization: One of the format's; by default its first.
+            check: Read it back in a fresh process and compare; what differs raises ``EXPORT_DIFFERS``, and is not kept.
         """
         from gym_fed.training.run.afterwards import export
 
-        result = self._trained()
-        return export(result.model, result.tokenizer, self.config, Path(path), format, codec)
+        done = self._trained()
+        what = (done.model, done.tokenizer, self.config)
+        return export(*what, Path(path), format, codec, quantization, check=check)
 
     def _trained(self) -> TrainResult:
         if self.result is None:

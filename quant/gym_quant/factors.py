@@ -28,7 +28,8 @@ from gym_quant.factor_encoding import (
 )
 
 _SEGMENT = re.compile(r"([a-z][a-z0-9]*)(?:\*([1-9]\d{0,5}))?", re.ASCII)
-_LARGEST_EXACT = 768
+LARGEST_EXACT = 768
+"""Smaller dimension up to which components of a matrix come from its full SVD."""
 _OVERSAMPLE = 8
 _POWER_ITERATIONS = 4
 
@@ -69,7 +70,7 @@ def components_of_matrix(matrix: Tensor, rank: int, start: Tensor | None = None)
     """
     wide = matrix.double()
     rank = min(rank, *wide.shape)
-    if min(wide.shape) <= _LARGEST_EXACT:
+    if min(wide.shape) <= LARGEST_EXACT:
         u, s, v = torch.linalg.svd(wide, full_matrices=False)
         return _balanced(u[:, :rank], s[:rank], v[:rank])
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
 """Siblings of the further classes that LLaMA-Factory's example files name, and of bases that are quantised on disk.
 
-``make_sibling(kind, folder)`` takes these kinds beside those of ``siblings``. A quantised base has the config and the
-name of one, and plain weights: it is for what is refused before weights are read.
+``make_sibling(kind, folder)`` takes these kinds beside those of ``siblings``. ``awq`` and ``gptq`` have packed weights;
+``aqlm`` has the config and the name of one, and plain weights: it is for what is refused before weights are read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import siblings
+from tests.support.packed_weights import pack_layers
 from tests.support.siblings import SIBLINGS
 from tests.support.siblings.family import Ids, Sibling
 from tests.support.siblings.templates import shipped
@@ -24,8 +25,8 @@ _LATENT = {
     **{"norm_topk_prob": True, "num_key_value_heads": 4, "attention_bias": False},
 }
 _QUANTIZED = {
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
     "aqlm": {
         **{"quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1, "num_codebooks": 1},
         **{"nbits_per_codebook": 16, "linear_weights_not_to_quantize": ["lm_head.weight"]},
@@ -137,6 +138,8 @@ def make_sibling(kind: str, folder: Path, *, seed: int = 0) -> Path:
     elif kind in _QUANTIZED:
         siblings.make_sibling("llama3_8b", folder, seed=seed)
         _change(folder, {"quantization_config": _QUANTIZED[kind]})
+        if kind != "aqlm":
+            pack_layers(folder, kind, _QUANTIZED[kind]["group_size"])
     else:
         SIBLINGS.update(MORE)
         siblings.make_sibling(kind, folder, seed=seed)

@@ -11,9 +11,12 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.wait import SECONDS
 
@@ -140,3 +143,14 @@ def use(url: str, monkeypatch: Any) -> None:
     """Put the credentials into this process's environment."""
     for name, value in credentials(url).items():
         monkeypatch.setitem(os.environ, name, value)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """For the tests of a module."""
+    venv = environment()
+    if venv is None:
+        pytest.skip("moto cannot be installed from PyPI here")
+    found = S3Server(venv)
+    yield found
+    found.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.llamafactory.files import load_inference
 from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
 
@@ -21,6 +20,8 @@ def read(file: str | Path) -> dict[str, Any]:
     Raises:
         GymError: As ``load_inference``; ``CONFIG_INVALID`` for adapters that one model cannot stand for.
     """
+    from gym_fed.config.llamafactory.files import load_inference
+
     values, notes = load_inference(file)
     for note in notes:
         err.print(f"note: {note}")

@@ -90,11 +90,11 @@ app.command()(push)
 
 @app.command("list")
 def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
-    """List the models on this machine: gym-nano, those in the Hugging Face cache, and those of the registry."""
+    """List the models on this machine: gym-nano, those in the Hugging Face cache, imported ones, the registry's."""
     from gym_fed.tables import TextTable
     from gym_fed.text import readable_bytes
 
-    found = registered(registry) if registry is not None else [*_found(), *registered(None)]
+    found = registered(registry) if registry is not None else [*_found(), *_imported(), *registered(None)]
     if as_json:
         print_json(found)
         return
@@ -151,6 +151,16 @@ def _found() -> list[dict[str, Any]]:
             )
         )
     return found
+
+
+def _imported() -> list[dict[str, Any]]:
+    """What was read of files in other formats, by file; a folder that is removed is made again when needed."""
+    from gym_fed.imports.folder import imported_models
+
+    return [
+        _row(one.source, f"imported {one.format}", one.bytes, None, True, str(one.folder))
+        for one in imported_models()
+    ]
 
 
 def _row(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gym_fed.compat.keys.draft import Draft, KeyWord
 from gym_fed.compat.row import RefusedWord
 
-_GGUF = RefusedWord(
-    "no base is read from GGUF here; the model folder that it was made of is",
-    ("base: path/to/model-folder", "dtype: bfloat16"),
+_FORMAT = RefusedWord(
+    "no base is read from this format; a model folder and a GGUF file are",
+    ("base: path/to/model-folder", "base: path/to/model.gguf"),
 )
 _FEW_BITS = RefusedWord(
     "the base is served in 16 or 32 bits; variants are what is held in few bits",
@@ -23,10 +23,10 @@ def _level(draft: Draft) -> None:
 
 def _format(draft: Draft) -> None:
     value = draft.get("model_format")
-    if value not in ("huggingface", "hf", "safetensors"):
-        raise draft.refuse("model_format", _GGUF, f"model_format: {value}")
+    if value not in ("huggingface", "hf", "safetensors", "gguf"):
+        raise draft.refuse("model_format", _FORMAT, f"model_format: {value}")
     draft.take("model_format")
-    draft.note("model_format", "not needed (model folders are read)")
+    draft.note("model_format", "not needed (base is a model folder or a GGUF file)")
 
 
 def _quantization(draft: Draft) -> None:
@@ -71,7 +71,7 @@ WORDS = [
         lambda value: isinstance(value, dict),
         "serving: {max_concurrent, cache_size}",
     ),
-    KeyWord("model_format", "", _format, shown="serving.model_format: gguf", refusal=_GGUF),
+    KeyWord("model_format", "", _format, shown="serving.model_format: onnx", refusal=_FORMAT),
     KeyWord("quantization", "", _quantization, shown="serving.quantization: int4", refusal=_FEW_BITS),
     KeyWord("batch_size", "`engine.max_concurrent`", _requests, shown="serving.batch_size"),
     KeyWord(

@@ -85,7 +85,8 @@ def translate_inference(given: dict[str, Any]) -> Translation:
 
 
 def translate_export(given: dict[str, Any]) -> Translation:
-    """What `gym export` takes: ``model``, ``adapter`` (a list), ``output``, ``shard_size``, ``dtype``."""
+    """What `gym export` takes: ``model``, ``adapter`` (a list), ``output``, ``shard_size``, ``dtype``; for GPTQ
+    ``format``, ``quantization``, ``data``."""
     flat = given
     if is_version_1(given):
         section = given.get("peft_config") or {}
@@ -98,16 +99,11 @@ def translate_export(given: dict[str, Any]) -> Translation:
     translator.move("export_dir", "output")
     translator.put("shard_size", f"{translator.take('export_size', 5)}GB", "export_size")
     kind = translator.take("infer_dtype", "auto")
-    if kind != "auto":
+    if kind != "auto" and flat.get("export_quantization_bit") is not None:
+        translator.note("infer_dtype", "what is not packed is float16 with export_quantization_bit")
+    elif kind != "auto":
         translator.put("dtype", str(kind), "infer_dtype")
-    translator.lose_if(
-        "export_quantization_bit",
-        "a model is not written as GPTQ; our gym variant and gym delta hold it in few bits",
-        harmless=(),
-    )
-    for key in ("export_quantization_dataset", "export_quantization_nsamples", "export_quantization_maxlen"):
-        if translator.take(key) is not None:
-            translator.note(key, "read with export_quantization_bit only")
+    _quantisation(translator)
     translator.lose_if("export_hub_model_id", "nothing is uploaded", harmless=())
     translator.lose_if("export_legacy_format", "weights are written as safetensors only")
     translator.lose_if("quantization_bit", "a quantised base is not merged into; leave it out", harmless=())
@@ -119,6 +115,29 @@ def translate_export(given: dict[str, Any]) -> Translation:
             translator.note(key, why)
     translator.leave({**NOT_NEEDED, **_OF_TRAINING}, _PREFIXES)
     return translator.result
+
+
+def _quantisation(translator: Translator) -> None:
+    """GPTQ of 4 or 8 bits: ``format``, ``quantization``, and ``data`` that calibrates."""
+    bits = translator.take("export_quantization_bit")
+    data = translator.take("export_quantization_dataset")
+    if bits not in (None, 4, 8):
+        translator.lose("export_quantization_bit", "GPTQ is written with 4 or 8 bits")
+    elif bits is not None:
+        translator.put("format", "gptq", "export_quantization_bit")
+        translator.put("quantization", f"w{bits}", "export_quantization_bit")
+        if data is not None:
+            translator.put("data", str(data), "export_quantization_dataset")
+    elif data is not None:
+        translator.note("export_quantization_dataset", "read with export_quantization_bit only")
+    for key in ("export_quantization_nsamples", "export_quantization_maxlen"):
+        if translator.take(key) is not None:
+            why = (
+                "read with export_quantization_bit only"
+                if bits is None
+                else "32 samples of 128 tokens calibrate"
+            )
+            translator.note(key, why)
 
 
 def _version_1(given: dict[str, Any]) -> Translation:

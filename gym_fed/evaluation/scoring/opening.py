@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import NANO, LoadedModel, is_hub_name, load_adapted, model_name, pick_device
+from gym_fed.models import LoadedModel, load_adapted, model_name, pick_device
+from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts, variants_folder
 from gym_fed.version import __version__
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _DTYPES = ("float32", "bfloat16")
 _NOT_COMPUTED = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 """Of a config: what no forward reads, and the dtype, which is a part of its own."""
 _EXPORTED = {
-    ".gguf": "evaluate the model that it was exported from, or serve the file: llama-server -m FILE, and --api URL",
     ".onnx": "evaluate the model that it was exported from",
 }
 
@@ -165,7 +164,7 @@ def open_models(request: ModelRequest) -> OpenModels:
         return OpenModels(scorer, {scorer.model: scorer.model}, {scorer.model: identity})
     request = _in_parts(request)
     delta = _delta_file(request.model)
-    source = request.model if delta is None else (request.base or _base_of(delta))
+    source = request.model if delta is None else (request.base or base_of_delta(delta))
     loaded, name = _loaded(source, request)
     return _open_local(loaded, name, request, delta)
 
@@ -188,7 +187,9 @@ def dense_model(request: ModelRequest, key: str) -> LoadedModel:
     require_named(request)
     request = _in_parts(request)
     delta = _delta_file(request.model)
-    loaded, name = _loaded(request.model if delta is None else (request.base or _base_of(delta)), request)
+    loaded, name = _loaded(
+        request.model if delta is None else (request.base or base_of_delta(delta)), request
+    )
     loaded.model.float().to(pick_device(request.device))
     if delta is None and key != BASE:
         with VariantStore.open(
@@ -276,21 +277,10 @@ def _variants(
     return {name: None if name == BASE else store.acquire(name) for name in dict.fromkeys(names)}
 
 
-def variants_folder(store: Path | None) -> Path:
-    """Where variants are kept: the folder that was named, ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``."""
-    home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed")
-    return (store or Path(os.environ.get("GYM_VARIANTS") or home / "variants")).expanduser()
-
-
 def _in_parts(request: ModelRequest) -> ModelRequest:
     """``BASE:VARIANT`` as base and variant."""
-    from dataclasses import replace
-
-    if not isinstance(request.model, str) or ":" not in request.model or Path(request.model).exists():
-        return request
-    base, _, variant = request.model.rpartition(":")
-    here = base == NANO or Path(base).expanduser().is_dir() or (is_hub_name(base) and "/" in base)
-    if not base or not variant or not here:
+    parts = in_parts(request.model) if isinstance(request.model, str) else None
+    if parts is None:
         return request
     if request.variants:
         raise GymError(
@@ -298,30 +288,11 @@ def _in_parts(request: ModelRequest) -> ModelRequest:
             f"{request.model} names a variant, and --variant others",
             "name all with --variant",
         )
-    return replace(request, model=base, variants=(variant,))
+    return replace(request, model=parts[0], variants=(parts[1],))
 
 
 def _delta_file(model: Any) -> Path | None:
-    path = Path(str(model)).expanduser() if isinstance(model, str | Path) else None
-    return path if path is not None and path.suffix == ".gymdelta" else None
-
-
-def _base_of(delta: Path) -> str:
-    """The base that a delta names.
-
-    Raises:
-        GymError: ``USAGE`` where it is not a model of this machine.
-    """
-    from gym_fed.delta.file import DeltaFile
-    from gym_fed.models import folder_here
-
-    with DeltaFile.open(delta) as opened:
-        name = str(opened.manifest.base_model)
-    if not (name == NANO or is_hub_name(name)) or folder_here(name) is None:
-        raise GymError(
-            ErrorCode.USAGE, f"{delta}: which base? It was made for {name!r}", "name it with --base MODEL"
-        )
-    return name
+    return delta_file(model) if isinstance(model, str | Path) else None
 
 
 def settings_digest(model: Any, tokenizer: Any) -> str:

@@ -20,12 +20,13 @@ class PeftAdapter(ExportFormat):
     reader = "peft"
     tried = "LoRA, DoRA; read back by PEFT"
     untried = "models that read images"
+    takes_rank = True
 
     def check(self, source: Source) -> None:
-        if not source.adapted:
+        if not source.adapted and source.delta is None:
             raise GymError(
                 ErrorCode.USAGE,
-                f"format adapter: {source.name} has no adapter",
+                f"format adapter: {source.name} has no adapter and no delta",
                 "export it as huggingface or delta",
             )
 
@@ -35,21 +36,31 @@ class PeftAdapter(ExportFormat):
         from gym_fed.training.tuning._peft import save_adapter
         from gym_fed.training.tuning._starts import start_subtracted
 
-        with start_subtracted(source.model):
-            save_adapter(source.model, target, source.base)
+        model = _beside_the_base(source, options)
+        with start_subtracted(model):
+            save_adapter(model, target, source.base)
         if options.dtype is not None:
             cast_adapter(target, options.dtype)
         write_base_adapters(source.below, target)
         if source.base_changed:
-            write_base_changes(source.model.get_base_model(), target)
+            write_base_changes(model.get_base_model(), target)
         source.write_beside(target)
+
+    def facts(self, source: Source, options: Options) -> dict[str, Any]:
+        from gym_fed.export.kept import lora_facts
+
+        if source.delta is not None:
+            return lora_facts(source, options)
+        lacks = _beyond_vllm(source.model.active_peft_config)
+        return {"notes": [f"vLLM refuses adapters with {lacks}: export huggingface for it"]} if lacks else {}
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         import torch
 
+        model = _beside_the_base(source, options)
         if options.dtype is None:
-            return source.model
-        rounded = copy.deepcopy(source.model)
+            return model
+        rounded = copy.deepcopy(model)
         for name, value in rounded.named_parameters():
             if "base_layer" not in name and ("lora_" in name or "modules_to_save" in name):
                 value.data = value.data.to(getattr(torch, options.dtype)).to(value.dtype)
@@ -58,3 +69,30 @@ class PeftAdapter(ExportFormat):
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
         below = sorted((target / BASE_ADAPTERS).glob("*"), key=lambda entry: int(entry.name))
         return {"model": resolve(str(source.base)), "adapters": [*map(str, below), str(target)]}
+
+
+def _beyond_vllm(config: Any) -> str:
+    """What of an adapter vLLM loads no adapter with (``PEFTHelper``), in words; empty where it loads it."""
+    if config.peft_type != "LORA":
+        return str(getattr(config.peft_type, "value", config.peft_type))
+    parts = {
+        "DoRA": config.use_dora,
+        f"bias: {config.bias}": config.bias != "none",
+        "modules_to_save": config.modules_to_save,
+    }
+    return ", ".join(part for part, holds in parts.items() if holds)
+
+
+def _beside_the_base(source: Source, options: Options) -> Any:
+    """The base with an adapter beside it: the source's own, or the factors of its delta.
+
+    Raises:
+        GymError: As ``require_delta_options`` and ``lora_model``.
+    """
+    from gym_fed.export.kept import require_delta_options
+    from gym_fed.export.nearest import lora_model
+
+    require_delta_options(source, options)
+    if source.delta is not None:
+        return lora_model(source, options.rank, options.report)
+    return source.model

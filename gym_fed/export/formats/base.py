@@ -3,39 +3,55 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gym_fed.config.delta import CodecPolicy
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.needs import ExportNeeds, Weights, default_needs
+from gym_fed.export.options import Options
 from gym_fed.export.source import Source
+from gym_fed.export.tolerance import Tolerance
 
-
-@dataclass(frozen=True)
-class Options:
-    """How it is written.
-
-    Attributes:
-        dtype: Type of the weights on disk; None keeps the source's.
-        shard_size: Most bytes of one weights' file, as ``5GB``.
-        codec: Of ``delta``.
-    """
-
-    dtype: str | None = None
-    shard_size: str = "5GB"
-    codec: CodecPolicy | None = None
+__all__ = ["ExportFormat", "Options"]
 
 
 class ExportFormat(ABC):
     """One format. Stateless."""
 
-    tolerance: ClassVar[float] = 1e-5
-    """How far a logit read back may be from the written one's, as a share of the largest logit."""
+    name: ClassVar[str]
+    """Its value of ``--format``."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance()
+    """Of what was read back, without quantisation."""
+
+    quantizations: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
+    """Values of ``--quantization`` with their own tolerances; the first is the default."""
+
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Modules that it needs beyond the package's own."""
+
+    install: ClassVar[str] = "pip install 'gym-fed[export]', with -c constraints.txt in a checkout"
+    """What brings them."""
+
+    suffix: ClassVar[str] = ""
+    """Of a file that is of this format."""
+
+    reading: ClassVar[str] = "gym_fed.export.readers.of_transformers"
+    """Module that reads it back: ``load(parts)`` gives a ``readers.reading.LoadedExport``."""
 
     merges: ClassVar[bool] = False
     """Whether adapters go into the weights."""
 
-    is_file: ClassVar[bool] = False
+    takes_rank: ClassVar[bool] = False
+    """Whether a delta is written as LoRA factors."""
+
+    calibrates: ClassVar[bool] = False
+    """Whether rows decide how it is quantised."""
+
+    is_file: bool = False
     """Whether it is one file, not a folder."""
 
     tried: ClassVar[str] = ""
@@ -44,8 +60,83 @@ class ExportFormat(ABC):
     untried: ClassVar[str] = ""
     """What it supports and no test has run."""
 
+    remedy: ClassVar[str] = "report this with the model's name; --skip-check writes it all the same"
+    """Where what is not rounded differs."""
+
     reader: ClassVar[str] = "transformers"
-    """Whose code reads it back."""
+    """Module whose code reads it back; ``export.json`` says its version."""
+
+    unchecked: ClassVar[str] = ""
+    """Why the program that it is for cannot be run on this machine; the record says it."""
+
+    has_dtype: ClassVar[bool] = False
+    """Whether it is written in ``--dtype``, by default in the type of the base."""
+
+    takes_dtype: ClassVar[bool] = True
+    """Whether ``--dtype`` is read; the command refuses it elsewhere."""
+
+    copies_writing: ClassVar[float] = 2.0
+    """Of the model in float32, in memory until it is written; over all processes."""
+
+    copies_reading: ClassVar[float] = 2.0
+    """The same while it is read back."""
+
+    copies_on_disk: ClassVar[float] = 0.0
+    """Beside the result while it is written, in float32."""
+
+    bits: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Bits per weight of the result, by quantization; those of ``--dtype``, or 32, for what is not named."""
+
+    def at(self, path: Path) -> ExportFormat:
+        """The format as it writes to this name; one that can be a file or a folder decides by the suffix."""
+        return self
+
+    def require_options(self, options: Options) -> None:
+        """Refuse what is not installed and what the format does not have, before a model is loaded.
+
+        Raises:
+            GymError: ``MISSING_DEPENDENCY``, ``USAGE``.
+        """
+        missing = [name for name in self.requires if find_spec(name) is None]
+        if missing:
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY,
+                f"format {self.name} needs {', '.join(missing)}",
+                self.install,
+            )
+        if options.quantization and options.quantization not in self.quantizations:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"format {self.name} has no quantization {options.quantization}",
+                f"it has {', '.join(self.quantizations) or 'none'}",
+            )
+
+        takes_rows = self.takes_rank or self.calibrates
+        for option, value, is_read, where in (
+            ("--rank", options.rank, self.takes_rank, "adapter and gguf_adapter of a variant"),
+            (
+                "--data",
+                options.rows or options.rows_name or None,
+                takes_rows,
+                "adapter and gguf_adapter of a variant, awq and gptq",
+            ),
+        ):
+            if value is not None and not is_read:
+                raise GymError(
+                    ErrorCode.USAGE, f"format {self.name} has no {option}", f"it goes with {where}"
+                )
+
+    def quantization(self, options: Options) -> str:
+        """The one that is used."""
+        return options.quantization or next(iter(self.quantizations), "")
+
+    def limits(self, options: Options) -> Tolerance:
+        """Of what was read back."""
+        return self.quantizations.get(self.quantization(options), self.tolerance)
+
+    def remedy_of(self, options: Options) -> str:
+        """Where what was read back is beyond ``limits``: what rounds less, of a quantization that rounds."""
+        return self.remedy
 
     def check(self, source: Source) -> None:  # noqa: B027 - most formats take every model
         """Refuse a model that this format cannot hold, before anything is written.
@@ -54,14 +145,49 @@ class ExportFormat(ABC):
             GymError: ``USAGE`` naming the model, the reason and the remedy.
         """
 
+    def changes(self, source: Source, options: Options) -> bool:
+        """Whether the model in memory is used up by writing, so that its own answers are taken before."""
+        return source.adapted and self.merges
+
+    def require_reader(self, source: Source) -> None:  # noqa: B027 - most are read by what is always there
+        """Refuse a model whose export nothing here can read back; not asked where the check is skipped.
+
+        Raises:
+            GymError: ``MISSING_DEPENDENCY`` naming the model, the reason and the remedy.
+        """
+
+    def needs(self, weights: Weights, options: Options) -> ExportNeeds:
+        """Disk and memory that it takes at most."""
+        plain = {"bfloat16": 16.0, "float16": 16.0}.get(options.dtype or "", 32.0)
+        return default_needs(
+            weights,
+            bits=self.bits.get(self.quantization(options), plain),
+            writing=self.copies_writing,
+            reading=self.copies_reading,
+            scratch=self.copies_on_disk,
+        )
+
     @abstractmethod
     def write(self, source: Source, target: Path, options: Options) -> None:
-        """Write the file ``target``, or fill the new folder of that name."""
+        """Write the new file ``target`` where the format ``is_file``, or else fill the folder, which is empty."""
+
+    def facts(self, source: Source, options: Options) -> dict[str, Any]:
+        """What ``export.json`` says beside the comparison; ``notes`` are printed."""
+        return {}
 
     @abstractmethod
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         """The model in memory that what was written must compute the same as."""
 
+    def stored(self, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
+        """Compare what the files hold, value by value, with ``expected``; what ``check`` in ``export.json`` says of it.
+
+        Raises:
+            GymError: ``EXPORT_DIFFERS`` naming the value.
+        """
+        return {}
+
     @abstractmethod
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
-        """What ``read_back`` loads: ``model`` (a folder), and ``adapters`` or ``delta`` to put on it, by path."""
+        """What ``reading`` loads, as JSON: for ``of_transformers`` ``model`` (a folder), and ``adapters`` or
+        ``delta`` to put on it, by path; what it needs for a reader of the format's own."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta.apply import apply_delta
-from gym_fed.delta.base import BaseSpec, model_tensors
-from gym_fed.delta.encode import encode_delta, lora_delta
-from gym_fed.delta.factors import is_plain_lora, lora_factors
-from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
+from gym_fed.export.tolerance import Tolerance
 from gym_fed.models import model_name, resolve
 
 
@@ -22,9 +19,12 @@ class Delta(ExportFormat):
 
     name = "delta"
     reader = "gym_fed"
-    tolerance = 0.0
+    tolerance = Tolerance(max=0.0)
     is_file = True
+    takes_dtype = False
+    suffix = ".gymdelta"
     tried = "LoRA, full"
+    untried = ""
 
     def check(self, source: Source) -> None:
         if source.base is None or source.read_base is None:
@@ -41,6 +41,13 @@ class Delta(ExportFormat):
             )
 
     def write(self, source: Source, target: Path, options: Options) -> None:
+        if source.delta is not None and not source.below and options.codec is None:
+            shutil.copyfile(source.delta, target)  # byte for byte: it is not encoded again
+            return
+        from gym_fed.delta.base import BaseSpec, model_tensors
+        from gym_fed.delta.encode import encode_delta, lora_delta
+        from gym_fed.delta.factors import is_plain_lora, lora_factors
+
         tensors = model_tensors(_base_of(source))
         spec = BaseSpec.of(tensors, model_name(str(source.base)))
         codec = options.codec or CodecPolicy(error_feedback=False)
@@ -50,6 +57,10 @@ class Delta(ExportFormat):
             encode_delta(source.whole(), tensors, codec, target, spec)
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
+        from gym_fed.delta.apply import apply_delta
+        from gym_fed.delta.base import BaseSpec
+        from gym_fed.delta.file import DeltaFile
+
         base = _base_of(source)
         with DeltaFile.open(target, BaseSpec.of(base, model_name(str(source.base)))) as opened:
             apply_delta(base, opened)

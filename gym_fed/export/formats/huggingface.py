@@ -16,29 +16,50 @@ class HuggingFace(ExportFormat):
 
     name = "huggingface"
     merges = True
+    has_dtype = True
+    copies_writing = 1.0
+    copies_reading = 1.0
     tried = "full, LoRA, DoRA; Qwen3, Llama, a mixture of experts; float32, bfloat16, float16"
     untried = "models of more than one shard's default size"
 
+    def changes(self, source: Source, options: Options) -> bool:
+        return super().changes(source, options) or (
+            source.owned and options.dtype is not None and not _is_exact_in(source.model, options.dtype)
+        )
+
     def write(self, source: Source, target: Path, options: Options) -> None:
         with quiet_loading():
-            self.expected(source, target, options).save_pretrained(
-                str(target), max_shard_size=options.shard_size
-            )
+            self._rounded(source, options).save_pretrained(str(target), max_shard_size=options.shard_size)
         source.write_beside(target)
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
-        import torch
-
-        whole = source.whole()
-        if options.dtype is None or str(whole.dtype) == f"torch.{options.dtype}":
-            return whole
-        rounded, wanted = copy.deepcopy(whole), getattr(torch, options.dtype)
-        for value in rounded.state_dict(
-            keep_vars=True
-        ).values():  # rotary frequencies are never saved, and stay
-            if value.is_floating_point():
-                value.data = value.data.to(wanted)
-        return rounded
+        return self._rounded(source, options)
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
         return {"model": str(target)}
+
+    def _rounded(self, source: Source, options: Options) -> Any:
+        """The whole model in ``dtype``; the one in memory itself where nobody else uses that, and no second copy."""
+        whole = source.whole()
+        if options.dtype is None or str(whole.dtype) == f"torch.{options.dtype}":
+            return whole
+        return cast(whole if source.owned else copy.deepcopy(whole), options.dtype)
+
+
+def cast(model: Any, dtype: str) -> Any:
+    """The model itself, with its weights in another type. Rotary frequencies are never saved, and stay."""
+    import torch
+
+    for value in model.state_dict(keep_vars=True).values():
+        if value.is_floating_point():
+            value.data = value.data.to(getattr(torch, dtype))
+    return model
+
+
+def _is_exact_in(model: Any, dtype: str) -> bool:
+    """Whether no weight changes by rounding to ``dtype``."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    values = (value for value in model.state_dict().values() if value.is_floating_point())
+    return all(torch.equal(value.to(kind).to(value.dtype), value) for value in values)

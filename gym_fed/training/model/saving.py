@@ -137,6 +137,6 @@ def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
 
 def portable_name(name: str | None) -> str | None:
     """Paths made absolute, so that the adapter finds its base from anywhere; names as they are."""
-    if name is None or name == NANO or not Path(name).expanduser().is_dir():
+    if name is None or name == NANO or not Path(name).expanduser().exists():
         return name
     return str(Path(name).expanduser().resolve())

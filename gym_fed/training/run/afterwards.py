@@ -6,35 +6,28 @@
 from __future__ import annotations
 
 import copy
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.delta_soup import DeltaSoupConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.delta.factors import is_plain_lora
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import whole_file_or_none, whole_or_not_at_all
-from gym_fed.kinds import EXPORT_FORMATS
 from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model, load_tokenizer, quiet_loading, resolve
 from gym_fed.training.model.adapters import merged_first
+from gym_fed.training.model.quantization import prequantised
 from gym_fed.training.model.saving import portable_name
 
 if TYPE_CHECKING:
     from gym_fed.export.source import Source
     from gym_fed.soup.delta_soup import SoupResult
 
-ExportFormat = Literal["huggingface", "adapter", "delta"] | str
 Contributions = Mapping[str, Any] | Sequence[Any]
 OWN = "self"
-_GGUF = "GGUF is not written here; llama.cpp writes it from a model folder"
-_GGUF_INSTEAD = """write instead:
-  trainer.export("model-folder")
-  python convert_hf_to_gguf.py model-folder  # of llama.cpp"""
 
 
 def soup_with(
@@ -76,50 +69,45 @@ def soup_with(
     return base.eval(), result
 
 
-def format_by_suffix(path: Path) -> ExportFormat:
-    """The format of what is called ``path``: a delta for ``.gymdelta``, else a model folder.
-
-    Raises:
-        GymError: ``USAGE`` for ``.gguf``.
-    """
-    if path.suffix.lower() == ".gguf":
-        raise GymError(ErrorCode.USAGE, f"{path}: {_GGUF}", _GGUF_INSTEAD)
-    return "delta" if path.suffix == ".gymdelta" else "huggingface"
-
-
 def export(
     model: Any,
     tokenizer: Any,
     config: TrainingConfig,
     path: Path,
-    format: ExportFormat | None,
+    format: str | None,
     codec: CodecPolicy | None,
+    quantization: str = "",
+    *,
+    check: bool = True,
 ) -> Path:
     """Write a trained model; see ``Trainer.export``."""
+    from gym_fed.export.choice import settled
     from gym_fed.export.formats.base import Options
+    from gym_fed.export.needs import Weights
+    from gym_fed.export.room import require_room
+    from gym_fed.export.run import export, require_new
 
-    if format is None:
-        format = format_by_suffix(path)
-    if os.path.lexists(path):
-        raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
-    chosen = EXPORT_FORMATS.new(format)
-    exported = model if format == "adapter" else _on_full_base(model, config)
-    source = _source(exported, tokenizer, config, with_files=not chosen.is_file)
-    chosen.check(source)
-    options = Options(dtype=config.save_dtype, codec=codec)
-    whole = whole_file_or_none if chosen.is_file else whole_or_not_at_all
-    with quiet_loading(), whole(path) as part:
-        chosen.write(source, part, options)
+    chosen, options = settled(
+        format, path, Options(dtype=config.save_dtype, codec=codec, quantization=quantization)
+    )
+    require_new(path, chosen)
+    weights = Weights(sum(value.numel() for value in model.parameters()))
+    require_room(chosen, weights, path, options, check=check, loaded=True)
+    keeps = chosen.name == "adapter" and prequantised(config.model) is not None
+    exported = model if keeps else _on_full_base(model, config)
+    source = _source(exported, tokenizer, config, with_files=chosen.merges or not chosen.is_file)
+    with quiet_loading():
+        export(source, chosen.name, path, options, check=check)
     return path
 
 
 def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: bool) -> Source:
     from gym_fed.export.source import Source
 
-    # What travels with a folder lies where the model was read; a file holds weights alone.
+    # What travels with a model's weights lies where they were read.
     folders = [] if config.model is None or not with_files else [Path(resolve(config.model))]
     return Source(
-        name=str(config.output_dir),
+        name=str(config.output_dir.absolute()),
         model=model,
         tokenizer=tokenizer,
         base=portable_name(config.model),
@@ -144,7 +132,6 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
 
     from gym_fed.kinds import ALGORITHMS
     from gym_fed.modeling.rope import apply_base_changes
-    from gym_fed.training.model.quantization import prequantised
     from gym_fed.training.model.saving import save_tuned
 
     base = _base(config)

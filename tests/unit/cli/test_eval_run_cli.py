@@ -159,7 +159,7 @@ def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> Non
     [
         (("gym-nano",), "which tasks"),
         (("--suite", "tiny"), "which MODEL"),
-        (("model.gguf", "--suite", "tiny"), ".gguf files are not evaluated"),
+        (("model.onnx", "--suite", "tiny"), ".onnx files are not evaluated"),
         (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base goes with a .gymdelta"),
         (("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--variant", "a"), "does not go with --api"),
         (

@@ -94,7 +94,7 @@ def test_a_variant_alone_has_the_margins_that_it_has_in_the_engine(planted: Path
     [
         (("gym-nano", "--prompts", "absent.csv"), ErrorCode.FILE_NOT_FOUND),
         (("gym-nano", "--base", "gym-nano"), ErrorCode.USAGE),
-        (("model.gguf",), ErrorCode.UNAVAILABLE),
+        (("model.onnx",), ErrorCode.UNAVAILABLE),
     ],
 )
 def test_what_cannot_be_probed_is_refused_before_a_model_is_loaded(

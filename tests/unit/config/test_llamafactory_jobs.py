@@ -107,12 +107,28 @@ def test_a_file_that_merges_names_model_adapters_folder_and_sizes(tmp_path: Path
     assert (values["adapter"], values["output"], values["dtype"]) == (["saves/a"], "whole", "float16")
 
 
+def test_a_file_that_merges_and_quantises_becomes_gptq_with_its_rows(tmp_path: Path) -> None:
+    quantised = {"export_quantization_bit": 4, "export_quantization_dataset": "data/c4_demo.jsonl"}
+    values, notes = load_export(written(tmp_path, {**MERGES, **quantised, "export_quantization_maxlen": 512}))
+    found = (values["format"], values["quantization"], values["data"])
+    assert found == ("gptq", "w4", "data/c4_demo.jsonl")
+    assert any("32 samples of 128 tokens calibrate" in note for note in notes)
+    values, notes = load_export(written(tmp_path, {**MERGES, **quantised, "infer_dtype": "bfloat16"}))
+    assert "dtype" not in values
+    assert any("float16 with export_quantization_bit" in note for note in notes)
+    values, notes = load_export(
+        written(tmp_path, {**MERGES, "export_quantization_dataset": "data/c4_demo.jsonl"})
+    )
+    assert "format" not in values
+    assert any("read with export_quantization_bit only" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         (
-            {"export_quantization_bit": 4},
-            "export_quantization_bit: no counterpart: a model is not written as GPTQ",
+            {"export_quantization_bit": 3},
+            "export_quantization_bit: no counterpart: GPTQ is written with 4 or 8 bits",
         ),
         ({"export_hub_model_id": "me/mine"}, "export_hub_model_id: no counterpart: nothing is uploaded"),
         ({"quantization_bit": 4}, "quantization_bit: no counterpart: a quantised base is not merged into"),

@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.checking import compared
 from gym_fed.export.formats.base import Options
-from gym_fed.export.read_back import answers, load
-from gym_fed.export.run import PROMPTS, compared, export
+from gym_fed.export.passage import PROMPTS
+from gym_fed.export.readers.of_transformers import load, loaded
+from gym_fed.export.readers.reading import answers
+from gym_fed.export.run import export
 from gym_fed.export.source import open_source
 from gym_fed.models import load_model
 from tests.support.adapters import logits, run, sibling
@@ -59,15 +62,14 @@ def test_what_is_read_back_in_a_fresh_process_is_what_was_written(tiny_base: Pat
 def test_an_export_that_computes_something_else_is_not_kept(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(parts: dict[str, Any]) -> dict[str, Any]:
+    def changed(parts: dict[str, Any], passage: list[int], *_: object) -> dict[str, Any]:
         file = Path(parts["model"]) / "model.safetensors"
         tensors = load_file(file)
         tensors["model.norm.weight"] *= 1.001
         save_file(tensors, file, metadata={"format": "pt"})
-        model, tokenizer = load(parts)
-        return answers(model, tokenizer, list(PROMPTS), 4)
+        return answers(load(parts), list(PROMPTS), passage, 4)
 
-    monkeypatch.setattr("gym_fed.export.run._in_a_fresh_process", changed)
+    monkeypatch.setattr("gym_fed.export.checking._in_a_fresh_process", changed)
     with pytest.raises(GymError, match="reads back logits that are up to") as caught:
         export(open_source(str(tiny_base)), "huggingface", tmp_path / "out", Options())
     assert caught.value.code is ErrorCode.EXPORT_DIFFERS
@@ -92,7 +94,7 @@ def test_tokenizer_template_generation_config_and_licence_travel(tuned: Path, tm
 def test_an_adapter_is_read_back_by_peft_with_what_it_stands_on(tuned: Path, tmp_path: Path) -> None:
     source = open_source(str(tuned / "second"))
     export(source, "adapter", tmp_path / "out", Options(), check=False)
-    model, _ = load(
+    model, _ = loaded(
         {"model": str(tuned / "base"), "adapters": [*below(tmp_path / "out"), str(tmp_path / "out")]}
     )
     torch.testing.assert_close(logits(model), logits(tuned / "second"), rtol=0, atol=2e-6)
@@ -122,7 +124,6 @@ def test_what_cannot_be_exported_is_refused_by_name(tiny_base: Path, tmp_path: P
         assert says in str(result.exception), str(result.exception)
 
     out = str(tmp_path / "out")
-    refused("format gguf is not there yet", str(tiny_base), "-o", out, "--format", "gguf")
     refused("format zip is unknown", str(tiny_base), "-o", out, "--format", "zip")
     refused("--dtype 'int3' is unknown", str(tiny_base), "-o", out, "--dtype", "int3")
     refused("'5 of them' is not a size", str(tiny_base), "-o", out, "--shard-size", "5 of them")
@@ -131,12 +132,12 @@ def test_what_cannot_be_exported_is_refused_by_name(tiny_base: Path, tmp_path: P
     run(tmp_path / "run", model=str(tiny_base), max_steps=1)
     other = sibling("Qwen3", tmp_path / "other", seed=9)
     refused("has other weights", str(other), "--adapter", str(tmp_path / "run"), "-o", out)
-    quantised = Path(shutil.copytree(tiny_base, tmp_path / "tiny-awq"))
+    quantised = Path(shutil.copytree(tiny_base, tmp_path / "tiny-hqq"))
     config = json.loads((quantised / "config.json").read_text())
     (quantised / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"quant_method": "awq"}})
+        json.dumps({**config, "quantization_config": {"quant_method": "hqq"}})
     )
-    refused("quantised by awq", str(quantised), "--adapter", str(tmp_path / "run"), "-o", out)
+    refused("quantised by hqq", str(quantised), "--adapter", str(tmp_path / "run"), "-o", out)
     assert not (tmp_path / "out").exists()
 
 

@@ -17,8 +17,10 @@ TUNING = ("finetuning", "finetuning_type", "method", "reward_model_type")
 ALLOWED = {
     'gym_fed/compat/keys/training.py: return value == "bitdelta" or (isinstance(value, dict) '
     'and value.get("method") == "bitdelta")': "the word that others write for a one-bit delta",
-    'gym_fed/compat/methods.py: if named or quantization not in (None, "bitdelta") '
-    "or suffix not in _WRITTEN:": "the word that others write for a one-bit delta",
+    'gym_fed/export/formats/onnx.py: return self.quantization(options) == "int8"': "a quantization of onnxruntime",
+    'gym_fed/export/gguf/adapter.py: if kind is None or kind.contents() != "lora" or alpha is None:': (
+        "the word for the kind of adapter in a GGUF file"
+    ),
 }
 """File and line's text to the reason why a codec's name is tested there."""
 

@@ -139,13 +139,13 @@ def test_a_recipe_trains_its_models_sibling_and_what_it_saves_is_used(
         load_vision_model(str(base), dtype="bfloat16", arguments={})
         if kind != "gemma3_vision":
             with pytest.raises(GymError, match="reads images"):
-                trainer.export(tmp_path / "tuned.gymdelta", "delta")
+                trainer.export(tmp_path / "tuned.gymdelta", "delta", check=False)
         return
     tuned = load_model(str(tmp_path / "run"), dtype="float32")
     assert isinstance(answer(tuned.model, tuned.tokenizer, "What is 9 * 2?", max_new_tokens=3), str)
     if config.quantization is not None:
         return
-    trainer.export(tmp_path / "tuned.gymdelta", "delta")
+    trainer.export(tmp_path / "tuned.gymdelta", "delta", check=False)
     stock = load_model(str(base), dtype="float32").model
     if kind in UNSERVED:
         with pytest.raises(GymError, match=f"cannot be served: rope type {UNSERVED[kind]}"):

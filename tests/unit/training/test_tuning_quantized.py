@@ -124,7 +124,7 @@ def marked(tiny_base: Path, folder: Path, method: str) -> str:
 
 @pytest.mark.parametrize(
     ("method", "package"),
-    [("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("aqlm", "aqlm"), ("hqq", "hqq"), ("eetq", "kernels")],
+    [("aqlm", "aqlm"), ("hqq", "hqq"), ("eetq", "kernels")],
 )
 def test_a_model_quantised_elsewhere_is_held_against_what_is_installed(
     tiny_base: Path, tmp_path: Path, method: str, package: str, monkeypatch: pytest.MonkeyPatch
@@ -138,9 +138,21 @@ def test_a_model_quantised_elsewhere_is_held_against_what_is_installed(
             Trainer(TrainingConfig(model=name, finetuning="lora"))
         assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    if method in ("aqlm", "hqq", "eetq") and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         with pytest.raises(GymError, match="needs a CUDA GPU"):
             Trainer(TrainingConfig(model=name, finetuning="lora"))
+    with pytest.raises(GymError, match=f"is quantised already, by {method}"):
+        Trainer(TrainingConfig(model=name, finetuning="lora", quantization={}))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_packed_weights_stay_packed_where_gptqmodel_runs_them(
+    tiny_base: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = marked(tiny_base, tmp_path / "model", method)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(GymError, match=f"quantised by {method}"):
+        Trainer(TrainingConfig(model=name, finetuning="full"))
     with pytest.raises(GymError, match=f"is quantised already, by {method}"):
         Trainer(TrainingConfig(model=name, finetuning="lora", quantization={}))
 

@@ -1,0 +1,223 @@
+"""Compares what was written with what should have been: another process reads it by its own library."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.formats.huggingface import cast
+from gym_fed.export.passage import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS
+from gym_fed.export.process import Report, run_module
+from gym_fed.export.readers.of_transformers import OfTransformers
+from gym_fed.export.readers.reading import answers
+from gym_fed.export.source import Source
+from gym_fed.export.tolerance import Tolerance
+
+MERGED_TOLERANCE = Tolerance(max=1e-3, greedy=False)
+"""How far a merged adapter's logits may be from those beside the base."""
+_ROWS = 32
+_TEXTS = {"special_tokens": "special.", "chat_template": "template", "passage_ids": "ids.passage"}
+"""What is compared where both sides have it, by the start of its names in ``answers``."""
+
+
+class ReadBack:
+    """What is written against what should have been.
+
+    Args:
+        chosen: The format.
+        source: What is exported; an owned one is used up.
+        options: How it is written.
+    """
+
+    def __init__(self, chosen: ExportFormat, source: Source, options: Options) -> None:
+        self._chosen, self._source, self._options = chosen, source, options
+        self._passage = passage_ids(source)
+        self._own: dict[str, Any] | None = None
+
+    def before_writing(self) -> None:
+        """Answer as the source does, where writing uses it up; merging alone must change next to nothing.
+
+        Raises:
+            GymError: ``EXPORT_DIFFERS`` where the merged model answers otherwise.
+        """
+        chosen, source = self._chosen, self._source
+        if not chosen.changes(source, self._options):
+            return
+        self._own = self._answers(source.model, "answering as the source does")
+        if source.adapted and chosen.merges:
+            self._options.report("merging", 0, 0)
+            merged = compared(self._own, self._answers(source.whole(), "answering as the merged model does"))
+            _require_equal(merged, MERGED_TOLERANCE, "merging the adapter gives", ExportFormat.remedy)
+
+    def of(self, part: Path) -> dict[str, Any]:
+        """Read ``part`` back and compare.
+
+        Returns:
+            ``prompts``, ``read_by``, ``read_back`` (see ``compared``, with its ``tolerance``), what the
+            format's ``stored`` says, and ``against_the_source`` where what should have been is not the source itself.
+
+        Raises:
+            GymError: ``EXPORT_DIFFERS``.
+        """
+        chosen, source, options = self._chosen, self._source, self._options
+        begun = time.monotonic()
+        found: dict[str, Any] = {
+            "prompts": list(PROMPTS),
+            "positions": len(self._passage),
+            "read_by": _readers(chosen),
+        }
+        wanted = chosen.expected(source, part, options)
+        found.update(chosen.stored(wanted, part, options))
+        if self._own is None and wanted is not source.model:
+            self._own = self._answers(source.model, "answering as the source does")
+        ours = self._answers(wanted, "computing what it must answer")
+        if self._own is not None:
+            found["against_the_source"] = compared(self._own, ours)
+        parts = {"reading": chosen.reading, **chosen.parts(source, part)}
+        del wanted
+        self._own = None
+        source.forget()
+        gc.collect()
+        there = _in_a_fresh_process(parts, self._passage, options.report, part.parent)
+        found["read_back"] = compared(ours, there)
+        limits = chosen.limits(options)
+        found["read_back"]["tolerance"] = asdict(limits)
+        _require_equal(found["read_back"], limits, f"{chosen.reader} reads back", chosen.remedy_of(options))
+        found["seconds"] = round(time.monotonic() - begun, 1)
+        return found
+
+    def _answers(self, model: Any, stage: str) -> dict[str, Any]:
+        """In float32, as the other process computes them."""
+        import torch
+
+        if next(model.parameters()).dtype is not torch.float32:
+            is_own = self._source.owned and model is self._source.model
+            model = cast(model if is_own else copy.deepcopy(model), "float32")
+
+        def report(_: str, done: int, total: int) -> None:
+            self._options.report(stage, done, total)
+
+        reading = OfTransformers(model.eval(), self._source.tokenizer)
+        return answers(reading, list(PROMPTS), self._passage, GREEDY_TOKENS, report)
+
+
+def passage_ids(source: Source) -> list[int]:
+    """The first tokens of the passage, as the source's tokenizer makes them; no more than the model has positions."""
+    tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
+    config = source.model.config
+    most = getattr(getattr(config, "text_config", config), "max_position_embeddings", None) or POSITIONS
+    return list(tokenizer(PASSAGE)["input_ids"])[: min(POSITIONS, most)]
+
+
+def _readers(chosen: ExportFormat) -> str:
+    """The packages that read it back, with their versions; a module that is called otherwise than its package alone."""
+    names = []
+    for module in dict.fromkeys(("transformers", chosen.reader)):
+        name = module.replace("_", "-")
+        with suppress(PackageNotFoundError):
+            name = f"{name} {version(name)}"
+        names.append(name)
+    return ", ".join(names)
+
+
+def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """How two sets of ``answers`` differ.
+
+    Returns:
+        ``max`` and ``mean`` of the logits' distance, ``largest`` logit, ``top1`` (share of positions with the same
+        likeliest token), ``kl`` (mean over positions, in nats), and whether token ids and greedy tokens are the same;
+        of special tokens and the chat template what both sides have.
+    """
+    import torch
+
+    both = [name for name in wanted if name in found]
+    if not all(torch.equal(wanted[name], found[name]) for name in both if name.startswith("ids.")):
+        return {"same_token_ids": False}
+    sums = {"distance": 0.0, "top1": 0.0, "kl": 0.0}
+    most, largest, positions, width = 0.0, 0.0, 0, 1
+    for one, other in _rows(wanted, found):
+        distance = (one - other).abs()
+        most = _larger(most, float(distance.max()))
+        largest = _larger(largest, float(one.abs().max()))
+        sums["distance"] += float(distance.sum())
+        sums["top1"] += float((one.argmax(-1) == other.argmax(-1)).sum())
+        p, q = one.log_softmax(-1), other.log_softmax(-1)
+        sums["kl"] += float((p.exp() * (p - q)).sum())
+        positions, width = positions + len(one), one.shape[-1]
+    return {
+        "max": most,
+        "mean": sums["distance"] / (positions * width),
+        "largest": largest,
+        "top1": sums["top1"] / positions,
+        "kl": sums["kl"] / positions,
+        "same_token_ids": True,
+        "same_greedy_tokens": bool(torch.equal(wanted["greedy"], found["greedy"])),
+        **{
+            f"same_{what}": all(
+                torch.equal(wanted[name], found[name]) for name in both if name.startswith(start)
+            )
+            for what, start in _TEXTS.items()
+            if any(name.startswith(start) for name in both)
+        },
+    }
+
+
+def _rows(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Logits of a few positions at a time: those of all, in several copies, are gigabytes with a large vocabulary."""
+    for name in wanted:
+        if name.startswith("logits."):
+            pairs = zip(wanted[name].split(_ROWS), found[name].split(_ROWS), strict=True)
+            yield from ((one.float(), other.float()) for one, other in pairs)
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of both, or the one that is no number."""
+    return other if other != other or other > one else one
+
+
+def _require_equal(figures: Mapping[str, Any], limits: Tolerance, what: str, remedy: str) -> None:
+    if (why := limits.problem(figures)) is None:
+        return
+    raise GymError(
+        ErrorCode.EXPORT_DIFFERS,
+        f"{what} {why}; nothing was kept",
+        remedy,
+    )
+
+
+def _in_a_fresh_process(
+    parts: Mapping[str, Any], passage: list[int], report: Report, scratch: Path
+) -> dict[str, Any]:
+    """The answers of the other side, which it writes under ``scratch``, a folder that goes with the export."""
+    import torch
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory(prefix="answer-", dir=scratch) as folder:
+        answer = Path(folder) / "answer.safetensors"
+        job = {
+            "parts": parts,
+            "prompts": PROMPTS,
+            "passage": passage,
+            "threads": torch.get_num_threads(),
+            "answer": str(answer),
+            "tokens": GREEDY_TOKENS,
+        }
+        status, last = run_module("gym_fed.export.read_back", job, report)
+        if status:
+            raise GymError(
+                ErrorCode.EXPORT_DIFFERS,
+                f"what was written cannot be read back: {(last or ['no message'])[-1][:500]}; nothing was kept",
+                "report this with the model's name; --skip-check writes it all the same",
+            )
+        found: dict[str, Any] = load_file(answer)
+        return found

@@ -1,0 +1,132 @@
+"""Token ids that calibrate a quantisation: of rows that the user names, or of this project's own texts.
+
+Nothing is downloaded. The own texts are none that exports are compared on: rows of the generated tasks, and the
+docstrings of this package, which are English prose about code.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from gym_fed.data.generated import generate
+from gym_fed.data.rows import as_kind
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TASKS
+
+SAMPLES = 32
+LENGTH = 128
+"""Tokens of a sample; fewer where the model has fewer positions."""
+OWN = "own texts of gym-fed"
+_ROWS_OF_A_TASK = 8
+
+
+@dataclass(frozen=True)
+class CalibrationSamples:
+    """What calibrates.
+
+    Attributes:
+        source: The file, or ``OWN``.
+        ids: Token ids of the samples, all of one length.
+    """
+
+    source: str
+    ids: list[list[int]]
+
+    def record(self) -> dict[str, Any]:
+        """For ``export.json``: ``source``, ``samples``, ``tokens`` of each, and ``sha256`` of the ids as JSON."""
+        return {
+            "source": self.source,
+            "samples": len(self.ids),
+            "tokens": len(self.ids[0]),
+            "sha256": hashlib.sha256(json.dumps(self.ids).encode()).hexdigest(),
+        }
+
+
+def calibration_of(
+    tokenizer: Any, positions: int, rows: Sequence[Mapping[str, Any]] = (), name: str = ""
+) -> CalibrationSamples:
+    """Samples of rows, one after another; what follows the last whole one is left out.
+
+    Args:
+        tokenizer: Of the model, with its chat template.
+        positions: The most that the model has.
+        rows: Of text or conversations; none for the own texts.
+        name: What the rows are called.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for rows without text, and for fewer tokens than one sample has.
+    """
+    source = (name or "rows") if rows else OWN
+    texts = _texts_of(rows, tokenizer) if rows else own_texts(tokenizer)
+    length = min(LENGTH, positions)
+    end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    stream: list[int] = []
+    for text in texts:
+        stream += [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+        if len(stream) >= SAMPLES * length:
+            break
+    samples = [stream[start : start + length] for start in range(0, len(stream) - length + 1, length)][
+        :SAMPLES
+    ]
+    if not samples:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{source}: {len(stream)} tokens to calibrate with, {length} are needed",
+            "give more rows, or leave --data out for texts of this project",
+        )
+    return CalibrationSamples(source, samples)
+
+
+def own_texts(tokenizer: Any) -> Iterator[str]:
+    """Conversations of the generated tasks and docstrings, in turns, always in the same order."""
+    rows = [generate(name, _ROWS_OF_A_TASK) for name in sorted(TASKS.names())]
+    drawn = [row for same in zip(*rows, strict=True) for row in same]
+    for row, prose in zip_longest(drawn, _docstrings()):
+        if row is not None:
+            yield _text(row, tokenizer)
+        if prose is not None:
+            yield prose
+
+
+def _docstrings() -> Iterator[str]:
+    """Of this package's modules and what they define, from 300 characters on."""
+    import gym_fed
+
+    for folder in gym_fed.__path__:
+        for file in sorted(Path(folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    text = ast.get_docstring(node) or ""
+                    if len(text) >= 300:
+                        yield text
+
+
+def _texts_of(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> Iterator[str]:
+    for row in rows:
+        for supervised in as_kind([dict(row)], "supervised"):
+            yield _text(supervised, tokenizer)
+
+
+def _text(row: dict[str, Any], tokenizer: Any) -> str:
+    """A row as the model reads it."""
+    if "text" in row:
+        return str(row["text"])
+    if "messages" in row:
+        messages = row["messages"]
+        if tokenizer.chat_template is None:
+            return "\n".join(str(message["content"]) for message in messages)
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+    if "prompt" in row and isinstance(row["prompt"], str):
+        return f"{row['prompt']}{row['completion']}"
+    raise GymError(
+        ErrorCode.DATA_INVALID,
+        f"a row has the keys {', '.join(sorted(row))}, and text calibrates",
+        "give rows with text, messages, or prompt and completion",
+    )

@@ -1,0 +1,109 @@
+"""Quantises a model folder by auto-round; ``python -m gym_fed.export.few_bits.quantise`` is a process of its own.
+
+auto-round imports for seconds, patches and prints as it likes. The job is ``{"folder", "out", "format", "bits",
+"group_size", "sym", "iters", "ids", "threads"}``.
+
+Cheng et al. 2024, "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (SignRound) is
+what it does in ``iters`` steps a block; with none, weights are rounded to the nearest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.process import Report, child_job
+
+_BATCH = 4
+
+
+def main() -> None:
+    """Do the job."""
+    with child_job() as (job, say):
+        say("loading auto-round", 0, 0)
+        _quantise(job, say)
+
+
+def _quantise(job: dict[str, Any], say: Report) -> None:
+    import torch
+
+    torch.set_num_threads(job["threads"])
+    import auto_round.compressors.orchestrator as blocks
+    from auto_round import AutoRound
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    blocks.tqdm = _bar(say)
+    folder = job["folder"]
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    ids = [torch.tensor([row]) for row in job["ids"]]
+    plain: dict[str, Any] = {} if job["iters"] else {"disable_opt_rtn": True}
+    AutoRound(
+        model,
+        tokenizer,
+        bits=job["bits"],
+        group_size=job["group_size"],
+        sym=job["sym"],
+        iters=job["iters"],
+        dataset=ids,
+        nsamples=len(ids),
+        seqlen=ids[0].shape[1],
+        batch_size=min(_BATCH, len(ids)),
+        device_map="cpu",
+        low_cpu_mem_usage=False,
+        amp=False,
+        enable_torch_compile=False,
+        trust_remote_code=False,
+        **plain,
+    ).quantize_and_save(job["out"], format=job["format"])
+    say("writing", 0, 0)
+    for config in Path(job["out"]).rglob("config.json"):
+        _drop_tied_head(config)
+
+
+def _bar(say: Report) -> Any:
+    """In place of tqdm's bar: the blocks that are done."""
+
+    class Bar:
+        def __init__(self, numbers: Any, *_args: Any, **_kwargs: Any) -> None:
+            self._numbers = numbers
+            self._done = 0
+            self.update(0)
+
+        def update(self, count: int = 1) -> None:
+            self._done += count
+            say("quantising blocks", self._done, len(self._numbers))
+
+        def set_description(self, _text: str) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    return Bar
+
+
+def _drop_tied_head(file: Path) -> None:
+    """auto-round writes a head that is the embedding a second time."""
+    from safetensors.torch import load_file, save_file
+
+    if not json.loads(file.read_text(encoding="utf-8")).get("tie_word_embeddings"):
+        return
+    for weights in file.parent.glob("*.safetensors"):
+        tensors = load_file(weights)
+        if tensors.pop("lm_head.weight", None) is not None:
+            save_file(tensors, f"{weights}.new", metadata={"format": "pt"})
+            os.replace(f"{weights}.new", weights)
+    index = file.parent / "model.safetensors.index.json"
+    if index.is_file():
+        found = json.loads(index.read_text(encoding="utf-8"))
+        found["weight_map"].pop("lm_head.weight", None)
+        index.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Models as programs of their own: token ids and their mask to logits, of any batch and length."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, ClassVar
+from warnings import catch_warnings, simplefilter
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.source import Source
+from gym_fed.export.tolerance import Tolerance
+from gym_fed.models import quiet_loading
+
+PROGRAM_TOLERANCE = Tolerance(max=1e-5)
+
+
+class ProgramFormat(ExportFormat):
+    """A folder of a program, the tokenizer's files and the configs; or the program alone, where the name is a file's.
+
+    The program takes ``input_ids`` and ``attention_mask`` ``[batch, length] int64`` and gives ``logits``
+    ``[batch, length, vocabulary] float32``. Padding may stand on either side; positions are counted by the mask. It
+    keeps no cache.
+    """
+
+    merges = True
+    tolerance = PROGRAM_TOLERANCE
+
+    program: ClassVar[str]
+    """Its file's name."""
+
+    def require_options(self, options: Options) -> None:
+        super().require_options(options)
+        if options.dtype not in (None, "float32"):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"format {self.name} is written in float32, not in {options.dtype}",
+                "leave --dtype (of a run: save_dtype) out",
+            )
+
+    def check(self, source: Source) -> None:
+        from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
+
+        config = source.model.config
+        kinds = {"reads images": hasattr(config, "vision_config")}
+        kinds["is a mixture of depths"] = getattr(config, "model_type", "") == MIXTURE_OF_DEPTHS
+        for why, holds in kinds.items():
+            if holds:
+                raise GymError(
+                    ErrorCode.USAGE,
+                    f"format {self.name}: {source.name} {why}",
+                    "export it as huggingface or adapter",
+                )
+
+    def write(self, source: Source, target: Path, options: Options) -> None:
+        folder = self._folder(target)
+        folder.mkdir(exist_ok=True)
+        whole = source.whole()
+        with quiet_loading(), _quiet_tracing(), program_of(whole):
+            self.write_program(whole, self._program(target), options)
+        whole.config.save_pretrained(str(folder))
+        if getattr(whole, "generation_config", None) is not None:
+            whole.generation_config.save_pretrained(str(folder))
+        source.write_beside(folder)
+
+    @abstractmethod
+    def write_program(self, model: Any, file: Path, options: Options) -> None:
+        """Record the forward of ``model``, which is as ``program_of`` makes it, into the new ``file``."""
+
+    def expected(self, source: Source, target: Path, options: Options) -> Any:
+        return source.whole()
+
+    def parts(self, source: Source, target: Path) -> dict[str, Any]:
+        return {"model": str(self._folder(target)), "program": str(self._program(target))}
+
+    def facts(self, source: Source, options: Options) -> dict[str, Any]:
+        if not self.is_file:
+            return {}
+        return {"notes": ["one file holds no tokenizer, chat template or config; a folder has them"]}
+
+    def at(self, path: Path) -> ExportFormat:
+        if not self.suffix or path.suffix.lower() != self.suffix:
+            return self
+        alone = copy.copy(self)
+        alone.is_file = True
+        return alone
+
+    def _program(self, target: Path) -> Path:
+        return target if self.is_file else target / self.program
+
+    def _folder(self, target: Path) -> Path:
+        """Where the other files are; of a program alone they lie in the hidden room of its export, and go with it."""
+        return target.with_name("beside") if self.is_file else target
+
+
+def example_inputs(batch: int = 2) -> dict[str, Any]:
+    """``[batch, 7] int64`` to record a forward with: a size of 1 is taken for a constant."""
+    import torch
+
+    mask = torch.ones(batch, 7, dtype=torch.int64)
+    mask[0, :2] = 0
+    ids = torch.arange(mask.numel()).reshape(mask.shape) % 11 + 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def any_shape() -> dict[str, Any]:
+    """``torch.export``'s dimensions of ``example_inputs``."""
+    import torch
+
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    return dict.fromkeys(("input_ids", "attention_mask"), sizes)
+
+
+def without_places(program: Any) -> None:
+    """Take out of a ``torch.export`` program by which lines of which files of this machine it was recorded."""
+    import torch
+
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+
+
+@contextmanager
+def program_of(model: Any) -> Iterator[None]:
+    """Within the block ``model(input_ids, attention_mask)`` gives ``{"logits": float32}``, without a cache.
+
+    Attention and experts are computed by plain products, which every tracer records for all sizes.
+    """
+    forward, attention = model.forward, model.config._attn_implementation
+    experts = getattr(model.config, "_experts_implementation", None)
+
+    def program(input_ids: Any, attention_mask: Any) -> dict[str, Any]:
+        positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+        found = forward(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+        )
+        return {"logits": found.logits.float()}
+
+    model.set_attn_implementation("eager")
+    if experts is not None:
+        model.set_experts_implementation("batched_mm")
+    model.forward = program
+    try:
+        yield
+    finally:
+        del model.forward
+        model.set_attn_implementation(attention)
+        if experts is not None:
+            model.set_experts_implementation(experts)
+
+
+@contextmanager
+def _quiet_tracing() -> Iterator[None]:
+    """Without what tracers print about their own parts; errors still raise."""
+    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+    levels = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
+    try:
+        for logger, _ in levels:
+            logger.setLevel(logging.ERROR)
+        with catch_warnings(), redirect_stdout(io.StringIO()):
+            simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)

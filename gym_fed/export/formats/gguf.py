@@ -1,0 +1,118 @@
+"""GGUF, which llama.cpp, Ollama and LM Studio read: one file with weights, tokenizer and chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.gguf.llama_cpp import has_llama_cpp
+from gym_fed.export.gguf.write import refused, write_gguf
+from gym_fed.export.source import Source
+from gym_fed.export.tolerance import Tolerance
+
+_HEAD = 128
+"""Size of a head that transformers' reader takes every Qwen3 to have."""
+_MISREAD = ("mistral", "gemma3_text")
+"""Kinds that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
+_LLAMA_CPP = has_llama_cpp()
+"""Without it transformers' own reader of GGUF reads files back."""
+
+
+class Gguf(ExportFormat):
+    """Written by llama.cpp's converter, read back by llama.cpp where it is installed, or else by transformers.
+
+    Tolerances are of the format: llama.cpp's own quantiser makes the same bytes of the same float32 file, so what
+    these files lose it loses, too. At q8_0 stories260K loses a KL of 1.2e-3 on the passage, SmolLM2 3.9e-3 and with
+    the prompts 5.3e-3, for llama.cpp rounds the inputs of products to 8 bits as well; at q6_k SmolLM2 loses 2e-2 with
+    them. Of stories260K the likeliest token stays the same at 87.5% of positions at q4_k_m, and at 74% at q4_0. In
+    float32 models with SiLU are 3e-6 of the largest logit off. Gemma is 5e-4 off, by the table of float16 from which
+    llama.cpp takes GELU; so the KL is bounded there, too.
+    """
+
+    name = "gguf"
+    suffix = ".gguf"
+    is_file = True
+    merges = True
+    takes_dtype = False
+    requires = ("gguf", "auto_round", "sentencepiece")
+    reading = f"gym_fed.export.readers.of_{'llama_cpp' if _LLAMA_CPP else 'gguf'}"
+    reader = "llama_cpp_python" if _LLAMA_CPP else "transformers"
+    quantizations = {  # noqa: RUF012 - never written to
+        "f32": Tolerance(max=5e-4, kl=1e-6),
+        "f16": Tolerance(max=None, kl=1e-4, greedy=False),
+        "bf16": Tolerance(max=None, kl=1e-3, greedy=False),
+        "q8_0": Tolerance(max=None, kl=1e-2, greedy=False),
+        "q6_k": Tolerance(max=None, kl=3e-2, top1=0.9, greedy=False),
+        "q5_k_m": Tolerance(max=None, kl=5e-2, top1=0.85, greedy=False),
+        "q4_k_m": Tolerance(max=None, kl=0.1, top1=0.8, greedy=False),
+        "q4_0": Tolerance(max=None, kl=0.2, top1=0.7, greedy=False),
+    }
+    copies_on_disk = 1.0  # the folder that is converted
+    bits = {  # noqa: RUF012 - never written to
+        "f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q6_k": 6.6, "q5_k_m": 5.7, "q4_k_m": 4.9, "q4_0": 4.6,
+    }  # fmt: skip
+    tried = "Llama, Qwen3, Mistral, Gemma; every quantization"
+    untried = "mixtures of experts, sliding windows longer than 256 tokens"
+
+    def check(self, source: Source) -> None:
+        from gym_fed.export.gguf.convert import known_architectures
+        from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
+
+        config = source.model.config
+        kind = str(getattr(config, "model_type", ""))
+        architecture = next(iter(getattr(config, "architectures", None) or []), "a model without a class")
+        if hasattr(config, "vision_config"):
+            raise refused(source, "it reads images, whose part (mmproj) is not written")
+        if kind == MIXTURE_OF_DEPTHS:
+            raise refused(source, "llama.cpp has no mixture of depths")
+        adapters = getattr(source.model, "peft_config", {})
+        if any(adapter.is_prompt_learning for adapter in adapters.values()):
+            raise refused(source, "its tuned prompt stands before a text and changes no weights")
+        if architecture.endswith("ForSequenceClassification"):
+            raise refused(source, "it is a reward model, which writes no answers")
+        if architecture not in known_architectures():
+            raise refused(source, f"llama.cpp's converter does not know {architecture}")
+
+    def require_reader(self, source: Source) -> None:
+        if _LLAMA_CPP:
+            return
+        from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+        config = source.model.config
+        why = ""
+        if config.model_type in _MISREAD or config.model_type not in GGUF_SUPPORTED_ARCHITECTURES:
+            why = f"does not read {config.model_type} in GGUF, or computes something else from it"
+        elif config.model_type.startswith("qwen3") and config.head_dim != _HEAD:
+            why = f"reads heads of {_HEAD} alone of {config.model_type}, and these have {config.head_dim}"
+        if why:
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY,
+                f"format gguf: {source.name} cannot be read back here: transformers {why}",
+                "pip install llama-cpp-python, or --skip-check, which export.json records as unchecked",
+            )
+
+    def remedy_of(self, options: Options) -> str:
+        names = list(self.quantizations)
+        if (quantization := self.quantization(options)) not in names[1:]:
+            return self.remedy
+        finer = [name for name in names[: names.index(quantization)] if name.startswith("q")][::-1] or ["f32"]
+        return (
+            f"{quantization} loses this of the model: take --quantization {' or '.join(finer)}; "
+            "--skip-check writes it all the same"
+        )
+
+    def write(self, source: Source, target: Path, options: Options) -> None:
+        write_gguf(source, target, self.quantization(options), options.report)
+
+    def expected(self, source: Source, target: Path, options: Options) -> Any:
+        return source.whole()
+
+    def stored(self, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
+        from gym_fed.export.gguf.stored import compare_stored
+
+        return {"tensors": compare_stored(target, wanted, options.report)}
+
+    def parts(self, source: Source, target: Path) -> dict[str, Any]:
+        return {"file": str(target)}

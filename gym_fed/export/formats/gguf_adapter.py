@@ -1,0 +1,96 @@
+"""A GGUF LoRA adapter: what llama-server puts on its base per request, and Ollama as ADAPTER."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.formats.gguf import Gguf
+from gym_fed.export.gguf.llama_cpp import has_llama_cpp
+from gym_fed.export.source import Source
+from gym_fed.export.tolerance import Tolerance
+from gym_fed.models import load_tokenizer, resolve
+
+_LLAMA_CPP = has_llama_cpp() and all(find_spec(name) is not None for name in Gguf.requires)
+"""Whether llama.cpp can read it back: the base has to be converted for that."""
+
+
+class GgufAdapter(ExportFormat):
+    """One file with LoRA's factors in float32, beside a base that is a GGUF file of its own.
+
+    llama.cpp reads it back, on its base in f32, where llama-cpp-python is installed. Elsewhere this project's reader of
+    ``gguf`` takes the factors out again, and PEFT puts them on the base.
+    """
+
+    name = "gguf_adapter"
+    suffix = ".gguf"  # a name that ends so means gguf, without --format
+    is_file = True
+    takes_rank = True
+    requires = ("gguf",)
+    reading = "gym_fed.export.readers.of_gguf_adapter"
+    reader = "llama_cpp_python" if _LLAMA_CPP else "gguf"
+    tolerance = Tolerance(max=5e-4) if _LLAMA_CPP else Tolerance()
+    tried = "LoRA, one-bit deltas; Llama, Qwen3"
+    untried = ""
+
+    def require_options(self, options: Options) -> None:
+        super().require_options(options)
+        if options.dtype is not None:
+            raise GymError(ErrorCode.USAGE, f"format {self.name} is written in float32", "leave --dtype out")
+
+    def check(self, source: Source) -> None:
+        from gym_fed.export.gguf.adapter import require_adaptable
+
+        if not source.adapted and source.delta is None:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"format {self.name}: {source.name} has no adapter and no delta",
+                "export it as gguf",
+            )
+        if source.below or source.base_changed:
+            why = "stands on other adapters" if source.below else "changes its base's rotary positions"
+            raise GymError(
+                ErrorCode.USAGE,
+                f"format {self.name}: {source.name} {why}, and one file is put on a plain base",
+                "export it merged, as gguf",
+            )
+        require_adaptable(source.name, source.model.config)
+
+    def write(self, source: Source, target: Path, options: Options) -> None:
+        from gym_fed.export.gguf.adapter import write_adapter
+        from gym_fed.export.kept import require_delta_options
+        from gym_fed.export.nearest import factors_of
+
+        require_delta_options(source, options)
+        found = factors_of(source, options.rank, options.report)
+        write_adapter(target, found, source.model.config, Path(source.shown_name).name)
+
+    def facts(self, source: Source, options: Options) -> dict[str, Any]:
+        from gym_fed.export.kept import lora_facts
+
+        found = {} if source.delta is None else lora_facts(source, options)
+        if source.tokenizer.chat_template != load_tokenizer(str(source.base)).chat_template:
+            found["notes"] = [
+                *found.get("notes", []),
+                "its chat template is not the base's, and an adapter's file has none: give it to llama-server with "
+                "--chat-template-file",
+            ]
+        return found
+
+    def expected(self, source: Source, target: Path, options: Options) -> Any:
+        if source.delta is None:
+            return source.model
+        from gym_fed.export.nearest import lora_model
+
+        return lora_model(source, options.rank, options.report)
+
+    def parts(self, source: Source, target: Path) -> dict[str, Any]:
+        return {
+            "by": self.reader,
+            "file": str(target),
+            "model": resolve(str(source.base)),
+            "chat_template": source.tokenizer.chat_template,
+        }

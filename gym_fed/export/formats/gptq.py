@@ -1,0 +1,16 @@
+"""GPTQ's layout of 4 or 8 bits, symmetric, which vLLM, SGLang, TGI and transformers with gptqmodel read."""
+
+from __future__ import annotations
+
+from gym_fed.export.formats._few_bits import FewBits, of_bits
+
+
+class Gptq(FewBits):
+    """A model folder; auto-round finds the rounding (SignRound), the layout is AutoGPTQ's first."""
+
+    name = "gptq"
+    layout = "auto_gptq"
+    symmetric = True
+    quantizations = of_bits(4, 8)
+    tried = "Qwen3, Llama; groups of 128, 64 and 32"
+    untried = "mixtures of experts; vLLM's kernels"

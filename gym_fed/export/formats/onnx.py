@@ -1,0 +1,110 @@
+"""ONNX, which onnxruntime and most accelerators' tools read: token ids to logits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs
+from gym_fed.export.formats.base import Options
+from gym_fed.export.tolerance import Tolerance
+
+MOST_INSIDE = 1_900_000_000
+"""Bytes of weights in the file itself: protobuf ends at 2 GiB. More lie beside it, in ``model.onnx.data``."""
+
+
+class Onnx(ProgramFormat):
+    """``model.onnx``, recorded by transformers' exporter and read back by onnxruntime."""
+
+    name = "onnx"
+    program = "model.onnx"
+    suffix = ".onnx"
+    requires = ("onnx", "onnxscript", "onnxruntime")
+    reader = "onnxruntime"
+    reading = "gym_fed.export.readers.of_onnx"
+    quantizations = {  # noqa: RUF012 - never written to
+        "float32": Tolerance(max=1e-4),
+        "int8": Tolerance(max=None, top1=0.95, greedy=False),
+    }
+    tried = "Qwen3, Llama, Mistral, a mixture of experts; sliding windows"
+    untried = "Gemma; models larger than gym-nano"
+
+    def remedy_of(self, options: Options) -> str:
+        if not self._in_8_bits(options):
+            return self.remedy
+        return "int8 loses this of the model: leave --quantization out; --skip-check writes it all the same"
+
+    def write_program(self, model: Any, file: Path, options: Options) -> None:
+        from transformers.exporters import OnnxConfig
+        from transformers.exporters.exporter_onnx import OnnxExporter
+
+        options.report("recording the forward", 0, 0)
+        config = OnnxConfig(
+            dynamic=True,
+            dynamic_shapes=any_shape(),
+            prefer_deferred_runtime_asserts_over_guards=True,
+            quantizer=_int8() if self._in_8_bits(options) else None,
+        )
+        with _unheard_warnings():
+            program, _ = OnnxExporter().export_program(model, example_inputs(), config)
+        options.report("writing the program", 0, 0)
+        self.save(program, file)
+
+    def _in_8_bits(self, options: Options) -> bool:
+        return self.quantization(options) == "int8"
+
+    def save(self, program: Any, file: Path) -> None:
+        """Write it, with more weights than a file holds beside it.
+
+        Raises:
+            GymError: ``USAGE`` where nothing may lie beside it.
+        """
+        import onnx_ir
+
+        _without_places(program)
+        weights = sum(value.const_value.nbytes for value in program.graph.initializers.values())
+        if weights > MOST_INSIDE and self.is_file:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{weights / 1e9:.1f} GB of weights do not fit in one ONNX file, which ends at 2 GiB",
+                "give a folder: -o FOLDER --format onnx",
+            )
+        onnx_ir.save(program, str(file), external_data=f"{file.name}.data" if weights > MOST_INSIDE else None)
+
+
+@contextmanager
+def _unheard_warnings() -> Iterator[None]:
+    """The quantiser advises preprocessing by the root logger, which would set up logging for the whole process."""
+    handler, root = logging.NullHandler(), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+def _without_places(program: Any) -> None:
+    """Take out of an ``onnx_ir.Model`` by which lines of which files of this machine it was recorded."""
+    for graph in (program.graph, *program.functions.values()):
+        for node in graph.all_nodes():
+            node.doc_string = None
+            for key in [key for key in node.metadata_props if key.endswith("stack_trace")]:
+                del node.metadata_props[key]
+
+
+def _int8() -> Any:
+    """Weights of products in 8 bits, a scale for each output; inputs are rounded at run time, without calibration.
+
+    Weights are unsigned: with signed ones processors without VNNI overflow in 16 bits.
+    """
+    from onnxruntime.quantization import QuantType
+    from transformers.exporters import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
+
+    how = OnnxRuntimeDynamicConfig(
+        op_types_to_quantize=["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QUInt8
+    )
+    return OnnxRuntimeQuantizer(how)

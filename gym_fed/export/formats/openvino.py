@@ -1,0 +1,59 @@
+"""OpenVINO's representation, which Intel's runtime reads: token ids to logits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs
+from gym_fed.export.formats.base import Options
+from gym_fed.export.tolerance import Tolerance
+
+_TELEMETRY = "openvino_telemetry"
+
+
+class OpenVino(ProgramFormat):
+    """``openvino_model.xml`` and ``openvino_model.bin``, named as OpenVINO's own tools look for them."""
+
+    name = "openvino"
+    program = "openvino_model.xml"
+    requires = ("openvino",)
+    install = "pip install openvino==2026.4.1"
+    reader = "openvino"
+    reading = "gym_fed.export.readers.of_openvino"
+    tolerance = Tolerance(max=1e-3)
+    tried = "Qwen3, where openvino is installed"
+    untried = "Llama, Mistral, Gemma"
+
+    def write_program(self, model: Any, file: Path, options: Options) -> None:
+        options.report("recording the forward", 0, 0)
+        with without_telemetry():
+            from transformers.exporters import OpenVINOConfig
+            from transformers.exporters.exporter_openvino import OpenVINOExporter
+
+            config = OpenVINOConfig(
+                dynamic=True,
+                dynamic_shapes=any_shape(),
+                prefer_deferred_runtime_asserts_over_guards=True,
+                stateful=False,
+            )
+            program, _ = OpenVINOExporter().export_program(model, example_inputs(), config)
+            options.report("writing the program", 0, 0)
+            OpenVINOExporter.save_program(program, file)
+
+
+@contextmanager
+def without_telemetry() -> Iterator[None]:
+    """Within the block OpenVINO finds no package to report its use with, and runs without."""
+    before = sys.modules.get(_TELEMETRY)
+    sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[_TELEMETRY]
+        else:
+            sys.modules[_TELEMETRY] = before

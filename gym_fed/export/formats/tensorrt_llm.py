@@ -1,0 +1,54 @@
+"""A recipe for TensorRT-LLM: a Hugging Face folder, and the commands that serve it on a machine with an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gym_fed.export.formats.base import Options
+from gym_fed.export.formats.huggingface import HuggingFace
+from gym_fed.export.recipe import write_recipe
+from gym_fed.export.source import Source
+
+_SERVE = """#!/bin/sh
+# Serves this folder with OpenAI's API; run it where TensorRT-LLM is installed (a Linux machine with an NVIDIA GPU).
+exec trtllm-serve "$(dirname "$0")" --host 127.0.0.1 --port 8000 "$@"
+"""
+_README = """# TensorRT-LLM: run these commands on a Linux machine with an NVIDIA GPU
+
+gym-fed wrote this folder and has not run TensorRT-LLM. The weights were read back by transformers alone, unless
+`export.json` says that the check was left out.
+
+In NVIDIA's container, which has TensorRT-LLM (choose the tag of a release at catalog.ngc.nvidia.com):
+
+    docker run --rm -it --ipc host --gpus all -p 127.0.0.1:8000:8000 -v "$PWD:/model" \\
+        nvcr.io/nvidia/tensorrt-llm/release:TAG \\
+        trtllm-serve /model --host 0.0.0.0 --port 8000
+
+With TensorRT-LLM installed on the machine itself:
+
+    sh serve.sh
+
+Then ask it:
+
+    curl http://127.0.0.1:8000/v1/models
+
+TensorRT-LLM from 1.0 on loads a Hugging Face folder as it is (its PyTorch backend); nothing is built. Releases before
+1.0, and the `tensorrt` backend, build an engine: convert the folder with `convert_checkpoint.py` of the model's
+family, in the examples of that release, and then
+
+    trtllm-build --checkpoint_dir CONVERTED --output_dir ENGINE
+    trtllm-serve ENGINE --tokenizer .
+"""
+
+
+class TensorRtLlm(HuggingFace):
+    """The folder, ``serve.sh`` and ``RECIPE.md``."""
+
+    name = "tensorrt_llm"
+    unchecked = "TensorRT-LLM needs an NVIDIA GPU and was not run; only the folder is read back"
+    tried = "the folder, by transformers"
+    untried = "TensorRT-LLM itself"
+
+    def write(self, source: Source, target: Path, options: Options) -> None:
+        super().write(source, target, options)
+        write_recipe(target, _README, {"serve.sh": _SERVE})

@@ -1,0 +1,33 @@
+"""A program of ``torch.export``: token ids to logits, which torch alone reads, compiles and lowers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs, without_places
+from gym_fed.export.formats.base import Options
+
+
+class TorchExport(ProgramFormat):
+    """``model.pt2``, recorded by transformers' exporter."""
+
+    name = "torch_export"
+    program = "model.pt2"
+    suffix = ".pt2"
+    reader = "torch"
+    reading = "gym_fed.export.readers.of_torch"
+    tried = "Qwen3, Llama, Mistral, a mixture of experts; sliding windows"
+    untried = "Gemma; models larger than gym-nano"
+
+    def write_program(self, model: Any, file: Path, options: Options) -> None:
+        from transformers.exporters import DynamoConfig
+        from transformers.exporters.exporter_dynamo import DynamoExporter
+
+        options.report("recording the forward", 0, 0)
+        config = DynamoConfig(
+            dynamic=True, dynamic_shapes=any_shape(), prefer_deferred_runtime_asserts_over_guards=True
+        )
+        program, _ = DynamoExporter().export_program(model, example_inputs(), config)
+        without_places(program)
+        DynamoExporter.save_program(program, file)

@@ -1,0 +1,54 @@
+"""A TorchScript trace of token ids to logits, with the tokenizer. torch has deprecated it: see torch_export."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.formats._program import ProgramFormat, example_inputs
+from gym_fed.export.formats.base import Options
+from gym_fed.files import atomic_file
+
+_DEBUG = ".debug_pkl"
+"""Records of where each line was traced, by the files of this machine; torch reads a program without them."""
+_OWN = ("version", "byteorder", ".data/")
+"""What torch's writer adds itself."""
+
+
+class TorchScript(ProgramFormat):
+    """``model.pt``, which torch alone reads."""
+
+    name = "torchscript"
+    program = "model.pt"
+    suffix = ".pt"
+    reader = "torch"
+    reading = "gym_fed.export.readers.of_torch"
+    tried = "Qwen3, Llama, Mistral, Gemma, a mixture of experts; sliding windows"
+    untried = "models larger than gym-nano"
+
+    def write_program(self, model: Any, file: Path, options: Options) -> None:
+        import torch
+
+        with torch.inference_mode():
+            made: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+                model, example_kwarg_inputs=example_inputs(), check_trace=False, strict=False
+            )
+        data = io.BytesIO()
+        torch.jit.save(made, data)
+        data.seek(0)
+        _write_without_places(data, file)
+
+
+def _write_without_places(data: io.BytesIO, file: Path) -> None:
+    """Write the archive ``data`` without its ``_DEBUG`` records, aligned as torch aligns it."""
+    import torch
+
+    reader = torch._C.PyTorchFileReader(data)
+    with atomic_file(file) as target:
+        writer = torch._C.PyTorchFileWriter(target)
+        for name in reader.get_all_records():
+            if not name.endswith(_DEBUG) and not name.startswith(_OWN):
+                record = reader.get_record(name)
+                writer.write_record(name, record, len(record))
+        writer.write_end_of_file()

@@ -1,0 +1,152 @@
+"""LoRA factors as a GGUF adapter, which llama.cpp puts on a base per request: written, and read as factors again.
+
+The names of tensors are llama.cpp's own (``gguf.get_tensor_name_map``) with ``.lora_a`` ``[rank, in]`` and ``.lora_b``
+``[out, rank]`` behind them. llama.cpp multiplies their product by ``adapter.lora.alpha / rank``. Where its converter
+reorders the rows of a weight, those of B go the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.nearest import LoraFactors
+
+_ALPHA = "adapter.lora.alpha"
+_KIND = "adapter.type"
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """What llama.cpp calls a model type, and which of its weights have their rows in another order there."""
+
+    name: str
+    rotated: Mapping[str, str]
+    """End of a module's name to the key of the config that has its number of heads."""
+
+
+_ARCHITECTURES = {
+    "llama": _Architecture("llama", {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}),
+    "qwen3": _Architecture("qwen3", {}),
+}
+"""By ``model_type`` of the config."""
+
+
+def require_adaptable(name: str, config: Any) -> None:
+    """Refuse a base of another architecture than those that were tried.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    if config.model_type not in _ARCHITECTURES:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"format gguf_adapter: {name} is a {config.model_type} model, and {', '.join(_ARCHITECTURES)} are written",
+            "export it merged, as gguf",
+        )
+
+
+def write_adapter(file: Path, found: LoraFactors, config: Any, name: str) -> None:
+    """Write the factors in float32.
+
+    Args:
+        file: A new one.
+        found: The factors, named like the weights they change.
+        config: Of the base.
+        name: Of the adapter, for people.
+
+    Raises:
+        GymError: ``USAGE`` naming a weight that llama.cpp does not have.
+    """
+    import gguf
+
+    known = _ARCHITECTURES[config.model_type]
+    names = _names(gguf, config)
+    writer = gguf.GGUFWriter(file, known.name)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(_KIND, "lora")
+    writer.add_name(name)
+    writer.add_float32(_ALPHA, found.scaling * found.rank)
+    for weight, (a, b) in sorted(found.factors.items()):
+        theirs = names.get_name(weight, try_suffixes=(".weight",))
+        if theirs is None or (weight == "lm_head.weight" and config.tie_word_embeddings):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"format gguf_adapter: llama.cpp has no weight {weight} of its own in this model",
+                "export it merged, as gguf",
+            )
+        rows = _reordered(weight, b, config, known)
+        writer.add_tensor(f"{theirs}.lora_a", a.float().contiguous().numpy())
+        writer.add_tensor(f"{theirs}.lora_b", rows.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def peft_state(file: Path, config: Any) -> tuple[dict[str, Tensor], float]:
+    """The factors of a GGUF adapter as PEFT names them, and alpha.
+
+    Args:
+        file: What ``write_adapter`` wrote.
+        config: Of the base.
+
+    Raises:
+        ValueError: For a file of another kind, and a tensor that the base does not have.
+    """
+    import gguf
+
+    read = gguf.GGUFReader(file)
+    kind = read.get_field(_KIND)
+    alpha = read.get_field(_ALPHA)
+    if kind is None or kind.contents() != "lora" or alpha is None:
+        raise ValueError(f"{file.name} is no GGUF adapter")
+    known = _ARCHITECTURES[config.model_type]
+    ours = {}
+    for weight in _weights(config):
+        ours[_names(gguf, config).get_name(weight, try_suffixes=(".weight",))] = weight
+    state = {}
+    for tensor in read.tensors:
+        theirs, _, which = tensor.name.rpartition(".lora_")
+        if theirs not in ours or which not in ("a", "b"):
+            raise ValueError(f"{file.name}: {tensor.name!r} is a factor of no weight of the base")
+        weight = ours[theirs]
+        values = torch.from_numpy(tensor.data.copy()).float()
+        if which == "b":
+            values = _reordered(weight, values, config, known, back=True)
+        state[f"{_PREFIX}{weight.removesuffix('.weight')}.lora_{which.upper()}.weight"] = values
+    return state, float(alpha.contents())
+
+
+def _names(gguf: Any, config: Any) -> Any:
+    architecture = getattr(gguf.MODEL_ARCH, _ARCHITECTURES[config.model_type].name.upper())
+    return gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+
+
+def _weights(config: Any) -> list[str]:
+    """Names of all matrices of linear layers that a base of these architectures has."""
+    attention = [f"self_attn.{part}_proj" for part in "qkvo"]
+    ends = [*attention, *(f"mlp.{part}_proj" for part in ("gate", "up", "down"))]
+    layers = range(config.num_hidden_layers)
+    return [*(f"model.layers.{layer}.{end}.weight" for layer in layers for end in ends), "lm_head.weight"]
+
+
+def _reordered(weight: str, rows: Tensor, config: Any, known: _Architecture, *, back: bool = False) -> Tensor:
+    """Rows of ``[out, rank]`` in the order of llama.cpp's rotary positions, or from it ``back`` to ours.
+
+    Ours rotates the first half of a head with its second half; llama.cpp's ``llama`` rotates neighbours.
+    """
+    key = known.rotated.get(weight.removesuffix(".weight").rpartition(".")[2])
+    if key is None:
+        return rows
+    heads = getattr(config, key)
+    half = rows.shape[0] // heads // 2
+    apart = (heads, half, 2, rows.shape[1]) if back else (heads, 2, half, rows.shape[1])
+    return rows.reshape(apart).transpose(1, 2).reshape(rows.shape)

@@ -1,0 +1,201 @@
+"""Writes a GGUF file of a model folder by llama.cpp's converter, which auto-round carries.
+
+``python -m gym_fed.export.gguf.convert`` is a process of its own: the converter has modules of common names, and
+prints and patches as it likes. Its job is ``{"folder", "file", "quantization", "metadata"}``.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import logging
+import sys
+from functools import cache, partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.gguf.k_quants import k_blocks
+from gym_fed.export.gguf.mixtures import PLAIN, tensor_type
+from gym_fed.export.gguf.vocabulary import UnknownTokenizerError, teach
+from gym_fed.export.process import Report, child_job
+
+FILE_TYPES = {
+    "f32": "ALL_F32",
+    "f16": "MOSTLY_F16",
+    "bf16": "MOSTLY_BF16",
+    "q8_0": "MOSTLY_Q8_0",
+    "q6_k": "MOSTLY_Q6_K",
+    "q5_k_m": "MOSTLY_Q5_K_M",
+    "q4_k_m": "MOSTLY_Q4_K_M",
+    "q4_0": "MOSTLY_Q4_0",
+}
+"""Names of a file's type by ``--quantization``."""
+UNSUPPORTED = 3
+"""Exit status for a tokenizer that no pre-tokenizer of llama.cpp is like, and for an architecture that the installed
+``gguf`` does not name; the reason is the last line."""
+
+
+@cache
+def known_architectures() -> frozenset[str]:
+    """Classes of models that the converter knows, read from its table without running it."""
+    tree = ast.parse((_converter() / "conversion" / "__init__.py").read_text("utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "TEXT_MODEL_MAP":
+            assert node.value is not None
+            return frozenset(ast.literal_eval(node.value))
+    raise LookupError("llama.cpp's converter has no TEXT_MODEL_MAP")
+
+
+def main() -> int:
+    """Do the job; the exit status."""
+    with child_job() as (job, say):
+        say("converting", 0, 0)
+        return _convert(job, say)
+
+
+def _converter() -> Path:
+    """The folder in auto-round that holds it; auto-round itself is not imported."""
+    found = find_spec("auto_round")
+    assert found is not None
+    assert found.submodule_search_locations
+    return Path(found.submodule_search_locations[0]) / "export" / "export_to_gguf"
+
+
+def _convert(job: dict[str, Any], say: Report) -> int:
+    import gguf
+    import torch
+
+    sys.path.insert(0, str(_converter()))
+    gguf.MODEL_ARCH = _Architectures(gguf.MODEL_ARCH)  # type: ignore[assignment,misc]
+    logging.disable(logging.WARNING)
+    _trust_no_code()
+    conversion = importlib.import_module("conversion")
+    folder = Path(job["folder"])
+    architecture = conversion.ModelBase.load_hparams(folder, False)["architectures"][0]
+    model_class = _model_class(conversion, architecture)
+    if model_class is None:
+        print(f"the installed gguf {version('gguf')} is too old for {architecture}", file=sys.stderr)
+        return UNSUPPORTED
+    teach(model_class)
+    _say_tensors(model_class, say)
+    mixed = job["quantization"] in PLAIN and job["quantization"] != "q8_0"
+    if mixed:
+        _mix(gguf, model_class, job["quantization"])
+    try:
+        with torch.inference_mode():
+            made = model_class(
+                folder,
+                getattr(gguf.LlamaFileType, FILE_TYPES[job["quantization"]]),
+                Path(job["file"]),
+                model_name=job["metadata"]["general.name"],
+                eager=mixed,  # blocks of the mixtures are computed with numpy, not when they are written
+            )
+            _say_metadata(gguf, made, job["metadata"])
+            made.write()
+    except UnknownTokenizerError as error:
+        print(error, file=sys.stderr)
+        return UNSUPPORTED
+    return 0
+
+
+def _model_class(conversion: Any, architecture: str) -> Any:
+    """What converts an architecture; None where the converter's module is of a later gguf than the installed one."""
+    try:
+        found = conversion.get_model_class(architecture)
+    except (AttributeError, KeyError):  # a tensor or a class that this gguf does not name
+        return None
+    return None if found.model_arch is None else found
+
+
+def _trust_no_code() -> None:
+    """Let transformers run no Python file that a model names; the converter would, for some architectures."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    for kind in (AutoConfig, AutoTokenizer):
+        plain = kind.from_pretrained
+        kind.from_pretrained = partial(_without_trust, plain)  # type: ignore[method-assign]
+
+
+def _without_trust(plain: Any, *arguments: Any, **named: Any) -> Any:
+    return plain(*arguments, **{**named, "trust_remote_code": False})
+
+
+def _say_tensors(model_class: Any, say: Report) -> None:
+    """Report each tensor of the source."""
+    modify = model_class.modify_tensors
+    done = 0
+
+    def modified(self: Any, data: Any, name: str, bid: int | None) -> Any:
+        nonlocal done
+        done += 1
+        say("converting", done, len(self.model_tensors))
+        return modify(self, data, name, bid)
+
+    model_class.modify_tensors = modified
+
+
+def _say_metadata(gguf: Any, made: Any, metadata: dict[str, Any]) -> None:
+    """Put ``metadata`` into the file in place of what the converter has guessed."""
+    prepare = made.prepare_metadata
+    kinds = {bool: "BOOL", int: "UINT32", str: "STRING"}
+
+    def prepared(vocab_only: bool) -> None:
+        prepare(vocab_only=vocab_only)
+        values = made.gguf_writer.kv_data[0]
+        for key, value in metadata.items():
+            values[key] = gguf.GGUFValue(value, getattr(gguf.GGUFValueType, kinds[type(value)]))
+
+    made.prepare_metadata = prepared
+
+
+def _mix(gguf: Any, model_class: Any, quantization: str) -> None:
+    """Let the converter write types that only llama.cpp's own quantiser knows."""
+    plain = gguf.quants.quantize
+
+    def quantize(data: Any, chosen: Any) -> Any:
+        return k_blocks(chosen.name, data) if chosen.name.endswith("_K") else plain(data, chosen)
+
+    def chosen_type(self: Any, name: str, new_name: str, bid: int | None, n_dims: int) -> Any:
+        row = rows.get(name)
+        if n_dims < 2 or row is None:
+            return False
+        found = tensor_type(
+            quantization,
+            new_name,
+            row,
+            bid,
+            self.block_count,
+            tied=bool(self.hparams.get("tie_word_embeddings")),
+            experts=int(self.hparams.get("num_local_experts") or self.hparams.get("num_experts") or 0),
+        )
+        return False if found is None else getattr(gguf.GGMLQuantizationType, found)
+
+    rows: dict[str, int] = {}
+    modify = model_class.modify_tensors
+
+    def modified(self: Any, data: Any, name: str, bid: int | None) -> Any:
+        rows[name] = int(data.shape[-1])
+        return modify(self, data, name, bid)
+
+    gguf.quants.quantize = quantize
+    model_class.tensor_force_quant = chosen_type
+    model_class.modify_tensors = modified
+
+
+class _Architectures:
+    """``gguf.MODEL_ARCH``, without an error for what this gguf is too old for: the converter names all of them."""
+
+    def __init__(self, known: Any) -> None:
+        self._known = known
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._known, name, None)
+
+    def __iter__(self) -> Any:
+        return iter(self._known)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

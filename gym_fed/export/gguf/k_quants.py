@@ -1,0 +1,177 @@
+"""Blocks of GGUF's K types: 256 values as numbers of few bits, with scales of sub-blocks in few bits, too.
+
+Layout and search of the scales are those of llama.cpp's quantiser without an importance matrix (``ggml-quants.c``:
+``quantize_row_q4_K_ref``, ``quantize_row_q5_K_ref``, ``quantize_row_q6_K_ref``), so the quality is the same. The
+``gguf`` package reads these types and does not write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+VALUES = 256
+"""Of a block."""
+_AT_ONCE = 4096
+"""Blocks that are searched together: a few ten MiB."""
+
+
+def k_blocks(kind: str, values: np.ndarray) -> np.ndarray:
+    """Quantise a matrix.
+
+    Args:
+        kind: ``Q4_K``, ``Q5_K`` or ``Q6_K``.
+        values: ``[rows, columns] float32`` (or more dimensions); columns are a multiple of 256.
+
+    Returns:
+        ``[rows, columns / 256 * size] uint8``: blocks of 144, 176 or 210 bytes.
+    """
+    blocks = values.reshape(-1, VALUES)
+    made: list[np.ndarray] = [
+        _KINDS[kind](blocks[first : first + _AT_ONCE].astype(np.float32))
+        for first in range(0, len(blocks), _AT_ONCE)
+    ]
+    return np.concatenate(made).reshape(*values.shape[:-1], -1)
+
+
+def _q4(blocks: np.ndarray) -> np.ndarray:
+    """d and dmin (float16), 12 bytes of scales and minima, 128 bytes of 4-bit numbers."""
+    head, levels = _with_minima(blocks, most=15, first=-1.0, tries=21)
+    halves = levels.reshape(-1, 4, 2, 32)
+    return np.concatenate([head, (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(-1, 128)], axis=1)
+
+
+def _q5(blocks: np.ndarray) -> np.ndarray:
+    """As Q4_K, with 32 bytes of fifth bits before the low four."""
+    head, levels = _with_minima(blocks, most=31, first=-0.5, tries=16)
+    halves = levels.reshape(-1, 4, 2, 32)
+    low, high = halves & 15, halves >> 4
+    places = np.arange(8, dtype=np.uint8).reshape(1, 4, 2, 1)
+    fifth = np.bitwise_or.reduce((high << places).reshape(-1, 8, 32), axis=1)
+    return np.concatenate([head, fifth, (low[:, :, 0] | (low[:, :, 1] << 4)).reshape(-1, 128)], axis=1)
+
+
+def _with_minima(blocks: np.ndarray, most: int, first: float, tries: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first 16 bytes of each block, and ``[blocks, 8, 32] uint8`` numbers of at most ``most``.
+
+    A value is ``d * scale * number - dmin * minimum``, with scale and minimum of 6 bits for each 32 values.
+    """
+    parts = blocks.reshape(-1, 8, 32)
+    scales, minima = _scales_and_minima(parts, most, first, tries)
+    d, scale_steps = _in_six_bits(scales)
+    dmin, minimum_steps = _in_six_bits(minima)
+    step = d.astype(np.float32)[:, None] * scale_steps
+    below = dmin.astype(np.float32)[:, None] * minimum_steps
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.where(step[:, :, None] == 0, 0, np.rint((parts + below[:, :, None]) / step[:, :, None]))
+    halves = np.stack([d, dmin], axis=1).view(np.uint8)
+    return np.concatenate([halves, _packed_scales(scale_steps, minimum_steps)], axis=1), np.clip(
+        levels, 0, most
+    ).astype(np.uint8)
+
+
+def _scales_and_minima(
+    parts: np.ndarray, most: int, first: float, tries: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """``[blocks, 8]`` scales and minima (as positive numbers): of ``tries`` roundings that which loses least.
+
+    Each rounding's scale and minimum solve weighted least squares; larger values weigh more.
+    """
+    weights = np.sqrt((parts * parts).mean(axis=2, keepdims=True)) + np.abs(parts)
+    lowest = np.minimum(parts.min(axis=2), 0)
+    span = parts.max(axis=2) - lowest
+    flat = span <= 0
+    safe = np.where(flat, 1, span)
+    total, weighted = weights.sum(axis=2), (weights * parts).sum(axis=2)
+
+    def loss(scale: np.ndarray, low: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        off = scale[:, :, None] * levels + low[:, :, None] - parts
+        return np.asarray((weights * off * off).sum(axis=2))
+
+    def rounded(levels: float) -> np.ndarray:
+        return np.asarray(
+            np.clip(np.rint((levels / safe)[:, :, None] * (parts - lowest[:, :, None])), 0, most)
+        )
+
+    scale, low = safe / most, lowest
+    best = loss(scale, low, rounded(most))
+    for number in range(tries):
+        levels = rounded(most + first + 0.1 * number)
+        once = (weights * levels).sum(axis=2)
+        twice = (weights * levels * levels).sum(axis=2)
+        product = (weights * levels * parts).sum(axis=2)
+        determinant = total * twice - once * once
+        with np.errstate(divide="ignore", invalid="ignore"):
+            new_scale = (total * product - weighted * once) / determinant
+            new_low = (twice * weighted - once * product) / determinant
+            above = new_low > 0
+            new_scale = np.where(above, product / twice, new_scale)
+            new_low = np.where(above, 0, new_low)
+            found = loss(new_scale, new_low, levels)
+        better = (determinant > 0) & (found < best)
+        best = np.where(better, found, best)
+        scale, low = np.where(better, new_scale, scale), np.where(better, new_low, low)
+    return np.where(flat, 0, scale), -low
+
+
+def _in_six_bits(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``[blocks] float16`` units, and ``[blocks, 8] uint8`` multiples of them up to 63."""
+    largest = np.maximum(numbers.max(axis=1), 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where(largest > 0, 63 / largest, 0).astype(np.float32)
+    return (largest / 63).astype(np.float16), np.clip(np.rint(inverse[:, None] * numbers), 0, 63).astype(
+        np.uint8
+    )
+
+
+def _packed_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
+    """``[blocks, 12] uint8``: six bits of the first four of both, whose free bits hold the others' upper two."""
+    low = scales[:, :4] | ((scales[:, 4:] >> 4) << 6)
+    middle = minima[:, :4] | ((minima[:, 4:] >> 4) << 6)
+    high = (scales[:, 4:] & 15) | ((minima[:, 4:] & 15) << 4)
+    return np.concatenate([low, middle, high], axis=1)
+
+
+def _q6(blocks: np.ndarray) -> np.ndarray:
+    """128 bytes of low and 64 of high bits, 16 scales of 8 bits, and d (float16)."""
+    parts = blocks.reshape(-1, 16, 16)
+    scales = _signed_scales(parts)
+    largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        d = np.where(largest == 0, 0, -largest / 128).astype(np.float16)
+        steps = np.where(largest == 0, 0, np.rint(-128 / largest * scales))
+        steps = np.clip(steps, -128, 127).astype(np.int8)
+        step = d.astype(np.float32)[:, :, None] * steps.astype(np.float32)[:, :, None]
+        levels = np.where(step == 0, 0, np.rint(parts / step))
+    levels = (np.clip(levels, -32, 31) + 32).astype(np.uint8)
+    halves = levels.reshape(-1, 2, 4, 32)
+    low, high = halves & 15, halves >> 4
+    lows = low[:, :, :2] | (low[:, :, 2:] << 4)
+    highs = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
+    return np.concatenate(
+        [lows.reshape(-1, 128), highs.reshape(-1, 64), steps.view(np.uint8), d.view(np.uint8)], axis=1
+    )
+
+
+def _signed_scales(parts: np.ndarray) -> np.ndarray:
+    """``[blocks, 16]`` scales of ``[blocks, 16, 16]`` values: of 19, that which loses least, weighted by squares."""
+    largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=2)[:, :, None], axis=2)
+    best = np.full(parts.shape[:2], -1.0, dtype=np.float32)
+    found = np.zeros(parts.shape[:2], dtype=np.float32)
+    weights = parts * parts
+    for tried in (0, *range(-9, 0), *range(1, 10)):  # the plain one first: another must be better
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inverse = np.where(largest == 0, 0, -(32 + np.float32(0.1) * tried) / largest)
+        levels = np.clip(np.rint(inverse * parts), -32, 31)
+        product = (weights * parts * levels).sum(axis=2)
+        square = (weights * levels * levels).sum(axis=2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = np.where(square > 0, product / square, 0)
+        kept = scale * product  # of the sum of weighted squares
+        better = kept > best
+        best, found = np.where(better, kept, best), np.where(better, scale, found)
+    return np.where(np.abs(largest[:, :, 0]) < 1e-15, 0, found)
+
+
+_KINDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q4_K": _q4, "Q5_K": _q5, "Q6_K": _q6}

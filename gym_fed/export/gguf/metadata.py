@@ -1,0 +1,130 @@
+"""What a GGUF file says beside its weights: special tokens, chat template, licence, base. Written, and read again.
+
+The converter guesses much of it from files; here it is what the source's own tokenizer does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.source import Source, licences_of
+from gym_fed.export.training_marks import without_training_marks
+from gym_fed.files import lies_in
+
+_MOST_TEXT = 1 << 18
+"""Characters of all licences together; more are no licence."""
+LICENSE_TEXT = "gym_fed.license.text"
+"""This project's own key: GGUF has one for a licence's name, none for its text."""
+
+
+def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
+    """What the file must say, by key.
+
+    Args:
+        source: Of the model.
+        file_type: Number of a ``gguf.LlamaFileType``.
+    """
+    tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
+    found: dict[str, Any] = {
+        "general.name": Path(source.shown_name).name,
+        "general.file_type": file_type,
+        "general.quantization_version": 2,
+        **_special_tokens(tokenizer, source.model),
+    }
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # of several by name, this is the one that answers without tools
+        template = template.get("default")
+    if isinstance(template, str):
+        found["tokenizer.chat_template"] = without_training_marks(template)
+    if source.shown_base is not None:
+        found["general.base_model.count"] = 1
+        found["general.base_model.0.name"] = Path(source.shown_base).name
+    if name := _license_name(source):
+        found["general.license"] = name
+    if text := _license_text(source):
+        found[LICENSE_TEXT] = text
+    return found
+
+
+def require_metadata(file: Path, wanted: dict[str, Any]) -> None:
+    """Read the file by ``gguf`` and compare.
+
+    Raises:
+        GymError: ``EXPORT_DIFFERS`` naming the first key that says something else.
+    """
+    import gguf
+
+    fields = gguf.GGUFReader(file).fields
+    for key, value in wanted.items():
+        found = fields[key].contents() if key in fields else None
+        if found != value or type(found) is not type(value):
+            raise GymError(
+                ErrorCode.EXPORT_DIFFERS,
+                f"the file says {key} is {str(found)[:80]!r}, not {str(value)[:80]!r}; nothing was kept",
+                "report this with the model's name",
+            )
+
+
+def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
+    """Ids, and whether a plain text gets a beginning or an end. Further end tokens are ``eot`` and ``eom``."""
+    ids = list(tokenizer("a")["input_ids"])
+    plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    around = len(ids) > len(plain)
+    generation = getattr(model, "generation_config", None)
+    ends = getattr(generation, "eos_token_id", None)
+    all_ends = [ends] if isinstance(ends, int) else list(ends or [])
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else next(iter(all_ends), None)
+    others = [number for number in all_ends if number != eos]
+    numbers = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": eos,
+        "eot_token_id": next(iter(others), None),
+        "eom_token_id": next(iter(others[1:]), None),
+        "padding_token_id": tokenizer.pad_token_id,
+        "unknown_token_id": tokenizer.unk_token_id,
+    }
+    found: dict[str, Any] = {name: int(number) for name, number in numbers.items() if number is not None}
+    found["add_bos_token"] = around and ids[0] == tokenizer.bos_token_id
+    found["add_eos_token"] = around and ids[-1] == tokenizer.eos_token_id
+    return {f"tokenizer.ggml.{name}": value for name, value in found.items()}
+
+
+def _license_name(source: Source) -> str:
+    """Of the nearest model card that names one."""
+    import yaml
+
+    for folder in source.folders:
+        card = folder / "README.md"
+        if not card.is_file() or not lies_in(card, folder):
+            continue
+        with card.open(encoding="utf-8", errors="replace") as opened:
+            lines = opened.read(_MOST_TEXT).splitlines()
+        if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
+            continue
+        try:
+            values = yaml.safe_load("\n".join(lines[1 : lines.index("---", 1)]))
+        except yaml.YAMLError:  # of another's card; a name that cannot be read is none
+            continue
+        name = values.get("license") if isinstance(values, dict) else None
+        if isinstance(name, str) and name:
+            return name
+    return ""
+
+
+def _license_text(source: Source) -> str:
+    """Licences and notices that travel with it.
+
+    Raises:
+        GymError: ``USAGE`` for more than ``_MOST_TEXT``.
+    """
+    texts = [file.read_text("utf-8", errors="replace") for file in licences_of(source).values()]
+    text = "\n\n".join(texts)
+    if len(text) > _MOST_TEXT:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"format gguf: {source.name}: licences of {len(text):,} characters, {_MOST_TEXT:,} are allowed",
+            "export it as huggingface, which copies them as files",
+        )
+    return text

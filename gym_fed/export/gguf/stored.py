@@ -1,0 +1,179 @@
+"""Compares what a GGUF file holds with the model that it was made of: every tensor, and the settings of its forward.
+
+Answers alone do not find a wrong layer: what few bits lose hides a matrix that is a tenth too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.gguf.rounding import ROUNDINGS
+from gym_fed.export.process import Report
+from gym_fed.imports.gguf.config import MODEL_TYPES
+from gym_fed.imports.gguf.header import Header, read_header
+
+if TYPE_CHECKING:
+    import torch
+
+_AT_ONCE = 1 << 22
+"""Values that are compared together: some ten MiB."""
+_GEMMA3_BASE = 1e6
+"""Of the rotation, where a file of Gemma 3 states none."""
+
+
+def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
+    """Compare a whole file.
+
+    Args:
+        file: Was written.
+        model: Of transformers, with everything in its weights.
+        report: Gets the tensors that are done.
+
+    Returns:
+        ``compared`` tensors and the ``largest_error`` by type, relative to the largest value of a block (or to
+        the value itself, where it is plain); or ``not_compared`` with the reason.
+
+    Raises:
+        GymError: ``EXPORT_DIFFERS`` naming the tensor or the setting.
+    """
+    from gguf import GGMLQuantizationType
+
+    from gym_fed.imports.gguf.tensors import mapped_tensors, offset_of, stored_values
+
+    config = model.config
+    if config.model_type not in MODEL_TYPES:
+        return {"not_compared": f"where GGUF keeps the parameters of {config.model_type} is not known here"}
+    try:
+        header = read_header(file)
+        _require_settings(header, config)
+        mapped = mapped_tensors(header, config)
+    except GymError as error:
+        if error.code is ErrorCode.EXPORT_DIFFERS:
+            raise
+        raise _differs(error.message) from error
+    parameters = model.state_dict()
+    largest: dict[str, float] = {}
+    for done, one in enumerate(mapped):
+        report("comparing tensors", done, len(mapped))
+        kind = GGMLQuantizationType(one.stored.type).name
+        wanted = parameters[one.name].detach().float() + offset_of(one, config)
+        found = largest_error(f"tensor {one.stored.name}", kind, wanted, stored_values(one, config))
+        largest[kind] = max(largest.get(kind, 0.0), found)
+    report("comparing tensors", len(mapped), len(mapped))
+    return {"compared": len(mapped), "largest_error": largest}
+
+
+def largest_error(name: str, kind: str, wanted: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest error of a block of one tensor, relative to the block's largest value.
+
+    Raises:
+        GymError: ``EXPORT_DIFFERS``.
+    """
+    import torch
+
+    if kind not in ROUNDINGS:
+        raise _differs(f"{name} is {kind}, which is not written here")
+    rounding = ROUNDINGS[kind]
+    largest, product, square = 0.0, 0.0, 0.0
+    step = _AT_ONCE // rounding.block
+    parts = rounding.block // (rounding.part or rounding.block)
+    ours, theirs = (values.reshape(-1, parts, rounding.block // parts) for values in (wanted, found))
+    for first in range(0, len(ours), step):
+        one, other = ours[first : first + step], theirs[first : first + step]
+        error = (other - one).abs().amax(dim=2).double()
+        of_part = one.abs().amax(dim=2).double()
+        size = of_part.amax(dim=1, keepdim=True).expand_as(of_part)
+        excess = error - rounding.least
+        allowed = rounding.share * size + rounding.share_of_part * of_part
+        beyond = ~(excess <= allowed)  # what is no number is beyond, too
+        if beyond.any():
+            raise _differs(
+                f"{name} ({kind}) is {float(error[beyond][0]):.3g} off in a block whose largest value is "
+                f"{float(size[beyond][0]):.3g}, more than its type rounds by"
+            )
+        largest = max(largest, float((excess.clamp(min=0) / size.clamp(min=1e-30)).max()))
+        product += float((one * other).sum(dtype=torch.float64))
+        square += float((one * one).sum(dtype=torch.float64))
+    if square and not abs(product / square - 1) <= rounding.scale + rounding.least:
+        raise _differs(f"{name} ({kind}) is {product / square:.4f} times the source's")
+    return largest
+
+
+def _require_settings(header: Header, config: Any) -> None:
+    """Compare what the forward reads of the header.
+
+    Raises:
+        GymError: ``EXPORT_DIFFERS`` naming the setting.
+    """
+    prefix = str(header.values.get("general.architecture"))
+    for key, (wanted, default) in _settings(config).items():
+        found = header.values.get(f"{prefix}.{key}", default)
+        if not isinstance(found, int | float) or np.float32(found) != np.float32(wanted):
+            raise _differs(f"{prefix}.{key} is {found} in the file, {wanted} in the source")
+    rope = _rope(config)
+    if rope.get("rope_type") == "llama3":
+        _require_frequencies(header, config)
+
+
+def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
+    """Each setting with what a file that does not state it means; None: it must."""
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope = _rope(config)
+    is_gemma3 = config.model_type == "gemma3_text"
+    found: dict[str, tuple[float, float | None]] = {
+        "block_count": (config.num_hidden_layers, None),
+        "context_length": (config.max_position_embeddings, None),
+        "embedding_length": (config.hidden_size, None),
+        "feed_forward_length": (config.intermediate_size, None),
+        "attention.head_count": (heads, None),
+        "attention.head_count_kv": (config.num_key_value_heads, heads),
+        "attention.key_length": (head, config.hidden_size // heads),
+        "attention.value_length": (head, config.hidden_size // heads),
+        "attention.layer_norm_rms_epsilon": (config.rms_norm_eps, None),
+        "rope.freq_base": (rope["rope_theta"], _GEMMA3_BASE if is_gemma3 else 10000.0),
+        "rope.dimension_count": (int(head * (rope.get("partial_rotary_factor") or 1)), head),
+    }
+    if rope.get("rope_type") in ("linear", "yarn"):
+        found["rope.scaling.factor"] = (rope["factor"], 1.0)
+    return found
+
+
+def _rope(config: Any) -> Mapping[str, Any]:
+    """Rotary positions; of Gemma 3 those of the layers that see everything."""
+    found: Mapping[str, Any] = config.rope_parameters
+    return found.get("full_attention") or found
+
+
+def _require_frequencies(header: Header, config: Any) -> None:
+    """Compare what Llama 3's stretching divides each frequency by.
+
+    Raises:
+        GymError: ``EXPORT_DIFFERS``.
+    """
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from gym_fed.imports.gguf.tensors import values_of
+
+    stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    width = 2 * len(stretched)
+    plain = 1.0 / _rope(config)["rope_theta"] ** (np.arange(0, width, 2) / width)
+    stored = header.tensors.get("rope_freqs.weight")
+    wanted = plain / stretched.numpy()
+    found = None if stored is None else values_of(stored).reshape(-1)
+    if found is None or found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4):
+        raise _differs("tensor rope_freqs.weight is not the source's stretching")
+
+
+def _differs(why: str) -> GymError:
+    return GymError(
+        ErrorCode.EXPORT_DIFFERS,
+        f"the file is not the source: {why}; nothing was kept",
+        "report this with the model's name; --skip-check writes it all the same",
+    )

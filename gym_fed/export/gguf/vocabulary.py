@@ -1,0 +1,129 @@
+"""What llama.cpp's converter is given to write tokenizers that it does not know, or does not write faithfully.
+
+Runs beside the converter, in the process of ``convert.py``; ``teach`` replaces functions of its classes there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.gguf.pretokenizer import PATTERNS, matching
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_MERGES = "tokenizer.ggml.merges"
+_UNREACHED = -1e9
+"""Score of a piece that no merge makes."""
+
+
+class UnknownTokenizerError(Exception):
+    """No pre-tokenizer of llama.cpp splits texts as this tokenizer does."""
+
+
+def teach(model_class: Any) -> None:
+    """Replace what the converter does with tokenizers, in ``model_class``.
+
+    It knows a byte-level one by a hash of one text's ids, which others share, such as GPT-2's splitting with a
+    vocabulary of single digits; so ``pretokenizer.matching`` decides, where it finds one. One of pieces without
+    SentencePiece's own file, as tuned models have it, is written from ``tokenizer.json`` with the order of its merges.
+    One of single bytes has an empty list of merges: llama.cpp wants the list, and the ``gguf`` package writes no empty
+    one.
+    """
+    import gguf
+
+    by_hash, by_file = model_class.get_vocab_base_pre, model_class._set_vocab_sentencepiece
+
+    def pre_tokenizer(self: Any, tokenizer: Any) -> str:
+        known = ""
+        with suppress(NotImplementedError):
+            known = str(by_hash(self, tokenizer))
+        if known and known not in PATTERNS:
+            return known
+        found = matching(tokenizer.backend_tokenizer, known)
+        if not found.name and known:
+            return known
+        if not found.name:
+            raise UnknownTokenizerError(
+                f"its tokenizer splits {found.text!r} as no pre-tokenizer of llama.cpp does; "
+                f"the nearest is {found.nearest}"
+            )
+        return found.name
+
+    def pieces(self: Any, *arguments: Any, **named: Any) -> None:
+        try:
+            by_file(self, *arguments, **named)
+        except FileNotFoundError:
+            _write_pieces(self)
+
+    def byte_level(self: Any) -> None:
+        with suppress(FileNotFoundError):  # converters of some families take this way for both kinds
+            return _write_pieces(self)
+        by_bytes(self)
+        values = self.gguf_writer.kv_data[0]
+        if _MERGES not in values:
+            values[_MERGES] = gguf.GGUFValue((), gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING)
+
+    def packed(self: Any, value: Any, kind: Any, *arguments: Any, **named: Any) -> bytes:
+        if value == ():
+            return struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING, 0)
+        return bytes(pack(self, value, kind, *arguments, **named))
+
+    by_bytes, pack = model_class._set_vocab_gpt2, gguf.GGUFWriter._pack_val
+    model_class._set_vocab_gpt2 = byte_level
+    gguf.GGUFWriter._pack_val = packed  # type: ignore[method-assign,assignment]
+    model_class.get_vocab_base_pre = pre_tokenizer
+    model_class._set_vocab_sentencepiece = pieces
+    model_class._set_vocab_llama_hf = _write_pieces
+
+
+def _write_pieces(self: Any) -> None:
+    """The tokenizer of pieces (BPE with bytes to fall back on) of ``tokenizer.json``.
+
+    llama.cpp joins the two neighbours whose joint piece has the highest score; so a piece's score is the place of its
+    merge, which SentencePiece's own files have, too.
+
+    Raises:
+        FileNotFoundError: It has no such tokenizer; the converter then goes on to byte-level ones.
+    """
+    import gguf
+    from tokenizers import Tokenizer
+
+    values = json.loads((Path(self.dir_model) / "tokenizer.json").read_text("utf-8"))
+    model = values["model"]
+    if model["type"] != "BPE" or not model.get("byte_fallback"):
+        raise FileNotFoundError("no tokenizer of pieces")
+    texts = {index: piece for piece, index in model["vocab"].items()}
+    added = {one["id"]: one for one in values["added_tokens"]}
+    scores: dict[str, float] = {}
+    for rank, merge in enumerate(model["merges"]):
+        left, right = merge if isinstance(merge, list) else merge.split(" ")
+        scores.setdefault(left + right, float(-rank))
+    size = max(self.hparams.get("vocab_size", 0), max(texts) + 1, max(added, default=0) + 1)
+    tokens, kinds, placed = [], [], []
+    for index in range(size):
+        one = added.get(index)
+        text = one["content"] if one else texts.get(index, f"[PAD{index}]")
+        if text == model.get("unk_token"):
+            kind = gguf.TokenType.UNKNOWN
+        elif one:
+            kind = gguf.TokenType.CONTROL if one["special"] else gguf.TokenType.USER_DEFINED
+            text = text if one["special"] else text.replace("▁", " ")
+        elif index not in texts:
+            kind = gguf.TokenType.UNUSED
+        else:
+            kind = gguf.TokenType.BYTE if _BYTE.fullmatch(text) else gguf.TokenType.NORMAL
+        tokens.append(text.encode())
+        kinds.append(kind)
+        placed.append(scores.get(text, _UNREACHED))
+    self.gguf_writer.add_tokenizer_model("llama")
+    self.gguf_writer.add_tokenizer_pre("default")
+    self.gguf_writer.add_token_list(tokens)
+    self.gguf_writer.add_token_scores(placed)
+    self.gguf_writer.add_token_types(kinds)
+    gguf.SpecialVocab(self.dir_model, n_vocab=size).add_to_gguf(self.gguf_writer)
+    first = Tokenizer.from_str(json.dumps(values)).encode("a", add_special_tokens=False).tokens[0]
+    self.gguf_writer.add_add_space_prefix(first.startswith("▁"))

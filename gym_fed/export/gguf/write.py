@@ -1,0 +1,72 @@
+"""Writes a whole model as a GGUF file: saved as a folder, converted by another process, and its metadata read again."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.gguf.metadata import metadata_of, require_metadata
+from gym_fed.export.process import Report, no_report, run_module
+from gym_fed.export.source import Source
+from gym_fed.models import quiet_loading
+
+
+def write_gguf(source: Source, target: Path, quantization: str, report: Report = no_report) -> None:
+    """Write the new file ``target``; ``source`` is merged.
+
+    Args:
+        source: A model that the converter knows.
+        target: The folder beside it is used meanwhile.
+        quantization: One of ``convert.FILE_TYPES``.
+        report: Gets the tensors that are converted.
+
+    Raises:
+        GymError: ``USAGE`` for what the converter cannot write, ``EXPORT_DIFFERS`` for any other end.
+    """
+    import gguf
+
+    from gym_fed.export.gguf.convert import FILE_TYPES
+
+    metadata = metadata_of(source, int(getattr(gguf.LlamaFileType, FILE_TYPES[quantization])))
+    with tempfile.TemporaryDirectory(prefix="gym-export-", dir=target.parent) as scratch:
+        folder = Path(scratch) / "model"
+        report("saving", 0, 0)
+        with quiet_loading():
+            source.whole().save_pretrained(str(folder))
+        source.write_beside(folder)
+        job = {
+            "folder": str(folder),
+            "file": str(target),
+            "quantization": quantization,
+            "metadata": metadata,
+        }
+        _convert(job, source, report)
+    require_metadata(target, metadata)
+
+
+def refused(source: Source, why: str) -> GymError:
+    """That a model cannot be a GGUF file."""
+    return GymError(
+        ErrorCode.USAGE, f"format gguf: {source.name}: {why}", "export it as huggingface or adapter"
+    )
+
+
+def _convert(job: dict[str, Any], source: Source, report: Report) -> None:
+    """Run the converter.
+
+    Raises:
+        GymError: As ``write_gguf``.
+    """
+    from gym_fed.export.gguf.convert import UNSUPPORTED
+
+    status, last = run_module("gym_fed.export.gguf.convert", job, report)
+    if not status:
+        return
+    why = (last or ["no message"])[-1][:500]
+    if status == UNSUPPORTED:
+        raise refused(source, why)
+    raise GymError(
+        ErrorCode.EXPORT_DIFFERS, f"llama.cpp's converter failed: {why}; nothing was kept", "report this"
+    )

@@ -1,0 +1,102 @@
+"""What an export takes of disk and memory, estimated from the headers of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
+from gym_fed.models import resolve
+
+LIBRARIES_BYTES = 500_000_000
+"""A process with torch and transformers, before a model; measured on Linux."""
+_FLOAT_BYTES = 4
+_LOGITS = 500
+"""Positions of which logits are kept, and the copies that comparing them takes."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a model.
+
+    Attributes:
+        parameters: How many.
+        vocabulary: Width of the logits; 0 where the config does not say.
+    """
+
+    parameters: int
+    vocabulary: int = 0
+
+    @property
+    def full_bytes(self) -> int:
+        """In float32."""
+        return _FLOAT_BYTES * self.parameters
+
+
+@dataclass(frozen=True)
+class ExportNeeds:
+    """Bytes that an export takes at most.
+
+    Attributes:
+        disk: Of the result and of what lies beside it meanwhile.
+        writing: Of memory, until it is written.
+        reading: Of memory, while another process reads it back.
+    """
+
+    disk: int
+    writing: int
+    reading: int
+
+
+def weights_of(name: str) -> Weights:
+    """Those of a model folder, or of the base of an adapter; no tensor is read.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``.
+    """
+    from gym_fed.modeling.adapters import CONFIG, base_of, read_adapter
+
+    folder = Path(resolve(name))
+    if (folder / CONFIG).is_file():
+        folder = Path(resolve(base_of(read_adapter(name, folder))))
+    config: dict[str, Any] = read_object(folder / "config.json")
+    text = config.get("text_config")
+    vocabulary = (text if isinstance(text, dict) else config).get("vocab_size")
+    return Weights(_parameters(folder), vocabulary if isinstance(vocabulary, int) else 0)
+
+
+def default_needs(
+    weights: Weights, *, bits: float, writing: float, reading: float, scratch: float = 0.0
+) -> ExportNeeds:
+    """Of the usual export.
+
+    Args:
+        weights: Of the model.
+        bits: Of the result, per weight.
+        writing: Copies in float32 in memory until it is written, over all processes.
+        reading: The same while it is read back.
+        scratch: Copies in float32 on disk beside the result.
+    """
+    full, logits = weights.full_bytes, _FLOAT_BYTES * _LOGITS * weights.vocabulary
+    return ExportNeeds(
+        disk=int(weights.parameters * bits / 8 + scratch * full),
+        writing=int(writing * full) + LIBRARIES_BYTES + logits,
+        reading=int(reading * full) + 2 * LIBRARIES_BYTES + 2 * logits,
+    )
+
+
+def _parameters(folder: Path) -> int:
+    from math import prod
+
+    from safetensors import SafetensorError, safe_open
+
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safe_open(file, "np") as tensors:
+                total += sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        except SafetensorError as error:
+            raise GymError(ErrorCode.MODEL_INVALID, f"{file}: {error}", "copy the model again") from error
+    return total

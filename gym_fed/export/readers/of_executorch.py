@@ -1,0 +1,31 @@
+"""ExecuTorch's programs by its own runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.readers.of_program import OfProgram, alone
+from gym_fed.export.readers.reading import LoadedExport
+
+
+def load(parts: dict[str, Any]) -> LoadedExport:
+    """The program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
+    return alone(OfExecuTorch(Path(parts["program"]), Path(parts["model"])))
+
+
+class OfExecuTorch(OfProgram):
+    """In its own threads, one text at a time."""
+
+    rows = 1
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        from executorch.runtime import Runtime
+
+        super().__init__(folder)
+        self._forward = Runtime.get().load_program(program).load_method("forward")
+
+    def run(self, ids: Any, mask: Any) -> Any:
+        import torch
+
+        return self._forward.execute([torch.from_numpy(ids), torch.from_numpy(mask)])[0].numpy()

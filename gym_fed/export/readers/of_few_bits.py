@@ -1,0 +1,20 @@
+"""Folders of AWQ and GPTQ by this project's own reader, for gptqmodel cannot be installed beside: made plain, and then
+read by transformers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.readers.of_transformers import load as load_plain
+from gym_fed.export.readers.reading import LoadedExport
+from gym_fed.imports.quantised import QuantisedImporter
+
+
+def load(parts: dict[str, Any]) -> LoadedExport:
+    """The model of ``parts["model"]`` in float32, its packed weights rounded to the type of their scales."""
+    model = Path(parts["model"])
+    with tempfile.TemporaryDirectory(prefix="gym-export-", dir=model.parent) as folder:
+        QuantisedImporter().write(model, Path(folder), lambda _done, _all: None)
+        return load_plain({**parts, "model": folder})

@@ -1,0 +1,42 @@
+"""GGUF files by transformers' own reader, which dequantises them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.readers.of_transformers import OfTransformers
+from gym_fed.export.readers.reading import LoadedExport
+
+
+def load(parts: dict[str, Any]) -> LoadedExport:
+    """The model of ``parts["file"]`` in float32, with the tokenizer in it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    file = Path(parts["file"])
+    model = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=torch.float32, local_files_only=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
+    _space_after_special_tokens(tokenizer.backend_tokenizer)
+    return _OfGguf(model.eval(), tokenizer)
+
+
+class _OfGguf(OfTransformers):
+    """Special tokens and the template were compared when the file was written: ``gguf.metadata``."""
+
+    def special_ids(self) -> dict[str, int]:
+        return {}
+
+    def chat_template(self) -> str | None:
+        return None
+
+
+def _space_after_special_tokens(tokenizer: Any) -> None:
+    """Put the space before a text also where one begins after a special token: llama.cpp does, this reader does not."""
+    from tokenizers import pre_tokenizers
+
+    pieces = tokenizer.pre_tokenizer
+    if isinstance(pieces, pre_tokenizers.Metaspace) and pieces.prepend_scheme == "first":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)

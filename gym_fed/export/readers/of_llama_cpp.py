@@ -1,0 +1,82 @@
+"""GGUF files by llama.cpp itself (llama-cpp-python): its tokenizer, its forward, the template in the file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from gym_fed.export.passage import POSITIONS
+from gym_fed.export.readers.reading import LoadedExport
+from gym_fed.export.readers.tokens import rendered
+
+_CONTEXT = 2 * POSITIONS
+"""Tokens that one sequence may have here, unless the model has fewer."""
+
+
+def load(parts: dict[str, Any]) -> LoadedExport:
+    """The model of ``parts["file"]``."""
+    return OfLlamaCpp(parts["file"])
+
+
+class OfLlamaCpp(LoadedExport):
+    """A file that llama.cpp has mapped, with keys and values in float32.
+
+    Args:
+        file: A model.
+        lora_path: An adapter on it.
+    """
+
+    def __init__(self, file: str, lora_path: str | None = None) -> None:
+        import torch
+
+        llama_cpp = import_module("llama_cpp")
+        threads = torch.get_num_threads()
+        self._model = llama_cpp.Llama(
+            file,
+            lora_path=lora_path,
+            n_ctx=_CONTEXT,
+            n_batch=_CONTEXT,
+            n_ubatch=_CONTEXT,
+            n_threads=threads,
+            n_threads_batch=threads,
+            type_k=llama_cpp.GGML_TYPE_F32,
+            type_v=llama_cpp.GGML_TYPE_F32,
+            logits_all=True,
+            verbose=False,
+        )
+        self._read: list[int] = []
+
+    def ids(self, prompt: str) -> list[int]:
+        template = self._model.metadata.get("tokenizer.chat_template")
+        if template is None:
+            return self._plain_ids(prompt)
+        special = {
+            f"{name}_token": self._model._model.token_get_text(number)
+            for name, number in self.special_ids().items()
+        }
+        text = rendered(template, prompt, special)
+        return list(self._model.tokenize(text.encode(), add_bos=False, special=True))
+
+    def logits(self, ids: list[int]) -> Any:
+        import torch
+
+        known = self._read
+        if not known or ids[: len(known)] != known:
+            self._model.reset()
+            known = []
+        self._model.eval(ids[len(known) :])
+        self._read = list(ids)
+        return torch.from_numpy(self._model.scores[: len(ids)].copy())
+
+    def text_ids(self, text: str) -> list[int] | None:
+        return self._plain_ids(text)
+
+    def special_ids(self) -> dict[str, int]:
+        names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+        found = {
+            name: self._model.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()
+        }
+        return {name: int(number) for name, number in found.items() if number is not None}
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return list(self._model.tokenize(text.encode(), add_bos=True, special=True))

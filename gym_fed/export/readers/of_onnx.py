@@ -1,0 +1,31 @@
+"""ONNX programs by onnxruntime alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.readers.of_program import OfProgram, alone
+from gym_fed.export.readers.reading import LoadedExport
+
+
+def load(parts: dict[str, Any]) -> LoadedExport:
+    """The program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
+    return alone(OfOnnx(Path(parts["program"]), Path(parts["model"])))
+
+
+class OfOnnx(OfProgram):
+    """On the processor, with as many threads as torch has."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        import onnxruntime
+        import torch
+
+        super().__init__(folder)
+        onnxruntime.disable_telemetry_events()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self._session = onnxruntime.InferenceSession(program, options, providers=["CPUExecutionProvider"])
+
+    def run(self, ids: Any, mask: Any) -> Any:
+        return self._session.run(["logits"], {"input_ids": ids, "attention_mask": mask})[0]

@@ -1,0 +1,29 @@
+"""OpenVINO's programs by its own runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.readers.of_program import OfProgram, alone
+from gym_fed.export.readers.reading import LoadedExport
+
+
+def load(parts: dict[str, Any]) -> LoadedExport:
+    """The program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
+    return alone(OfOpenVino(Path(parts["program"]), Path(parts["model"])))
+
+
+class OfOpenVino(OfProgram):
+    """On the processor, in float32, with as many threads as torch has. The runtime alone reports nothing."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        import openvino
+        import torch
+
+        super().__init__(folder)
+        how = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        self._compiled = openvino.Core().compile_model(str(program), "CPU", how)
+
+    def run(self, ids: Any, mask: Any) -> Any:
+        return self._compiled({"input_ids": ids, "attention_mask": mask})["logits"]

@@ -1,0 +1,88 @@
+"""Model folders by transformers, adapters by PEFT, deltas by this project on the base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.export.readers.reading import SPECIAL, LoadedExport
+
+
+def load(parts: dict[str, Any]) -> LoadedExport:
+    """The model in float32, with the tokenizer that lies beside it."""
+    model, tokenizer = loaded(parts)
+    return OfTransformers(model, tokenizer)
+
+
+def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
+    """The model in float32, and the tokenizer (or processor) that lies beside it."""
+    import torch
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoProcessor,
+        AutoTokenizer,
+    )
+
+    folder = parts["model"]
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    sees = hasattr(config, "vision_config")
+    kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = kind.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        trust_remote_code=False,
+        attn_implementation="sdpa",
+    )
+    adapters = parts.get("adapters", [])
+    if adapters:
+        from peft import PeftModel
+
+        for below in adapters[:-1]:
+            model = PeftModel.from_pretrained(model, below).merge_and_unload()
+        model = PeftModel.from_pretrained(model, adapters[-1])
+    if "delta" in parts:
+        from gym_fed.delta.apply import apply_delta
+        from gym_fed.delta.file import DeltaFile
+
+        with DeltaFile.open(Path(parts["delta"])) as opened:
+            apply_delta(model, opened)
+    beside = adapters[-1] if adapters else folder
+    reader: Any = AutoProcessor if sees else AutoTokenizer
+    return model.eval(), reader.from_pretrained(beside, local_files_only=True, trust_remote_code=False)
+
+
+class OfTransformers(LoadedExport):
+    """A model and a tokenizer of transformers, which may be those in memory."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self._model = model
+        self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+
+    def ids(self, prompt: str) -> list[int]:
+        plain = self._tokenizer
+        if plain.chat_template is None:
+            return list(plain(prompt)["input_ids"])
+        message = [{"role": "user", "content": prompt}]
+        text = plain.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        return list(plain(text, add_special_tokens=False)["input_ids"])
+
+    def logits(self, ids: list[int]) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            given = torch.tensor([ids], device=self._model.device)
+            return self._model(input_ids=given, use_cache=False).logits[0].float().cpu()
+
+    def text_ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text)["input_ids"])
+
+    def special_ids(self) -> dict[str, int]:
+        found = {name: getattr(self._tokenizer, f"{name}_token_id", None) for name in SPECIAL}
+        return {name: number for name, number in found.items() if number is not None}
+
+    def chat_template(self) -> str | None:
+        found = self._tokenizer.chat_template
+        return found if isinstance(found, str) else None

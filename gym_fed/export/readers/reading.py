@@ -1,0 +1,86 @@
+"""What a reader gives: token ids of texts, logits of token ids, special tokens and the chat template."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from gym_fed.export.passage import PASSAGE
+from gym_fed.export.process import Report, no_report
+
+SPECIAL = ("bos", "eos", "pad", "unk")
+"""Special tokens whose ids are compared."""
+
+
+class LoadedExport(ABC):
+    """An export that another library has loaded."""
+
+    @abstractmethod
+    def ids(self, prompt: str) -> list[int]:
+        """Of the message of a user in the chat template; without one, of the plain text."""
+
+    @abstractmethod
+    def logits(self, ids: list[int]) -> Any:
+        """``[tokens, vocabulary]`` float32, of all positions."""
+
+    def text_ids(self, text: str) -> list[int] | None:
+        """Of a plain text, with the tokens that its tokenizer puts around any text; None: it has no tokenizer."""
+        return None
+
+    def special_ids(self) -> dict[str, int]:
+        """Ids of ``bos``, ``eos``, ``pad`` and ``unk``, of those that the export says."""
+        return {}
+
+    def chat_template(self) -> str | None:
+        """Its text; None where the export holds none."""
+        return None
+
+
+def answers(
+    reading: LoadedExport, prompts: list[str], passage: list[int], tokens: int, report: Report = no_report
+) -> dict[str, Any]:
+    """Ids and logits of every prompt, logits of the passage, greedy tokens after the last prompt, and its texts.
+
+    Args:
+        reading: Of the model.
+        prompts: Short texts.
+        passage: Token ids, which are read as they are.
+        tokens: How many are written after the last prompt.
+        report: Gets how many forwards are done.
+
+    Returns:
+        ``ids.N`` ``[length]`` int64 and ``logits.N`` ``[length, vocabulary]`` float32 for each prompt,
+        ``logits.passage`` and ``greedy``; where the reading has them, ``ids.passage`` (the whole passage by its own
+        tokenizer), ``special.NAME`` ``[1]`` and ``template`` (bytes, uint8).
+    """
+    import torch
+
+    found: dict[str, Any] = {}
+    ids: list[int] = []
+    total = len(prompts) + 1 + tokens
+    for number, prompt in enumerate(prompts):
+        ids = reading.ids(prompt)
+        found[f"ids.{number}"] = torch.tensor(ids)
+        found[f"logits.{number}"] = reading.logits(ids).clone()
+        report("answering", number + 1, total)
+    found["logits.passage"] = reading.logits(passage).clone()
+    written: list[int] = []
+    for number in range(tokens):
+        written.append(int(reading.logits(ids + written)[-1].argmax()))
+        report("answering", len(prompts) + 2 + number, total)
+    found["greedy"] = torch.tensor(written)
+    return {**found, **_texts(reading)}
+
+
+def _texts(reading: LoadedExport) -> dict[str, Any]:
+    """What the tokenizer does beyond the prompts."""
+    import torch
+
+    found: dict[str, Any] = {}
+    if (ids := reading.text_ids(PASSAGE)) is not None:
+        found["ids.passage"] = torch.tensor(ids)
+    for name, number in reading.special_ids().items():
+        found[f"special.{name}"] = torch.tensor([number])
+    if (template := reading.chat_template()) is not None:
+        found["template"] = torch.tensor(list(template.encode()), dtype=torch.uint8)
+    return found

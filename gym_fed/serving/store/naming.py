@@ -1,0 +1,111 @@
+"""What a user calls a model with a delta on it: ``BASE:VARIANT``, a variant of a folder, or a ``.gymdelta``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import NANO, folder_here, is_hub_name
+
+_SUFFIX = ".gymdelta"
+
+
+@dataclass(frozen=True)
+class NamedDelta:
+    """A base, and the delta on it.
+
+    Attributes:
+        base: A name or folder as for ``load_model``.
+        delta: The file.
+    """
+
+    base: str
+    delta: Path
+
+
+def in_parts(name: str) -> tuple[str, str] | None:
+    """``BASE:VARIANT`` as base and variant; None for any other name."""
+    if ":" not in name or Path(name).exists():
+        return None
+    base, _, variant = name.rpartition(":")
+    here = base == NANO or Path(base).expanduser().exists() or (is_hub_name(base) and "/" in base)
+    return (base, variant) if base and variant and here else None
+
+
+def variants_folder(store: Path | None) -> Path:
+    """Where variants are kept: the folder that was named, ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``."""
+    home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed")
+    return (store or Path(os.environ.get("GYM_VARIANTS") or home / "variants")).expanduser()
+
+
+def delta_file(name: str | Path) -> Path | None:
+    """The path of what is called a ``.gymdelta``; None for any other name."""
+    path = Path(name).expanduser()
+    return path if path.suffix == _SUFFIX else None
+
+
+def base_of_delta(delta: Path) -> str:
+    """The base that a delta names.
+
+    Raises:
+        GymError: ``USAGE`` where it is not a model of this machine.
+    """
+    from gym_fed.delta.file import DeltaFile
+
+    with DeltaFile.open(delta) as opened:
+        name = str(opened.manifest.base_model)
+    if not (name == NANO or is_hub_name(name)) or folder_here(name) is None:
+        raise GymError(
+            ErrorCode.USAGE, f"{delta}: which base? It was made for {name!r}", "name it with --base MODEL"
+        )
+    return name
+
+
+def base_needed(name: str, base: str | None) -> str | None:
+    """The model that ``named_delta`` or a plain ``name`` needs on this machine; None where only the delta names it."""
+    if delta_file(name) is not None:
+        return base
+    parts = in_parts(name)
+    return name if parts is None else parts[0]
+
+
+def named_delta(
+    name: str, *, base: str | None = None, variant: str | None = None, store: Path | None = None
+) -> NamedDelta | None:
+    """The delta that is meant; None where ``name`` is a model without one.
+
+    Args:
+        name: A model, ``BASE:VARIANT``, or a ``.gymdelta``.
+        base: Of a ``.gymdelta``; None for the one that its manifest names.
+        variant: Of the store, with ``name`` as its base.
+        store: Its folder; see ``variants_folder``.
+
+    Raises:
+        GymError: ``USAGE`` for options that do not go together; ``FILE_NOT_FOUND``, ``NOT_FOUND``; as
+            ``base_of_delta``.
+    """
+    delta, parts = delta_file(name), in_parts(name)
+    if base is not None and delta is None:
+        raise GymError(ErrorCode.USAGE, f"--base goes with a {_SUFFIX} file", "leave it out")
+    if delta is not None:
+        if variant is not None or store is not None:
+            option = "--variant" if variant is not None else "--variants"
+            raise GymError(ErrorCode.USAGE, f"{option} does not go with a {_SUFFIX} file", "leave it out")
+        if not delta.is_file():
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"{delta}: no such file", f"name a {_SUFFIX} file")
+        return NamedDelta(base or base_of_delta(delta), delta)
+    if parts is not None and variant is not None:
+        raise GymError(
+            ErrorCode.USAGE, f"{name} names a variant, and --variant another", "name one of the two"
+        )
+    chosen = parts[1] if parts is not None else variant
+    if chosen is None:
+        if store is not None:
+            raise GymError(ErrorCode.USAGE, "--variants: which of them?", "name one with --variant NAME")
+        return None
+    from gym_fed.serving.store.store import VariantStore
+
+    with VariantStore.open(variants_folder(store), create=False, require_signature=False) as opened:
+        return NamedDelta(name if parts is None else parts[0], opened.path(chosen))
