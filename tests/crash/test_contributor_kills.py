@@ -17,7 +17,7 @@ from tests.support.wait import SECONDS
 CLIENT_KILLS = ["client-trained", "client-before-upload", "client-before-submit", "client-after-submit"]
 
 
-@pytest.mark.parametrize("line", quick(CLIENT_KILLS, "client-trained", "client-before-submit"))
+@pytest.mark.parametrize("line", quick(CLIENT_KILLS, "client-before-submit"))
 def test_a_contributor_killed_at_any_line_goes_on_from_there(federation: Federation, line: str) -> None:
     federation.hub.start("--exit-when-done")
     federation.join("bob")

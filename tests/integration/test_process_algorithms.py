@@ -92,6 +92,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow  # two processes that load and train every algorithm: a minute of one core
 @pytest.mark.parametrize("algorithm", list(ROWS))
 def test_two_processes_of_three_rows_each_are_one_of_six(algorithm: str, two: Path, tmp_path: Path) -> None:
     alone, shared = train(algorithm, tmp_path, 6, 1), load_file(two / f"{algorithm}.safetensors")

@@ -72,7 +72,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", quick(["tensor_parallel", "zero2", "zero3"], "tensor_parallel"))
+@pytest.mark.parametrize("name", quick(["tensor_parallel", "zero2", "zero3"]))
 def test_two_processes_give_the_weights_of_one(name: str, alone: Path, tmp_path: Path) -> None:
     figures = run(tmp_path / "run", 2, STRATEGIES[name])
     assert figures["num_processes"] == 2

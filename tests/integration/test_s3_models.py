@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,7 @@ from tests.support import s3
 pytest.importorskip("obstore", reason="obstore is not installed (pip install 'gym-fed[s3]')")
 pytestmark = pytest.mark.slow  # the S3 server is installed from PyPI the first time, which takes a minute
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[s3.S3Server]:
-    venv = s3.environment()
-    if venv is None:
-        pytest.skip("moto cannot be installed from PyPI here")
-    found = s3.S3Server(venv)
-    yield found
-    found.close()
+server = s3.server
 
 
 @pytest.fixture

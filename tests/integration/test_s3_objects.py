@@ -19,15 +19,7 @@ from tests.support.federation import Federation, assert_every_contributor_counts
 pytest.importorskip("obstore", reason="obstore is not installed (pip install 'gym-fed[s3]')")
 pytestmark = pytest.mark.slow  # the S3 server is installed from PyPI the first time, which takes a minute
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[s3.S3Server]:
-    venv = s3.environment()
-    if venv is None:
-        pytest.skip("moto cannot be installed from PyPI here")
-    found = s3.S3Server(venv)
-    yield found
-    found.close()
+server = s3.server
 
 
 @pytest.fixture

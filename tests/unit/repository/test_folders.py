@@ -37,3 +37,10 @@ def test_an_import_between_folders_is_in_both_sentences(tmp_path: Path) -> None:
     folders = tool()
     assert folders.line(tmp_path / "gym_x" / "a") == "Neighbours: imports b; imported by none."
     assert folders.line(tmp_path / "gym_x" / "b") == "Neighbours: imports none; imported by a."
+
+
+def test_the_parts_of_export_import_one_way() -> None:
+    edges = tool().neighbours(ROOT / "gym_fed" / "export", "gym_fed.export")
+    assert "gguf" in edges["formats"]
+    both_ways = [(one, other) for one in edges for other in edges[one] if one in edges.get(other, ())]
+    assert both_ways == []

@@ -187,6 +187,7 @@ MODULES = {
     "dp-accounting": "dp_accounting",
     "pillow": "PIL",
     "lm-eval": "lm_eval",
+    "auto-round": "auto_round",
 }
 """Packages whose module has another name."""
 

@@ -12,15 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from gym_server.cli.checks_at_start import check_at_start
-from gym_server.cli.setup import init_hub
 from gym_server.cli.show import ledger_lines
 from gym_server.evaluations import versions
 from gym_server.evaluations.gate import SuiteOutcome, TaskDrop, drop_of
 from gym_server.evaluations.runner import main_value
 from gym_server.evaluations.seeds import promise_seed, seed_of
-from gym_server.federation import Federation, read_config
+from gym_server.federation import read_config
 from gym_server.rewards.appraisal import split
 from gym_server.rounds import merging
 from gym_server.rounds.soups import Ingredients
@@ -36,22 +33,10 @@ from gym_fed.evaluation.results import TaskResult
 from gym_fed.files import file_sha256
 from gym_fed.ledger.evaluations import commitment, drawn_rows
 from tests.support.evaluations import choice_task
+from tests.support.gated_hub import refusal, with_gate
 from tests.support.judged_rounds import Judged
 
 SUITE = {"suite": "tiny_cloze", "limit": 16, "max_drop": 0.02}
-
-
-def configured(folder: Path, base: Path, **gate: Any) -> Path:
-    init_hub(folder, "evaluated", str(base), "open")
-    path = folder / "gym-server.yaml"
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "gate": gate}))
-    return folder
-
-
-def refusal(folder: Path) -> GymError:
-    with pytest.raises(GymError) as caught, Federation.open(folder) as fed:
-        check_at_start(fed)
-    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -67,7 +52,7 @@ def refusal(folder: Path) -> GymError:
 def test_a_wrong_entry_is_refused_by_file_and_line(
     tmp_path: Path, tiny_base: Path, entry: dict[str, Any], said: str
 ) -> None:
-    folder = configured(tmp_path / "hub", tiny_base, evals=[entry])
+    folder = with_gate(tmp_path / "hub", tiny_base, evals=[entry])
     with pytest.raises(GymError) as caught:
         read_config(folder)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
@@ -77,14 +62,14 @@ def test_a_wrong_entry_is_refused_by_file_and_line(
 
 def test_a_suite_that_is_named_twice_is_refused(tmp_path: Path, tiny_base: Path) -> None:
     with pytest.raises(GymError, match="suite 'tiny' is there twice"):
-        read_config(configured(tmp_path / "hub", tiny_base, evals=[{"suite": "tiny"}, {"suite": "tiny"}]))
+        read_config(with_gate(tmp_path / "hub", tiny_base, evals=[{"suite": "tiny"}, {"suite": "tiny"}]))
 
 
 def test_a_set_whose_rows_are_not_here_is_refused_with_the_command_that_fetches_it(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
-    error = refusal(configured(tmp_path / "hub", tiny_base, evals=[{"suite": "winogrande"}]))
+    error = refusal(with_gate(tmp_path / "hub", tiny_base, evals=[{"suite": "winogrande"}]))
     assert error.code is ErrorCode.UNAVAILABLE
     assert error.message.startswith("gate.evals: ")
     assert "gym eval fetch winogrande; or set gate.evals_data" in error.hint
@@ -93,7 +78,7 @@ def test_a_set_whose_rows_are_not_here_is_refused_with_the_command_that_fetches_
 def test_a_member_of_a_group_that_does_not_exist_is_refused_at_the_start(
     tmp_path: Path, tiny_base: Path
 ) -> None:
-    error = refusal(configured(tmp_path / "hub", tiny_base, evals=[{"suite": "tiny_capitol"}]))
+    error = refusal(with_gate(tmp_path / "hub", tiny_base, evals=[{"suite": "tiny_capitol"}]))
     assert "tiny_capital" in error.hint
 
 
@@ -104,7 +89,7 @@ def test_a_missing_harness_is_refused_at_the_start(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "lm_eval" else found(name, *a)
     )
-    error = refusal(configured(tmp_path / "hub", tiny_base, evals=[SUITE]))
+    error = refusal(with_gate(tmp_path / "hub", tiny_base, evals=[SUITE]))
     assert error.code is ErrorCode.MISSING_DEPENDENCY
     assert "gym-fed[eval]" in error.hint
 
@@ -250,11 +235,12 @@ def test_a_seed_that_was_promised_is_not_drawn_again(hub: Judged) -> None:
 
 
 def test_a_round_draws_other_rows_than_the_one_before(hub: Judged) -> None:
+    before = hub.entries("evaluated")
     seeds = {seed_of(hub.fed.database, body["server_round"]) for body in hub.entries("evaluation-seed")}
     hub.fed.round_store.abort(hub.fed.round_store.open_next().server_round, "nobody came")
     later = [body["server_round"] for body in hub.entries("evaluation-seed")]
     assert len({seed_of(hub.fed.database, number) for number in later}) == len(seeds) + 1
-    assert len(hub.entries("evaluated")) == 1, "no rows were used, so that the seed stays secret"
+    assert hub.entries("evaluated") == before, "no rows were used, so that the seed stays secret"
 
 
 def rewarded(**changes: Any) -> RewardsConfig:
@@ -289,7 +275,7 @@ def test_contributors_who_are_paid_as_one_get_one_part_by_evaluations() -> None:
 
 
 def test_credits_by_evaluations_without_evaluations_are_refused(tmp_path: Path, tiny_base: Path) -> None:
-    folder = configured(tmp_path / "hub", tiny_base, max_loss_increase=0.1)
+    folder = with_gate(tmp_path / "hub", tiny_base, max_loss_increase=0.1)
     with pytest.raises(
         GymError, match=r"rewards\.score_on 'evals' is measured on evaluations; set gate\.evals"
     ):

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from gym_server.backup.backup import KeyPolicy, backup
 from gym_server.backup.restore import restore
-from gym_server.cli.checks_at_start import check_at_start
-from gym_server.cli.setup import init_hub
 from gym_server.evaluations.safety import SAFETY
 from gym_server.federation import Federation, read_config
 from gym_server.store.tables import rounds
@@ -25,6 +22,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import batch_losses
 from gym_fed.evaluation.probe.prompts import own_prompts
 from gym_fed.models import load_model
+from tests.support.gated_hub import refusal, with_gate
 from tests.support.judged_rounds import Delta, Judged
 
 LOSS = {"heldout": "task:shout", "max_examples": 40, "screen_updates": False}
@@ -96,20 +94,6 @@ def test_a_harmful_soup_passes_the_loss_and_is_rolled_back_by_the_safety_gate(
         hub.close()
 
 
-def configured(folder: Path, base: Path | str, **safety: Any) -> Path:
-    init_hub(folder, "safe", str(base), "open")
-    path = folder / "gym-server.yaml"
-    values = {**yaml.safe_load(path.read_text()), "gate": {"safety": safety}}
-    path.write_text(yaml.safe_dump(values))
-    return folder
-
-
-def refusal(folder: Path) -> GymError:
-    with pytest.raises(GymError) as caught, Federation.open(folder) as fed:
-        check_at_start(fed)
-    return caught.value
-
-
 @pytest.mark.parametrize(
     ("safety", "said"),
     [
@@ -122,7 +106,7 @@ def refusal(folder: Path) -> GymError:
 def test_a_wrong_key_of_the_gate_is_refused_by_file_and_line(
     tmp_path: Path, tiny_base: Path, safety: dict[str, Any], said: str
 ) -> None:
-    folder = configured(tmp_path / "hub", tiny_base, **safety)
+    folder = with_gate(tmp_path / "hub", tiny_base, safety=safety)
     with pytest.raises(GymError) as caught:
         read_config(folder)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
@@ -137,7 +121,7 @@ def test_a_base_without_a_chat_template_is_refused_at_the_start(tmp_path: Path, 
     config = json.loads((base / "tokenizer_config.json").read_text())
     config.pop("chat_template", None)
     (base / "tokenizer_config.json").write_text(json.dumps(config))
-    error = refusal(configured(tmp_path / "hub", base, max_margin_drop=0.1))
+    error = refusal(with_gate(tmp_path / "hub", base, safety=dict(max_margin_drop=0.1)))
     assert error.code is ErrorCode.DATA_INVALID
     assert error.message.startswith("gate.safety: ")
     assert "no chat template" in error.message
@@ -146,7 +130,7 @@ def test_a_base_without_a_chat_template_is_refused_at_the_start(tmp_path: Path, 
 def test_prompts_that_are_absent_or_too_long_are_refused_at_the_start(
     tmp_path: Path, tiny_base: Path
 ) -> None:
-    folder = configured(tmp_path / "hub", tiny_base, max_margin_drop=0.1, prompts="asked.jsonl")
+    folder = with_gate(tmp_path / "hub", tiny_base, safety=dict(max_margin_drop=0.1, prompts="asked.jsonl"))
     assert refusal(folder).code is ErrorCode.FILE_NOT_FOUND
     (folder / "asked.jsonl").write_text('{"prompt": "Hurt somebody."}\n{"prompt": "%s"}\n' % ("x" * 3000))
     error = refusal(folder)
@@ -173,7 +157,7 @@ def test_a_soup_that_gives_no_probabilities_is_rolled_back_by_either_gate(
 
 
 def test_prompts_of_the_gate_are_in_backups(tmp_path: Path, tiny_base: Path) -> None:
-    folder = configured(tmp_path / "hub", tiny_base, max_margin_drop=0.1, prompts="asked.jsonl")
+    folder = with_gate(tmp_path / "hub", tiny_base, safety=dict(max_margin_drop=0.1, prompts="asked.jsonl"))
     (folder / "asked.jsonl").write_text('{"prompt": "Hurt somebody."}\n')
     with Federation.open(folder) as fed:
         backup(fed, str(tmp_path / "backups"), KeyPolicy(include_plain=True))
