@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
-import ipaddress
 import logging
 import os
 import re
@@ -26,10 +25,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
 
+from gym_fed.addresses import is_loopback
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
@@ -107,32 +106,19 @@ def require_local(headers: Mapping[str, str]) -> None:
         GymError: ``PERMISSION_DENIED``.
     """
     host = headers.get("host", "")
-    if not _is_loopback(f"//{host}"):
+    if not is_loopback(f"//{host}"):
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
             f"host {host!r} is not this machine, and without API keys only this machine is served",
             "use http://127.0.0.1:PORT, or set api_keys",
         )
     origin = headers.get("origin")
-    if origin is not None and not _is_loopback(origin):
+    if origin is not None and not is_loopback(origin):
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
             f"a page of {origin!r} may not use this server, which has no API keys",
             "open the page from this machine, or set api_keys",
         )
-
-
-def _is_loopback(url: str) -> bool:
-    try:
-        name = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 PREFIX = "gym-"

@@ -7,7 +7,6 @@ a second signal, the remaining requests are cancelled.
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import socket
 import threading
@@ -17,8 +16,8 @@ from typing import Any
 
 import uvicorn
 
+from gym_fed.addresses import listening_socket, url_of
 from gym_fed.config.serving import ServingConfig
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.connections import Connections
 from gym_fed.serving.http.gateway import Gateway
@@ -87,7 +86,7 @@ class _Life:
         self._drain_seconds = drain_seconds
         self._on_listening, self._on_ready, self._on_draining = on_listening, on_ready, on_draining
         self._gateway = Gateway(gate, request_timeout_seconds=config.request_timeout_seconds)
-        self._address = _address(listener)
+        self._address = url_of(listener)
         self._draining: asyncio.Task[None] | None = None
         self._finished = True
 
@@ -188,34 +187,9 @@ class _QuietServer(uvicorn.Server):
 
 
 def listen(config: ServingConfig) -> socket.socket:
-    """The socket of ``host`` and ``port``, whose connections send small messages at once.
+    """The socket of ``host`` and ``port``.
 
     Raises:
         GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.
     """
-    try:
-        info = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
-        # The protocol too: asyncio turns Nagle's algorithm off (40 ms an answer) only where it is said to be TCP.
-        listener = socket.socket(*info[:3])
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(info[4])
-            listener.listen(1024)
-        except BaseException:
-            listener.close()
-            raise
-    except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
-        raise GymError(
-            ErrorCode.ADDRESS_IN_USE if in_use else ErrorCode.USAGE,
-            f"cannot listen at {config.host} port {config.port}: {error.strerror}",
-            "give another --port, or 0 for a free one",
-        ) from error
-    return listener
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return listening_socket(config.host, config.port, "give another --port, or 0 for a free one")

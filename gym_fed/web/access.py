@@ -1,0 +1,216 @@
+"""Who may see and do what: roles, sessions, and the checks on every request.
+
+A session begins with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, where a face is
+public, without anything as a viewer. Its cookie is HttpOnly and SameSite=Strict. What changes something needs the role
+of an operator and the session's CSRF token in the header ``X-CSRF-Token``.
+
+A page of another site could post to this server, which ``Origin`` reveals, or have its own name resolve to 127.0.0.1
+(DNS rebinding), which ``Host`` reveals.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import IntEnum
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from gym_fed.addresses import is_loopback
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.web.keys import WebKeys
+
+CSRF_HEADER = "x-csrf-token"
+SESSION_SECONDS = 7 * 86_400
+MAX_SESSIONS = 1000
+"""Beyond this the oldest session ends."""
+
+
+class Role(IntEnum):
+    """What a visitor may do; a larger role may do all that a smaller one may."""
+
+    VIEWER = 1
+    OPERATOR = 2
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who sent a request.
+
+    Attributes:
+        name: Of the key; ``token`` for the one in the printed URL, ``public`` for who did not log in.
+        csrf: What a request that changes something repeats; empty where nothing may be changed.
+    """
+
+    name: str
+    role: Role
+    csrf: str = ""
+    expires_at: float = field(default=0.0, repr=False)
+
+
+TOKEN = "token"
+"""Name of a visitor who came by the printed URL; no key may have it."""
+
+PUBLIC = Visitor("public", Role.VIEWER)
+
+
+class Access:
+    """Decides on requests; one for each served address.
+
+    Args:
+        cookie: Its name. Browsers send a host's cookies to all of its ports, so it holds the port.
+        token: Of the printed URL; None where keys are needed.
+        keys: The file of keys; None where there is none.
+        public: Whether everybody is a viewer.
+        secure: Whether the cookie is for TLS alone.
+    """
+
+    def __init__(
+        self,
+        cookie: str,
+        *,
+        token: str | None,
+        keys: WebKeys | None = None,
+        public: bool = False,
+        secure: bool = False,
+    ) -> None:
+        self.cookie, self.public = cookie, public
+        self._token, self._keys, self._secure = token, keys, secure
+        self._sessions: OrderedDict[str, Visitor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def visitor(self, request: HTTPConnection) -> Visitor | None:
+        """Who sent this request; None for nobody that is known here."""
+        session = request.cookies.get(self.cookie, "")
+        with self._lock:
+            found = self._sessions.get(session)
+            if found is not None and (found.expires_at <= time.time() or not self._is_known(found)):
+                del self._sessions[session]
+                found = None
+        return found or (PUBLIC if self.public else None)
+
+    def require(self, request: HTTPConnection, role: Role = Role.VIEWER) -> Visitor:
+        """The visitor, who has at least this role.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED``, ``PERMISSION_DENIED``.
+        """
+        found = self.visitor(request)
+        if found is None:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                "this page needs a login",
+                "open the URL with the token that the command printed, or log in with a key",
+            )
+        if found.role < role:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"{found.name} may look and not change anything",
+                "log in with a key of role operator",
+            )
+        return found
+
+    def require_change(self, request: HTTPConnection) -> Visitor:
+        """An operator whose page sent this request, and not a page of another site.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED``, ``PERMISSION_DENIED``.
+        """
+        found = self.require(request, Role.OPERATOR)
+        given = request.headers.get(CSRF_HEADER, "")
+        if not found.csrf or not hmac.compare_digest(given.encode(), found.csrf.encode()):
+            raise GymError(ErrorCode.PERMISSION_DENIED, "the request lacks its CSRF token", "reload the page")
+        return found
+
+    def require_place(self, request: HTTPConnection) -> None:
+        """Refuse a request for another host, or from a page of another site.
+
+        Raises:
+            GymError: ``PERMISSION_DENIED``.
+        """
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if self._token is not None and not is_loopback(f"//{host}"):
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"host {host!r} is not this machine, and without keys only this machine is served",
+                "use http://127.0.0.1:PORT, or listen on another address with keys",
+            )
+        if origin is not None and _place(origin) != host.lower():
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"a page of {origin!r} may not use this server",
+                "open the server's own page",
+            )
+
+    def login(self, secret: str) -> str:
+        """Begin a session with the token or a key.
+
+        Returns:
+            The cookie's value.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` for a wrong one; ``BUSY`` after too many of them.
+        """
+        if self._token is not None and hmac.compare_digest(secret.encode(), self._token.encode()):
+            return self._begin(TOKEN, Role.OPERATOR)
+        found = self._keys.find(secret) if self._keys is not None else None
+        if found is None:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                "the token or key is unknown here",
+                "a token is new at every start: take the URL that the command printed last",
+            )
+        return self._begin(found.name, Role[found.role.upper()])
+
+    def logout(self, request: HTTPConnection) -> None:
+        """End the session of a request, where it has one."""
+        with self._lock:
+            self._sessions.pop(request.cookies.get(self.cookie, ""), None)
+
+    def set_cookie(self, response: Response, session: str) -> None:
+        """Give the session to the browser."""
+        response.set_cookie(
+            self.cookie,
+            session,
+            max_age=SESSION_SECONDS,
+            path="/",
+            httponly=True,
+            samesite="strict",
+            secure=self._secure,
+        )
+
+    def _is_known(self, visitor: Visitor) -> bool:
+        """Whether the key that began the session still has its role."""
+        if visitor.name == TOKEN or self._keys is None:
+            return True
+        return any(
+            key.name == visitor.name and Role[key.role.upper()] is visitor.role for key in self._keys.all()
+        )
+
+    def _begin(self, name: str, role: Role) -> str:
+        session = secrets.token_urlsafe(32)
+        csrf = secrets.token_urlsafe(32) if role is Role.OPERATOR else ""
+        with self._lock:
+            self._sessions[session] = Visitor(name, role, csrf, time.time() + SESSION_SECONDS)
+            while len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        return session
+
+
+def new_token() -> str:
+    """For the printed URL."""
+    return secrets.token_urlsafe(24)
+
+
+def _place(origin: str) -> str:
+    """Host and port of an ``Origin``; empty for ``null`` and what cannot be read."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""

@@ -1,0 +1,210 @@
+"""The FastAPI application of a face: its pages and routes behind one set of checks.
+
+A face (the hub's dashboard, the workbench) gives its routes and its folder of screens. Pages and static files are open
+to all, since they hold nothing; every route under ``/api`` and ``/events`` requires a visitor. Errors are JSON:
+``{"error": {"code", "message", "hint"}}``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.version import __version__
+from gym_fed.web.access import Access, Visitor
+from gym_fed.web.events import Feed
+
+STATIC = Path(__file__).parent / "static"
+MAX_BODY_BYTES = 4 * 2**20
+POLICY = (
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Face:
+    """What is served under one address.
+
+    Attributes:
+        name: In the title, ``hub`` or ``webui``.
+        title: For people; from outside, where a coordinator chose it.
+        screens: Folder with ``index.html`` and the modules of its screens, served under ``/screens/``.
+        routes: Under ``/api/v1``; those that change something depend on ``changing``.
+        feed: Behind ``/events``.
+    """
+
+    name: str
+    title: str
+    screens: Path
+    routes: APIRouter
+    feed: Feed
+
+
+class _Login(StrictModel):
+    key: str = Field(max_length=200)
+
+
+def create_app(face: Face, access: Access) -> FastAPI:
+    """The application of a face."""
+    app = FastAPI(
+        title=f"gym-fed {face.name}", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    app.state.access = access
+    index = face.screens / "index.html"
+
+    @app.get("/api/v1/session")
+    def session(request: Request) -> dict[str, Any]:
+        found = access.visitor(request)
+        about = {"face": face.name, "title": face.title, "version": __version__}
+        if found is None:
+            return {**about, "visitor": None}
+        return {**about, "visitor": found.name, "role": found.role.name.lower(), "csrf": found.csrf}
+
+    @app.get("/login")
+    def login_by_url(token: str = "") -> Response:
+        if not token:
+            return FileResponse(index)
+        response = RedirectResponse("/", 303)
+        access.set_cookie(response, access.login(token))
+        return response
+
+    @app.post("/api/v1/login")
+    def login(given: _Login) -> Response:
+        response = JSONResponse({})
+        access.set_cookie(response, access.login(given.key))
+        return response
+
+    @app.post("/api/v1/logout")
+    def logout(request: Request, visitor: Changing) -> dict[str, Any]:
+        access.logout(request)
+        return {}
+
+    @app.get("/events")
+    async def events(request: Request, visitor: Looking) -> Response:
+        address = request.client.host if request.client else ""
+        return face.feed.response(request.headers.get("last-event-id"), address)
+
+    app.include_router(face.routes, prefix="/api/v1")
+    app.mount("/static", StaticFiles(directory=STATIC), "static")
+    app.mount("/screens", StaticFiles(directory=face.screens), "screens")
+
+    @app.get("/{path:path}")
+    def page(path: str) -> Response:
+        """One page for every screen: its script looks at the path."""
+        if path.startswith(("api/", "events", "static/", "screens/")):
+            raise GymError(ErrorCode.NOT_FOUND, f"/{path} is not here")
+        return FileResponse(index, headers={"Cache-Control": "no-cache"})
+
+    _handle_errors(app)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
+    app.add_middleware(_Guarded, access=access)
+    return app
+
+
+def looking(request: Request) -> Visitor:
+    """Dependency of what shows something: a visitor."""
+    access: Access = request.app.state.access
+    return access.require(request)
+
+
+def changing(request: Request) -> Visitor:
+    """Dependency of what changes something: an operator, by a page of ours."""
+    access: Access = request.app.state.access
+    return access.require_change(request)
+
+
+Looking = Annotated[Visitor, Depends(looking)]
+Changing = Annotated[Visitor, Depends(changing)]
+
+
+def _handle_errors(app: FastAPI) -> None:
+    def response_of(error: GymError, status: int | None = None) -> JSONResponse:
+        body = {"code": error.code.value, "message": error.message, "hint": error.hint}
+        return JSONResponse({"error": body}, status or error.code.http_status)
+
+    @app.exception_handler(GymError)
+    async def refused(request: Request, error: GymError) -> Response:
+        if error.code is ErrorCode.INTERNAL:
+            _log.error("%s failed", request.url.path, exc_info=error)
+        return response_of(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return response_of(GymError(ErrorCode.USAGE, f"{place}: {first['msg']}"))
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        return response_of(
+            GymError(ErrorCode.NOT_FOUND, f"{request.url.path}: {error.detail}"), error.status_code
+        )
+
+    @app.exception_handler(Exception)
+    async def defect(request: Request, error: Exception) -> Response:
+        return response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
+
+
+class _Guarded:
+    """ASGI middleware: the place of every request, the size of its body, and the headers of every response."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = {name.encode(): value.encode() for name, value in HEADERS.items()}
+                if scope["path"].startswith("/api/"):
+                    headers[b"Cache-Control"] = b"no-store"
+                message["headers"] = [*message.get("headers", []), *headers.items()]
+            await send(message)
+
+        read = 0
+
+        async def receiving() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > MAX_BODY_BYTES:
+                raise HTTPException(413, f"more than {MAX_BODY_BYTES} bytes")
+            return message
+
+        request = Request(scope)
+        try:
+            self._access.require_place(request)
+            declared = request.headers.get("content-length", "0")
+            if not declared.isdecimal() or len(declared) > 12 or int(declared) > MAX_BODY_BYTES:
+                raise GymError(ErrorCode.TOO_LARGE, f"the request has more than {MAX_BODY_BYTES} bytes")
+        except GymError as error:
+            body = {"code": error.code.value, "message": error.message, "hint": error.hint}
+            await JSONResponse({"error": body}, error.code.http_status)(scope, receive, sending)
+            return
+        await self._app(scope, receiving, sending)

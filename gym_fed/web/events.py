@@ -1,0 +1,155 @@
+"""Server-sent events: one publisher, many readers, and none of them can hold up another.
+
+An event is encoded once. Each reader has a bounded queue; one that falls behind is sent ``reload`` and disconnected.
+The browser then reads the page's data again. Events with an id are those of a stored sequence (the hub's ledger): a
+reader who comes back with ``Last-Event-ID`` continues without a gap or a double.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import StreamingResponse
+
+from gym_fed.errors import ErrorCode, GymError
+
+MAX_READERS = 400
+MAX_READERS_OF_ADDRESS = 64
+QUEUE_LENGTH = 256
+KEEPALIVE_SECONDS = 20.0
+"""A comment so often keeps proxies from closing a silent stream."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that pages are sent.
+
+    Attributes:
+        kind: The name that pages listen for.
+        data: What ``JSON.parse`` gives them.
+        id: Its place in the stored sequence; None for what is only of the moment.
+    """
+
+    kind: str
+    data: Any
+    id: int | None = None
+
+    def encoded(self) -> bytes:
+        """As it is sent: lines of ``event``, ``id`` and ``data``. JSON has no line end of its own."""
+        head = f"event: {self.kind}\n" + ("" if self.id is None else f"id: {self.id}\n")
+        return f"{head}data: {json.dumps(self.data, separators=(',', ':'))}\n\n".encode()
+
+
+RELOAD = Event("reload", {"why": "this page fell behind"})
+
+
+class _Reader:
+    """One open page."""
+
+    def __init__(self) -> None:
+        self.queue: deque[bytes] = deque()
+        self.is_behind = False
+        self.woken = asyncio.Event()
+
+
+class Feed:
+    """Fans events out to the open pages of one event loop. ``publish`` is safe from any thread.
+
+    Args:
+        since: Events of the stored sequence after an id, oldest first, with how a stream begins; called in a thread.
+            None in place of an id is for a page that has none yet.
+    """
+
+    def __init__(self, since: Callable[[int | None], Iterable[Event]]) -> None:
+        self._since = since
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers: set[_Reader] = set()
+        self._addresses: dict[str, int] = {}
+        self.has_readers = threading.Event()
+        """Set while a page is open, so that nobody looks for news that no page is sent."""
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def publish(self, event: Event) -> None:
+        """Send an event to every open page."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._put, event.encoded())
+
+    def close(self) -> None:
+        """End every stream, so that the server can stop. For the loop's thread."""
+        for reader in self._readers:
+            reader.is_behind = True
+            reader.woken.set()
+
+    def response(self, last_event_id: str | None, address: str) -> StreamingResponse:
+        """The stream of one page.
+
+        Args:
+            last_event_id: The header ``Last-Event-ID``.
+            address: Whose streams are counted together.
+
+        Raises:
+            GymError: ``QUOTA_EXCEEDED`` where as many pages are open as may be.
+        """
+        if len(self._readers) >= MAX_READERS or self._addresses.get(address, 0) >= MAX_READERS_OF_ADDRESS:
+            raise GymError(
+                ErrorCode.QUOTA_EXCEEDED,
+                "as many pages are open as this server feeds",
+                "close some, and reload",
+            )
+        last = (
+            int(last_event_id)
+            if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19
+            else None
+        )
+        return StreamingResponse(
+            self._stream(last, address),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    async def _stream(self, last: int | None, address: str) -> AsyncIterator[bytes]:
+        self._loop = asyncio.get_running_loop()
+        reader = _Reader()
+        self._readers.add(reader)
+        self._addresses[address] = self._addresses.get(address, 0) + 1
+        self.has_readers.set()
+        try:
+            # What is published meanwhile is queued and can come twice: pages skip an id that they have had.
+            for event in await asyncio.to_thread(lambda: list(self._since(last))):
+                yield event.encoded()
+            while True:
+                while reader.queue:
+                    yield reader.queue.popleft()
+                if reader.is_behind:
+                    yield RELOAD.encoded()
+                    return
+                reader.woken.clear()
+                try:
+                    await asyncio.wait_for(reader.woken.wait(), KEEPALIVE_SECONDS)
+                except TimeoutError:
+                    yield b": alive\n\n"
+        finally:
+            self._readers.discard(reader)
+            self._addresses[address] -= 1
+            if not self._addresses[address]:
+                del self._addresses[address]
+            if not self._readers:
+                self.has_readers.clear()
+
+    def _put(self, data: bytes) -> None:
+        for reader in self._readers:
+            if len(reader.queue) >= QUEUE_LENGTH:
+                reader.is_behind = True
+                reader.queue.clear()
+            else:
+                reader.queue.append(data)
+            reader.woken.set()

@@ -1,0 +1,162 @@
+"""``web_keys.json``: who may log in to the pages on an address that others reach.
+
+A key is ``gymweb-`` and 32 random bytes, shown once. The file has its scrypt hash (RFC 7914), a name and a role. It is
+read again when it changes, so that keys are added and removed while the pages are served.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+
+KEYS_NAME = "web_keys.json"
+MAX_FILE_BYTES = 2**20
+MAX_KEYS = 200
+_PREFIX = "gymweb-"
+_RESERVED = ("token", "public")
+"""Names of visitors without a key."""
+_LOGINS_PER_MINUTE = 30
+"""Over all visitors: a login costs scrypt's 16 MB and some tens of milliseconds."""
+
+
+class WebKey(StrictModel):
+    """One key, without the key."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$")
+    role: Literal["viewer", "operator"]
+    key_id: str = Field(pattern=r"^[0-9a-f]{8}$")
+    """The key's own first characters, by which it is found: one hash a login, however many keys there are."""
+
+    salt: str = Field(pattern=r"^[0-9a-f]{32}$")
+    scrypt: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created_at: int = Field(ge=0)
+    """Unix seconds."""
+
+
+class _Document(StrictModel):
+    format: Literal["gym-web-keys"] = "gym-web-keys"
+    version: Literal[1] = 1
+    keys: tuple[WebKey, ...] = Field(default=(), max_length=MAX_KEYS)
+
+
+class WebKeys:
+    """The file of keys; from any thread.
+
+    Args:
+        path: JSON, mode 0600.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._attempts: list[float] = []
+        self._seen: tuple[int, ...] = ()
+        self._keys: tuple[WebKey, ...] = ()
+
+    def all(self) -> tuple[WebKey, ...]:
+        """All keys; none where there is no file.
+
+        Raises:
+            GymError: ``STATE_CORRUPT``.
+        """
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return ()
+        seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if seen != self._seen:
+            if found.st_size > MAX_FILE_BYTES:
+                raise GymError(ErrorCode.STATE_CORRUPT, f"{self.path}: is larger than {MAX_FILE_BYTES} bytes")
+            try:
+                self._keys = _Document.model_validate_json(self.path.read_bytes()).keys
+            except ValidationError as error:
+                raise GymError(ErrorCode.STATE_CORRUPT, f"{self.path}: {first_problem(error)}") from error
+            self._seen = seen
+        return self._keys
+
+    def add(self, name: str, role: str) -> str:
+        """Make a key.
+
+        Returns:
+            The key, which is stored nowhere.
+
+        Raises:
+            GymError: ``USAGE`` for a name that is taken or cannot be one; ``STATE_CORRUPT``.
+        """
+        known = self.all()
+        if name in _RESERVED or any(key.name == name for key in known):
+            raise GymError(ErrorCode.USAGE, f"{self.path}: there is a key {name}", "choose another name")
+        if len(known) >= MAX_KEYS:
+            raise GymError(ErrorCode.USAGE, f"{self.path}: holds {MAX_KEYS} keys", "remove one first")
+        secret = _PREFIX + secrets.token_hex(32)
+        salt = secrets.token_bytes(16)
+        try:
+            made = WebKey(
+                name=name,
+                role=role,
+                key_id=_key_id(secret),
+                salt=salt.hex(),
+                scrypt=_scrypt(secret, salt),
+                created_at=int(time.time()),
+            )
+        except ValidationError as error:
+            raise GymError(ErrorCode.USAGE, f"key {name!r}: {first_problem(error)}") from error
+        self._write((*known, made))
+        return secret
+
+    def remove(self, name: str) -> None:
+        """Remove a key; the sessions that it began end with it.
+
+        Raises:
+            GymError: ``NOT_FOUND``, ``STATE_CORRUPT``.
+        """
+        known = self.all()
+        if all(key.name != name for key in known):
+            raise GymError(ErrorCode.NOT_FOUND, f"{self.path}: there is no key {name}")
+        self._write(tuple(key for key in known if key.name != name))
+
+    def find(self, secret: str) -> WebKey | None:
+        """The key that ``secret`` is; None for no key.
+
+        Raises:
+            GymError: ``BUSY`` after too many logins in a minute; ``STATE_CORRUPT``.
+        """
+        key_id = _key_id(secret)
+        with self._lock:  # one hash at a time
+            found = next((key for key in self.all() if key_id and key.key_id == key_id), None)
+            if found is None:
+                return None
+            now = time.monotonic()
+            self._attempts = [at for at in self._attempts if at > now - 60]
+            if len(self._attempts) >= _LOGINS_PER_MINUTE:
+                raise GymError(ErrorCode.BUSY, "too many logins", "try again in a minute")
+            self._attempts.append(now)
+            right = hmac.compare_digest(found.scrypt, _scrypt(secret, bytes.fromhex(found.salt)))
+        return found if right else None
+
+    def _write(self, keys: tuple[WebKey, ...]) -> None:
+        document = _Document(keys=keys).model_dump()
+        write_atomically(self.path, json.dumps(document, indent=1).encode(), 0o600)
+
+
+def _key_id(secret: str) -> str:
+    return secret.removeprefix(_PREFIX)[:8] if secret.startswith(_PREFIX) else ""
+
+
+def _scrypt(secret: str, salt: bytes) -> str:
+    return hashlib.scrypt(
+        secret.encode("utf-8", "surrogateescape"), salt=salt, n=2**14, r=8, p=1, dklen=32
+    ).hex()

@@ -1,0 +1,153 @@
+"""Serves a face: in the foreground for `gym webui`, in a thread of its own beside a hub."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from gym_fed.addresses import is_loopback, listening_socket, url_of
+from gym_fed.config.schema.endpoint import Endpoint
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.web.access import Access, new_token
+from gym_fed.web.app import Face, create_app
+from gym_fed.web.keys import WebKeys
+
+_MAX_REQUESTS = 600
+"""At once, open streams among them; more get 503."""
+_STOP_SECONDS = 3
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A certificate for the pages.
+
+    Attributes:
+        certificate: PEM.
+        key: PEM.
+        passphrase: Of an encrypted key.
+    """
+
+    certificate: Path
+    key: Path
+    passphrase: str | None = None
+
+
+class WebServer:
+    """One face at one address. Opening it takes the address; ``run`` or ``start`` serves.
+
+    Args:
+        face: What is served.
+        listen: ``host:port``; port 0 for a free one.
+        keys: The file of keys, for an address that others reach.
+        public: Whether everybody is a viewer.
+        tls: None for plain HTTP: on loopback, or behind a proxy.
+        add_key: The command that adds a key, for the hint.
+
+    Raises:
+        GymError: ``ADDRESS_IN_USE``; ``USAGE`` for an address that cannot be taken, or that others reach without a key.
+    """
+
+    def __init__(
+        self,
+        face: Face,
+        listen: str,
+        *,
+        keys: WebKeys,
+        public: bool = False,
+        tls: Tls | None = None,
+        add_key: str,
+    ) -> None:
+        here = is_loopback(f"//{listen}")
+        if not here and not public and not keys.all():
+            raise GymError(
+                ErrorCode.USAGE,
+                f"others reach {listen}, and nobody could log in: {keys.path} has no key",
+                f"add one: {add_key}",
+            )
+        self._listener = bound(listen)
+        port = self._listener.getsockname()[1]
+        self.address = url_of(self._listener, "http" if tls is None else "https")
+        """Without a token."""
+        token = new_token() if here else None
+        self.url = self.address if token is None else f"{self.address}/login?token={token}"
+        """What is printed; with the token where there is one."""
+        access = Access(
+            f"gym_{face.name}_{port}", token=token, keys=keys, public=public, secure=tls is not None
+        )
+        self._feed = face.feed
+        self._config = uvicorn.Config(
+            create_app(face, access),
+            ws="none",
+            access_log=False,
+            log_config=None,
+            log_level="error",  # a warning for every malformed request would fill the disk
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=_MAX_REQUESTS,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+            h11_max_incomplete_event_size=64 * 2**10,
+            ssl_certfile=None if tls is None else str(tls.certificate),
+            ssl_keyfile=None if tls is None else str(tls.key),
+            ssl_keyfile_password=None if tls is None else tls.passphrase,
+        )
+        self._server: uvicorn.Server = _QuietServer(self._config)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self) -> None:
+        """Serve until a signal. For the main thread."""
+        self._server = uvicorn.Server(self._config)
+        asyncio.run(self._serve())
+
+    def start(self) -> None:
+        """Serve from a thread until ``stop``."""
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="web", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End what ``start`` began: streams end, and requests have some seconds."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS + 2)
+        self._listener.close()
+
+    async def _serve(self) -> None:
+        ending = asyncio.create_task(self._end_streams())
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            ending.cancel()
+
+    async def _end_streams(self) -> None:
+        """A stopping server waits for open responses, and streams have no end of their own."""
+        while not self._server.should_exit:
+            await asyncio.sleep(0.2)
+        self._feed.close()
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to the hub."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def bound(listen: str) -> socket.socket:
+    """The listening socket of ``host:port``.
+
+    Raises:
+        GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.
+    """
+    try:
+        host, port = Endpoint.parse(listen, least_port=0)
+    except ValueError as error:
+        raise GymError(ErrorCode.USAGE, str(error), "write host:port, such as 127.0.0.1:7860") from error
+    return listening_socket(host.strip("[]"), port, "choose another port, or 0 for a free one")

@@ -1,0 +1,319 @@
+// What every screen shares: elements, the API, live events, the router, tables, states and formats.
+// Text from outside reaches the page by textContent alone.
+
+export class ApiError extends Error {
+  constructor(status, {code, message, hint, problems}) {
+    super(message);
+    Object.assign(this, {status, code, hint, problems});
+  }
+}
+
+export const session = {face: "", title: "", visitor: null, role: "", csrf: ""};
+export const mayChange = () => session.csrf !== "";
+
+// ---- elements ----
+
+// el("a", {href: "/rounds", class: "quiet", onclick: f}, "text", other) — properties of DOM events begin with "on".
+export function el(tag, properties = {}, ...children) {
+  const svg = SVG.has(tag);
+  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "value") node.value = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+const SVG = new Set(["svg", "circle", "path", "line", "rect", "g", "text", "polyline", "title"]);
+
+export function replace(node, ...children) {
+  node.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// ---- the API ----
+
+export async function api(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(`/api/v1/${path}`, {credentials: "same-origin", ...options});
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, {code: "unavailable", message: "the server does not answer", hint: "is it still running?"});
+  }
+  const text = await response.text();
+  let body = {};
+  try { body = text ? JSON.parse(text) : {}; } catch { /* a proxy's page, below */ }
+  if (!response.ok) {
+    throw new ApiError(response.status, body.error || {code: "internal", message: `the server answered ${response.status}`, hint: ""});
+  }
+  return body;
+}
+
+export function post(path, body = {}, method = "POST") {
+  return api(path, {method, body: JSON.stringify(body), headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}});
+}
+
+// ---- live events ----
+
+// live({round: (data) => ..., open: () => ..., lost: () => ...}): one stream; an id that was had is skipped.
+let stream = null;
+let lastId = -1;
+const listeners = new Map();
+
+export function on(kind, callback) {
+  if (!listeners.has(kind)) {
+    listeners.set(kind, new Set());
+    if (stream) attach(kind);
+  }
+  listeners.get(kind).add(callback);
+  leaving.add(() => listeners.get(kind).delete(callback));
+}
+
+function attach(kind) {
+  stream.addEventListener(kind, (event) => {
+    const id = event.lastEventId === "" ? -1 : Number(event.lastEventId);
+    if (BY_ID.has(kind) && id >= 0) {
+      if (id <= lastId) return;
+      lastId = id;
+    }
+    const data = JSON.parse(event.data);
+    for (const callback of [...(listeners.get(kind) || [])]) callback(data, id);
+  });
+}
+const BY_ID = new Set(["verdict", "version", "ledger"]);
+
+function connect() {
+  if (stream) stream.close();
+  stream = new EventSource("/events");
+  const shown = document.getElementById("connection");
+  const say = (state, text) => { if (shown) { shown.dataset.state = state; shown.textContent = text; } };
+  stream.onopen = () => say("live", "live");
+  stream.onerror = () => {
+    say("lost", "reconnecting");
+    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
+  };
+  stream.addEventListener("reload", () => { lastId = -1; setTimeout(connect, 200); show(); });
+  for (const kind of listeners.keys()) attach(kind);
+}
+
+// ---- screens ----
+
+// A screen is a module with `title` and `show(root, parameters, query)`; what it begins it ends by `leave(callback)`.
+let routes = [];
+const leaving = new Set();
+export const leave = (callback) => leaving.add(callback);
+let shownAt = 0;
+
+export async function start({screens, links}) {
+  routes = screens;
+  Object.assign(session, await api("session"));
+  frame(links);
+  if (!session.visitor) { loginScreen(); return; }
+  connect();
+  addEventListener("popstate", show);
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='/']");
+    if (!link || link.target || link.hasAttribute("download") || event.metaKey || event.ctrlKey || event.shiftKey) return;
+    event.preventDefault();
+    navigate(link.getAttribute("href"));
+  });
+  await show();
+}
+
+export function navigate(url, {again = true} = {}) {
+  history.pushState({}, "", url);
+  if (again) show();
+}
+
+// Keep what a screen shows in the URL (?xmin=...), so that a link shows the same.
+export function remember(query) {
+  const url = new URL(location.href);
+  for (const [name, value] of Object.entries(query)) {
+    if (value === "" || value === null || value === undefined) url.searchParams.delete(name);
+    else url.searchParams.set(name, value);
+  }
+  history.replaceState({}, "", url);
+}
+
+async function show() {
+  const main = document.getElementById("main");
+  for (const callback of leaving) callback();
+  leaving.clear();
+  const turn = ++shownAt;
+  const path = decodeURIComponent(location.pathname);
+  for (const link of document.querySelectorAll("nav a")) {
+    const target = link.getAttribute("href");
+    const here = target === "/" ? path === "/" : path === target || path.startsWith(`${target}/`);
+    if (here) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  }
+  for (const [pattern, load] of routes) {
+    const parameters = match(pattern, path);
+    if (!parameters) continue;
+    replace(main, loading());
+    try {
+      const screen = await load();
+      if (turn !== shownAt) return;
+      document.title = `${screen.title} · ${session.title}`;
+      const root = el("div", {class: "screen"});
+      const done = screen.show(root, parameters, new URLSearchParams(location.search));
+      replace(main, root);
+      await done;
+    } catch (error) {
+      if (turn === shownAt) replace(main, failed(error, show));
+    }
+    if (turn === shownAt) main.focus({preventScroll: true});
+    return;
+  }
+  replace(main, empty("There is no such page.", el("a", {href: "/"}, "Go to the first page")));
+}
+
+function match(pattern, path) {
+  const wanted = pattern.split("/"), given = path.split("/");
+  const parameters = {};
+  for (let at = 0; at < wanted.length; at++) {
+    if (wanted[at].startsWith("*")) { parameters[wanted[at].slice(1)] = given.slice(at).join("/"); return parameters; }
+    if (wanted[at].startsWith(":") && given[at]) parameters[wanted[at].slice(1)] = given[at];
+    else if (wanted[at] !== given[at]) return null;
+  }
+  return wanted.length === given.length ? parameters : null;
+}
+
+function frame(links) {
+  const who = session.visitor === null ? "" : session.role === "operator" ? "operator" : "viewer";
+  replace(document.body,
+    el("a", {class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); document.getElementById("main").focus(); }}, "Skip to the content"),
+    el("header", {class: "top"},
+      el("a", {class: "brand", href: "/"}, mark(), el("span", {}, session.title)),
+      el("nav", {"aria-label": "Screens"}, links.map(([href, text]) => el("a", {href}, text))),
+      el("div", {class: "status"},
+        el("span", {id: "connection", class: "connection", role: "status", "data-state": "idle"}, ""),
+        who && el("span", {class: "role"}, who))),
+    el("main", {id: "main", tabindex: "-1"}));
+}
+
+function mark() {
+  return el("svg", {viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", class: "mark"},
+    el("circle", {cx: 8, cy: 8, r: 6.5, fill: "none", stroke: "currentColor", "stroke-width": 1.5}),
+    el("circle", {cx: 8, cy: 8, r: 2.5, fill: "currentColor"}));
+}
+
+function loginScreen() {
+  const field = el("input", {id: "key", type: "password", autocomplete: "current-password", required: true});
+  const said = el("p", {role: "alert", class: "problem"});
+  const form = el("form", {class: "login", onsubmit: async (event) => {
+    event.preventDefault();
+    try { await post("login", {key: field.value}); location.assign("/"); } catch (error) { replace(said, message(error)); }
+  }}, el("h1", {}, "Log in"),
+  el("label", {for: "key"}, "Key, or the token of the printed URL"), field,
+  el("button", {class: "primary"}, "Log in"), said);
+  replace(document.getElementById("main"), form);
+  field.focus();
+}
+
+// ---- states ----
+
+export const loading = () => el("p", {class: "state", role: "status"}, el("span", {class: "pulse", "aria-hidden": "true"}), "Loading");
+
+export const empty = (text, ...more) => el("div", {class: "state empty"}, el("p", {}, text), more);
+
+export const message = (error) => (error.hint ? `${error.message}. ${capital(error.hint)}.` : `${error.message}.`);
+
+export function failed(error, again) {
+  if (!(error instanceof ApiError)) console.error(error);
+  return el("div", {class: "state failed", role: "alert"},
+    el("h1", {}, error.status === 403 ? "Not allowed" : error.status === 404 ? "Not found" : "This did not work"),
+    el("p", {}, message(error)),
+    again && el("button", {onclick: () => again()}, "Try again"));
+}
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+let saying = null;
+export function say(text) {
+  document.querySelector(".toast")?.remove();
+  clearTimeout(saying);
+  document.body.append(el("div", {class: "toast", role: "status"}, text));
+  saying = setTimeout(() => document.querySelector(".toast")?.remove(), 6000);
+}
+
+// Runs what a button does: disabled meanwhile, and its error beside it.
+export function action(text, run, {primary = false, confirm = ""} = {}) {
+  const said = el("span", {class: "problem", role: "alert"});
+  const button = el("button", {type: "button", class: primary ? "primary" : "", onclick: async () => {
+    if (confirm && !window.confirm(confirm)) return;
+    button.disabled = true;
+    replace(said);
+    try { await run(); } catch (error) { replace(said, message(error)); } finally { button.disabled = false; }
+  }}, text);
+  return el("span", {class: "action"}, button, said);
+}
+
+// ---- parts ----
+
+// table([{name: "Round", of: (row) => cell, number: true}], rows): cells are text or elements.
+export function table(columns, rows, {label = "", none = "Nothing yet."} = {}) {
+  if (!rows.length) return empty(none);
+  return el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": label || "table"},
+    el("table", {},
+      el("thead", {}, el("tr", {}, columns.map((column) => el("th", {scope: "col", class: column.number ? "number" : ""}, column.name)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((column) => el("td", {class: column.number ? "number" : column.class || ""}, cell(column.of(row)))))))));
+}
+const cell = (value) => (value === null || value === undefined || value === "" ? "–" : value);
+
+// A list of named values.
+export const facts = (pairs) => el("dl", {class: "facts"}, pairs.filter(Boolean).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, cell(value)))));
+
+export const figure = (name, value, note = "") => el("div", {class: "figure"}, el("span", {class: "name"}, name), el("span", {class: "value"}, cell(value)), note && el("span", {class: "note"}, note));
+
+// Shapes distinguish states: filled, hollow, struck, half.
+export function state(kind, text) {
+  return el("span", {class: `shape ${kind}`}, el("span", {class: "dot", "aria-hidden": "true"}), text);
+}
+
+export const section = (title, ...children) => el("section", {}, el("h2", {}, title), children);
+
+export function progress(done, total, label) {
+  const share = total > 0 ? Math.min(1, done / total) : 0;
+  const bar = el("div", {class: "bar", role: "progressbar", "aria-valuenow": Math.round(100 * share), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": label});
+  const fill = el("span");
+  fill.style.width = `${100 * share}%`;
+  bar.append(fill);
+  return bar;
+}
+
+export function copyable(text, label = "Copy") {
+  return el("div", {class: "copyable"}, el("code", {}, text), el("button", {type: "button", onclick: async (event) => {
+    await navigator.clipboard.writeText(text);
+    event.target.textContent = "Copied";
+  }}, label));
+}
+
+// ---- formats ----
+
+export const number = (value, digits = 4) => (value === null || value === undefined ? null : Number.isInteger(value) ? value.toLocaleString("en-US") : Number(value).toPrecision(digits));
+export const signed = (value, digits = 4) => (value === null || value === undefined ? null : `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`);
+export function bytes(value) {
+  if (value === null || value === undefined) return null;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  while (value >= 1000 && at < units.length - 1) { value /= 1000; at++; }
+  return `${at && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[at]}`;
+}
+export function ago(seconds) {
+  if (!seconds) return null;
+  const passed = Math.max(0, Date.now() / 1000 - seconds);
+  if (passed < 60) return `${Math.round(passed)} s ago`;
+  if (passed < 3600) return `${Math.round(passed / 60)} min ago`;
+  if (passed < 172800) return `${Math.round(passed / 3600)} h ago`;
+  return `${Math.round(passed / 86400)} days ago`;
+}
+export function duration(seconds) {
+  seconds = Math.max(0, Math.round(seconds));
+  const hours = Math.floor(seconds / 3600), minutes = Math.floor((seconds % 3600) / 60);
+  return hours ? `${hours} h ${minutes} min` : minutes ? `${minutes} min ${seconds % 60} s` : `${seconds} s`;
+}
+export const when = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : null);
+export const short = (id, length = 12) => el("span", {class: "id", title: id}, id.length > length + 1 ? `${id.slice(0, length)}…` : id);

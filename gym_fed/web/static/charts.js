@@ -1,0 +1,138 @@
+// Charts by uPlot. Dash, weight and marker distinguish series, never hue.
+import {el, leave, replace, number} from "/static/app.js";
+
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2, 1, 2]];
+const WIDTHS = [1.75, 1.75, 1.75, 1.5, 1.25, 1.25];
+const MARKERS = ["", "hollow", "", "filled", "hollow", "filled"];
+
+// chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...]},
+// and marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range was chosen by dragging.
+export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null}) {
+  const holder = el("div", {class: "plot"});
+  const legend = el("div", {class: "legend"});
+  const said = el("p", {class: "visually-hidden"});
+  const node = el("figure", {class: "chart", role: "group", "aria-label": title}, el("figcaption", {}, title), holder, legend, said);
+  let plot = null, shape = "", series = [], marks = [], limits = range;
+
+  function options(width) {
+    const style = getComputedStyle(document.documentElement);
+    const ink = style.getPropertyValue("--ink").trim(), line = style.getPropertyValue("--line").trim(), quiet = style.getPropertyValue("--quiet").trim();
+    const font = `11px ${style.getPropertyValue("--sans")}`;
+    const axis = {stroke: quiet, font, grid: {stroke: line, width: 1}, ticks: {stroke: line, width: 1, size: 4}};
+    return {
+      width, height, legend: {show: false}, cursor: {points: {size: 6}, drag: {x: true, y: false, setScale: !onZoom}},
+      scales: {x: {time: false, range: limits ? () => limits : undefined}, y: log ? {distr: 3} : {}},
+      axes: [{...axis, label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick)))}],
+      series: [{}, ...series.map((one, at) => ({
+        label: one.name, stroke: ink, width: WIDTHS[at % 6], dash: DASHES[at % 6], spanGaps: true,
+        points: {show: one.points.length < 3 || (MARKERS[at % 6] !== "" && one.points.length < 80), size: 6, width: 1.25, stroke: ink, fill: MARKERS[at % 6] === "filled" ? ink : style.getPropertyValue("--paper").trim()},
+      }))],
+      hooks: {
+        draw: [(drawn) => drawMarks(drawn, ink)],
+        setCursor: [(drawn) => showValues(drawn.cursor.idx)],
+        setSelect: [(drawn) => {
+          if (!onZoom || drawn.select.width < 4) return;
+          const [low, high] = [drawn.posToVal(drawn.select.left, "x"), drawn.posToVal(drawn.select.left + drawn.select.width, "x")];
+          drawn.setSelect({left: 0, width: 0, top: 0, height: 0}, false);
+          onZoom(low, high);
+        }],
+      },
+    };
+  }
+
+  function drawMarks(drawn, ink) {
+    const {ctx} = drawn;
+    ctx.save();
+    ctx.strokeStyle = ink;
+    ctx.fillStyle = ink;
+    ctx.setLineDash([1, 3]);
+    ctx.font = `${10 * devicePixelRatio}px sans-serif`;
+    for (const {x, text} of marks) {
+      const left = drawn.valToPos(x, "x", true);
+      if (!(left >= drawn.bbox.left && left <= drawn.bbox.left + drawn.bbox.width)) continue;
+      ctx.beginPath();
+      ctx.moveTo(left, drawn.bbox.top);
+      ctx.lineTo(left, drawn.bbox.top + drawn.bbox.height);
+      ctx.stroke();
+      ctx.fillText(text, left + 4, drawn.bbox.top + 10 * devicePixelRatio);
+    }
+    ctx.restore();
+  }
+
+  function showValues(at) {
+    if (!plot) return;
+    [...legend.children].forEach((item, place) => {
+      const values = plot.data[place + 1];
+      const value = at === null || at === undefined ? last(series[place].points) : values && values[at];
+      item.querySelector(".value").textContent = value === null || value === undefined ? "" : number(value, 4);
+    });
+  }
+
+  function joined() {
+    const xs = [...new Set(series.flatMap((one) => one.points.map(([x]) => x)))].sort((a, b) => a - b);
+    const place = new Map(xs.map((x, at) => [x, at]));
+    return [xs, ...series.map((one) => {
+      const column = new Array(xs.length).fill(null);
+      for (const [x, y] of one.points) column[place.get(x)] = log && !(y > 0) ? null : y;
+      return column;
+    })];
+  }
+
+  function draw(again = false) {
+    const width = Math.max(200, holder.clientWidth);
+    const now = `${series.map((one) => one.name).join("\u0000")}|${limits}|${series.map((one) => one.points.length < 3)}`;
+    if (plot && !again && now === shape) { plot.setData(joined()); showValues(null); return; }
+    shape = now;
+    if (plot) plot.destroy();
+    plot = new uPlot(options(width), joined(), holder);
+    replace(legend, series.map((one, at) => el("span", {class: "key"}, swatch(at), el("span", {}, one.name), el("span", {class: "value"}))));
+    showValues(null);
+  }
+
+  const watch = new ResizeObserver(() => plot && plot.setSize({width: Math.max(200, holder.clientWidth), height}));
+  watch.observe(holder);
+  const theme = matchMedia("(prefers-color-scheme: dark)");
+  const redraw = () => plot && draw(true);
+  theme.addEventListener("change", redraw);
+  leave(() => { watch.disconnect(); theme.removeEventListener("change", redraw); if (plot) plot.destroy(); plot = null; });
+
+  return {
+    node,
+    set(given, {lines = []} = {}) {
+      series = given.filter((one) => one.points.length);
+      marks = lines;
+      node.hidden = false;
+      if (!series.length) { if (plot) plot.destroy(); plot = null; shape = ""; replace(holder, el("p", {class: "none"}, "No values yet.")); replace(legend); return; }
+      if (!plot) replace(holder);
+      if (!holder.isConnected) { requestAnimationFrame(() => holder.isConnected && draw()); return; }
+      draw();
+      said.textContent = series.map((one) => `${one.name}: ${one.points.length} values, last ${number(last(one.points), 4)} at ${xLabel} ${one.points.at(-1)[0]}`).join("; ");
+    },
+    zoom(low, high) { limits = low === null ? null : [low, high]; if (plot) draw(true); },
+  };
+}
+
+const last = (points) => (points.length ? points.at(-1)[1] : null);
+const compact = (value) => (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(0) : String(Number(value.toPrecision(4))));
+
+export function swatch(at) {
+  return el("svg", {width: 26, height: 8, "aria-hidden": "true", class: "swatch"},
+    el("line", {x1: 0, y1: 4, x2: 26, y2: 4, stroke: "currentColor", "stroke-width": WIDTHS[at % 6], "stroke-dasharray": DASHES[at % 6].join(" ")}),
+    MARKERS[at % 6] && el("circle", {cx: 13, cy: 4, r: 2.5, stroke: "currentColor", "stroke-width": 1.25, fill: MARKERS[at % 6] === "filled" ? "currentColor" : "var(--paper)"}));
+}
+
+// Exponential moving average, as TensorBoard's: 0 is none, 0.99 much; corrected for the start.
+export function smoothed(points, share) {
+  if (!share) return points;
+  let mean = 0, weight = 0;
+  return points.map(([x, y]) => { mean = share * mean + (1 - share) * y; weight = share * weight + 1 - share; return [x, mean / weight]; });
+}
+
+// A line of values in the height of the text, for a table.
+export function spark(values, {width = 80, height = 18} = {}) {
+  const known = values.filter((value) => Number.isFinite(value));
+  if (known.length < 2) return el("span", {class: "quiet"}, "–");
+  const low = Math.min(...known), high = Math.max(...known), span = high - low || 1;
+  const points = known.map((value, at) => `${((at / (known.length - 1)) * (width - 2) + 1).toFixed(1)},${(height - 2 - ((value - low) / span) * (height - 4)).toFixed(1)}`).join(" ");
+  return el("svg", {width, height, class: "spark", role: "img", "aria-label": `from ${number(known[0], 3)} to ${number(known.at(-1), 3)}`}, el("polyline", {points, fill: "none", stroke: "currentColor", "stroke-width": 1.25}));
+}

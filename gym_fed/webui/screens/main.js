@@ -1,0 +1,22 @@
+// The workbench: its screens, each a module that is loaded when it is first shown.
+import {start} from "/static/app.js";
+
+const screen = (name) => () => import(`/screens/${name}.js`);
+
+start({
+  links: [["/runs", "Runs"], ["/train", "Train"], ["/play", "Play"], ["/data", "Data"], ["/models", "Models"], ["/tune", "Tune"],
+    ["/evals", "Evals"], ["/join", "Join"]],
+  screens: [
+    ["/", screen("runs")],
+    ["/runs", screen("runs")],
+    ["/runs/*path", screen("run")],
+    ["/train", screen("train")],
+    ["/play", screen("play")],
+    ["/data", screen("data")],
+    ["/data/*name", screen("dataset")],
+    ["/models", screen("models")],
+    ["/tune", screen("tune")],
+    ["/evals", screen("evals")],
+    ["/join", screen("join")],
+  ],
+});

@@ -1,0 +1,46 @@
+"""What every screen of the workbench is made from: the folders it may look into, and its jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.web.events import Feed
+from gym_fed.webui.jobs import Jobs
+
+MAX_ROWS = 500
+"""Of one list in one answer; a list says how many there are."""
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """One machine's folders. Paths in requests are below these roots, and nothing else is read or written.
+
+    Attributes:
+        folder: Where `gym webui` was started; configs, data and models lie below it.
+        runs: Run folders lie below it.
+        jobs: Processes that were started from the pages.
+        feed: Events of all screens.
+    """
+
+    folder: Path
+    runs: Path
+    jobs: Jobs
+    feed: Feed
+
+    def inside(self, name: str, *, root: Path | None = None) -> Path:
+        """A path of a request, below a root.
+
+        Raises:
+            GymError: ``PERMISSION_DENIED`` for one that leads out of it, by ``..``, a link or a drive.
+        """
+        base = (root or self.folder).resolve()
+        found = (base / name).resolve() if "\x00" not in name else base.parent
+        if found != base and base not in found.parents:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"{name!r} is not below {base}",
+                "start gym webui in the folder that holds it",
+            )
+        return found

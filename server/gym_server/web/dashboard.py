@@ -1,0 +1,78 @@
+"""The dashboard's face: its screens' routes and its feed, served from a thread beside the hub or alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+
+from gym_fed.addresses import is_loopback
+from gym_fed.identity.encryption import is_encrypted
+from gym_fed.web.app import Face
+from gym_fed.web.keys import KEYS_NAME, WebKeys
+from gym_fed.web.server import Tls, WebServer
+from gym_server.federation import Federation
+from gym_server.web import home
+from gym_server.web.feed import HubFeed
+from gym_server.web.hub_view import HubView
+
+SCREENS = (home,)
+"""Modules with ``routes(view)``; each is one screen's part of the API."""
+DEFAULT_LISTEN = "127.0.0.1:9444"
+
+
+class Dashboard:
+    """The pages of one hub. Opening it takes the address.
+
+    Args:
+        fed: The hub.
+        listen: ``host:port``.
+        public: Whether everybody is a viewer.
+        is_running: Whether the hub's rounds run in this process.
+
+    Raises:
+        GymError: ``ADDRESS_IN_USE``, ``USAGE``.
+    """
+
+    def __init__(self, fed: Federation, listen: str, *, public: bool, is_running: bool) -> None:
+        self._feed = HubFeed(fed)
+        view = HubView(fed, is_running)
+        routes = APIRouter()
+        for screen in SCREENS:
+            routes.include_router(screen.routes(view))
+        face = Face("hub", fed.config.name, Path(__file__).parent / "screens", routes, self._feed.feed)
+        self.server = WebServer(
+            face,
+            listen,
+            keys=WebKeys(fed.folder / "keys" / KEYS_NAME),
+            public=public,
+            tls=_tls(fed, listen),
+            add_key=f"gym-server dashboard-keys add NAME --role operator --dir {fed.folder}",
+        )
+
+    def start(self) -> None:
+        """Serve from a thread until ``stop``."""
+        self._feed.start()
+        self.server.start()
+
+    def run(self) -> None:
+        """Serve until a signal."""
+        self._feed.start()
+        try:
+            self.server.run()
+        finally:
+            self._feed.stop()
+
+    def stop(self) -> None:
+        """End what ``start`` began."""
+        self._feed.stop()
+        self.server.stop()
+
+
+def _tls(fed: Federation, listen: str) -> Tls | None:
+    """The hub's own certificate wherever others reach the pages."""
+    if is_loopback(f"//{listen}"):
+        return None
+    certificate, key = (fed.folder / "keys" / name for name in ("tls.crt", "tls.key"))
+    secret = fed.passphrase.get(str(key)).decode() if is_encrypted(key.read_bytes()) else None
+    return Tls(certificate, key, secret)
