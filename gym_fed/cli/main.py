@@ -29,6 +29,7 @@ from gym_fed.cli.train.predict import predict
 from gym_fed.cli.train.train import train
 from gym_fed.cli.train.tune import tune
 from gym_fed.cli.variant.app import app as variant_app
+from gym_fed.cli.webui import app as webui_app
 from gym_fed.console import VersionOption, run_app
 from gym_fed.errors import GymError
 from gym_fed.old_names import old_options
@@ -116,6 +117,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
 app.add_typer(soup_app, name="soup")
 app.add_typer(variant_app, name="variant")
+app.add_typer(webui_app, name="webui")
 
 
 def main() -> None:

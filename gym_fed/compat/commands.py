@@ -6,19 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from gym_fed.compat import evaluation
 from gym_fed.compat.flags import as_settings, split_flags
-from gym_fed.compat.row import BroughtWord, RefusedWord
-from gym_fed.errors import ErrorCode
+from gym_fed.compat.row import BroughtWord
 from gym_fed.other_words import note
 
 RENAMED = {"inference": "batch"}
 """Our commands by theirs."""
-
-REFUSED = {
-    "webui": RefusedWord(
-        "there is no web page for training", ("gym configs copy nano-lora my.yaml", "gym train my.yaml")
-    ),
-}
-"""Commands without a counterpart."""
 
 _OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
 _OF_A_BASE = {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"}
@@ -50,7 +42,6 @@ FLAGS: dict[str, dict[str, str]] = {
 COMMANDS = [
     BroughtWord("command", "gym-cli", "`gym`"),
     *(BroughtWord("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
-    *(BroughtWord("command", f"gym {name}", what.why, what.instead) for name, what in REFUSED.items()),
     BroughtWord(
         "command",
         "gym train --model_name_or_path X --template qwen3 --dataset alpaca_en_demo "
@@ -89,8 +80,6 @@ def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> 
     """
     command, rest = words[0], list(words[1:])
     if not known:
-        if command in REFUSED:
-            raise REFUSED[command].error(f"gym {command}", code=ErrorCode.USAGE)
         if command not in RENAMED:
             return list(words)
         note(f"gym {command}", f"`gym {RENAMED[command]}`")

@@ -9,11 +9,11 @@ from fastapi import APIRouter
 from gym_fed.web.app import Face
 from gym_fed.web.keys import KEYS_NAME, WebKeys
 from gym_fed.web.server import WebServer
-from gym_fed.webui import runs, train
+from gym_fed.webui import job_routes, runs, train
 from gym_fed.webui.workbench import Workbench
 
-SCREENS = (runs, train)
-"""Modules with ``routes(workbench)``; each is one screen's part of the API."""
+SCREENS = (job_routes, runs, train)
+"""Modules with ``routes(workbench)``; each is one part of the API."""
 
 
 def open_webui(workbench: Workbench, listen: str, title: str) -> WebServer:

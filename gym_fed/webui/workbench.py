@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import make_folder
 from gym_fed.web.events import Feed
 from gym_fed.webui.jobs import Jobs
 
+JOBS_NAME = ".jobs"
+"""Of the folder of jobs, below that of runs."""
 MAX_ROWS = 500
 """Of one list in one answer; a list says how many there are."""
 
@@ -44,3 +47,15 @@ class Workbench:
                 "start gym webui in the folder that holds it",
             )
         return found
+
+
+def open_workbench(folder: Path, runs: Path) -> Workbench:
+    """The workbench of a folder.
+
+    Args:
+        folder: Where commands run, and below which they may look.
+        runs: The folder of runs, made if it is missing.
+    """
+    make_folder(runs)
+    jobs = Jobs(runs.resolve() / JOBS_NAME, folder.resolve())
+    return Workbench(folder.resolve(), runs.resolve(), jobs, Feed(lambda last: ()))

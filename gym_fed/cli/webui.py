@@ -1,0 +1,101 @@
+"""`gym webui`: the workbench of this machine in a browser, and the keys of those who may reach it from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gym_fed.cli.default_command import DefaultCommandGroup
+from gym_fed.console import AsJson, err, out, print_columns, print_result
+
+if TYPE_CHECKING:
+    from gym_fed.web.keys import WebKeys
+
+
+class _ServesByDefault(DefaultCommandGroup):
+    default_command = "serve"
+    runs_without_words = True
+
+
+app = typer.Typer(cls=_ServesByDefault, help="Train, watch and try models in a browser.")
+keys_app = typer.Typer(
+    help="Add, list and remove the keys of those who log in from other machines.", no_args_is_help=True
+)
+app.add_typer(keys_app, name="keys")
+
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that runs lie in, at any depth.")]
+NameArgument = Annotated[str, typer.Argument(help="Of who gets the key.")]
+DEFAULT_RUNS = Path("runs")
+
+
+@app.command()
+def serve(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 7860,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="In place of --port; beyond loopback, with keys."),
+    ] = None,
+    runs: RunsOption = DEFAULT_RUNS,
+    open_page: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open the browser; by default on a terminal.")
+    ] = None,
+) -> None:
+    """Serve the workbench of this folder; `gym webui` means the same. Ctrl-C ends it, and jobs go on."""
+    from gym_fed.webui.app import open_webui
+    from gym_fed.webui.workbench import open_workbench
+
+    workbench = open_workbench(Path.cwd(), runs)
+    server = open_webui(workbench, listen or f"127.0.0.1:{port}", f"{workbench.folder.name or 'gym'}")
+    out.print(server.url)
+    err.print("Ctrl-C ends the workbench; what it has started goes on")
+    if open_page or (open_page is None and out.is_terminal):
+        import webbrowser
+
+        webbrowser.open(server.url)
+    server.run()
+
+
+@keys_app.command()
+def add(
+    name: NameArgument,
+    role: Annotated[
+        Literal["viewer", "operator"], typer.Option("--role", help="A viewer looks; an operator changes.")
+    ] = "viewer",
+    runs: RunsOption = DEFAULT_RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Add a key and print it, this once: the file has its hash alone."""
+    keys = _keys(runs)
+    key = keys.add(name, role)
+    print_result(
+        as_json,
+        {"name": name, "role": role, "key": key, "file": str(keys.path)},
+        key,
+        note=f"{name} logs in with this key as {role}; it is not shown again",
+    )
+
+
+@keys_app.command("list")
+def list_keys(runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False) -> None:
+    """List the keys, without the keys themselves."""
+    found = _keys(runs).all()
+    print_result(
+        as_json,
+        [{"name": key.name, "role": key.role, "created_at": key.created_at} for key in found],
+        lambda: print_columns([("name", "role"), *((key.name, key.role) for key in found)]),
+    )
+
+
+@keys_app.command()
+def remove(name: NameArgument, runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False) -> None:
+    """Remove a key; the sessions that it began end with it."""
+    _keys(runs).remove(name)
+    print_result(as_json, {"removed": name}, note=f"removed {name}")
+
+
+def _keys(runs: Path) -> WebKeys:
+    from gym_fed.web.keys import KEYS_NAME, WebKeys
+
+    return WebKeys(runs / KEYS_NAME)

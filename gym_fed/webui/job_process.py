@@ -1,0 +1,38 @@
+"""``python -m gym_fed.webui.job_process FOLDER MODULE WORD...``: runs one job and writes how it ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gym_fed.files import write_atomically
+
+
+def main(folder: Path, module: str, words: list[str]) -> None:
+    """Run ``python -m MODULE WORDS`` once the workbench has written ``job.json``; nothing where it has not.
+
+    Signals are sent to the whole group: the command handles them, and this process stays to write the status.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # a handler is not inherited by the command; SIG_IGN would be
+    sys.stdin.buffer.read()
+    if not (folder / "job.json").exists():
+        return
+    with (folder / "output.txt").open("ab", buffering=0) as output:
+        ended = subprocess.run(
+            [sys.executable, "-m", module, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    status = {"exit_code": ended.returncode, "ended_at": time.time()}
+    write_atomically(folder / "status.json", json.dumps(status).encode())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
