@@ -218,3 +218,17 @@ def test_sigterm_lets_answers_finish_refuses_new_ones_and_leaves_with_0(api: Any
     said = api.said.read_text()
     assert "leaving" in said
     assert not any(key in said for key in api.keys.values())
+
+
+def test_a_server_that_another_program_started_leaves_with_it() -> None:
+    words = [GYM, "api", "--port", "0", "--json", "--until-eof"]
+    reading, ours = os.pipe()
+    with os.fdopen(reading, "rb") as stdin:
+        process = WarmProcess(words, stdin=stdin, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        os.close(ours)  # as the end of the other program closes it
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()

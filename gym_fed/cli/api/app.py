@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,12 +75,18 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option("--drain-seconds", min=0.0, help="How long answers may go on after Ctrl-C.")
     ] = 20.0,
+    until_eof: Annotated[
+        bool,
+        typer.Option("--until-eof", help="Leave when standard input ends, as a child of another program."),
+    ] = False,
     yes: YesOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON with the address, once it is ready.")
     ] = False,
 ) -> None:
     """Serve a base and its variants; `gym api serving.yaml` means the same. Ctrl-C lets running answers finish."""
+    if until_eof:
+        threading.Thread(target=_leave_at_eof, name="until-eof", daemon=True).start()
     named = {
         "base": base,
         "adapter": adapter,
@@ -124,6 +133,14 @@ def serve(
     )
     if not finished:
         raise GymError(ErrorCode.INTERRUPTED, "active answers were cancelled")
+
+
+def _leave_at_eof() -> None:
+    """A program that started this one and is gone, however it ended, has closed this end too."""
+    with suppress(OSError):
+        while os.read(sys.stdin.fileno(), 1 << 12):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _require_config(config: Path) -> None:

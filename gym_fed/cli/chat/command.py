@@ -122,7 +122,7 @@ def chat(
         if model is None:
             raise GymError(ErrorCode.USAGE, "which MODEL?", "gym-nano, a model folder, a run, or --api URL")
         if variant is not None and variants is None:
-            from gym_fed.cli.variant.options import store_folder
+            from gym_fed.serving.store.folder import store_folder
 
             named = os.environ.get("GYM_VARIANTS")
             variants = store_folder(Path(named) if named else None)

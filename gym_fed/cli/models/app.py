@@ -91,10 +91,11 @@ app.command()(push)
 @app.command("list")
 def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
     """List the models on this machine: gym-nano, those in the Hugging Face cache, imported ones, the registry's."""
+    from gym_fed.downloads.local import local_models
     from gym_fed.tables import TextTable
     from gym_fed.text import readable_bytes
 
-    found = registered(registry) if registry is not None else [*_found(), *_imported(), *registered(None)]
+    found = registered(registry) if registry is not None else [*local_models(), *registered(None)]
     if as_json:
         print_json(found)
         return
@@ -121,58 +122,3 @@ def _refuse_for_the_hub(options: dict[str, Any]) -> None:
                 f"{name} is for models of a registry",
                 "name the registry with --registry, or leave the option out",
             )
-
-
-def _found() -> list[dict[str, Any]]:
-    from huggingface_hub import constants, scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    from gym_fed.downloads.selection import is_whole
-    from gym_fed.models import NANO, nano_path
-
-    size = sum(file.stat().st_size for file in nano_path().rglob("*") if file.is_file())
-    found: list[dict[str, Any]] = [_row(NANO, "package", size, None, True, str(nano_path()))]
-    try:
-        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
-    except CacheNotFound:
-        return found
-    for repo in sorted(repos, key=lambda repo: str(repo.repo_id)):
-        main = next((revision for revision in repo.revisions if "main" in revision.refs), None)
-        if repo.repo_type != "model":
-            continue
-        found.append(
-            _row(
-                repo.repo_id,
-                "cache",
-                repo.size_on_disk,
-                None if main is None else main.commit_hash,
-                main is not None and is_whole(main.snapshot_path),
-                None if main is None else str(main.snapshot_path),
-            )
-        )
-    return found
-
-
-def _imported() -> list[dict[str, Any]]:
-    """What was read of files in other formats, by file; a folder that is removed is made again when needed."""
-    from gym_fed.imports.folder import imported_models
-
-    return [
-        _row(one.source, f"imported {one.format}", one.bytes, None, True, str(one.folder))
-        for one in imported_models()
-    ]
-
-
-def _row(
-    name: str, where: str, num_bytes: int, commit: str | None, whole: bool, folder: str | None
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "where": where,
-        "bytes": num_bytes,
-        "commit": commit,
-        "whole": whole,
-        "folder": folder,
-        "version": None,
-        "problem": None,
-    }

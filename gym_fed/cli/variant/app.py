@@ -16,11 +16,11 @@ from gym_fed.cli.variant.options import (
     StoreOption,
     open_store,
     signing_key,
-    store_folder,
 )
 from gym_fed.cli.variant.wire import hub_app, pull, push
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.store.folder import store_folder
 
 if TYPE_CHECKING:
     from gym_fed.identity.variant import SignedVariant

@@ -14,9 +14,10 @@ from gym_fed.cli.data.files import ColumnsOption
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
-from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key, store_folder
+from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key
 from gym_fed.console import AsJson, MemberName, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.store.folder import store_folder
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from gym_fed.serving.store.folder import store_folder
 
 if TYPE_CHECKING:
     from gym_fed.identity.keys import SigningKey
@@ -23,11 +24,6 @@ KeyOption = Annotated[
     typer.Option("--key", help="PEM file of the key that signs; by default this home's own."),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The variant.")]
-
-
-def store_folder(store: Path | None) -> Path:
-    """The folder that was named, ``$GYM_HOME/variants``, or ``~/.gym-fed/variants``."""
-    return (store or Path(os.environ.get("GYM_HOME") or "~/.gym-fed") / "variants").expanduser()
 
 
 def open_store(store: Path | None, *, create: bool = False, require_signature: bool = False) -> VariantStore:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gym_fed import console
-from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store, store_folder
+from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.store.folder import store_folder
 
 if TYPE_CHECKING:
     from gym_client.hub.transport import HubClient
