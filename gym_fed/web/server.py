@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import socket
 import threading
 from collections.abc import Generator
@@ -22,6 +24,8 @@ from gym_fed.web.keys import WebKeys
 _MAX_REQUESTS = 600
 """At once, open streams among them; more get 503."""
 _STOP_SECONDS = 3
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class WebServer:
             f"gym_{face.name}_{port}", token=token, keys=keys, public=public, secure=tls is not None
         )
         self._feed = face.feed
-        self._config = uvicorn.Config(
+        config = uvicorn.Config(
             create_app(face, access),
             ws="none",
             access_log=False,
@@ -97,18 +101,26 @@ class WebServer:
             ssl_keyfile=None if tls is None else str(tls.key),
             ssl_keyfile_password=None if tls is None else tls.passphrase,
         )
-        self._server: uvicorn.Server = _QuietServer(self._config)
+        self._server = _QuietServer(config)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
-        """Serve until a signal. For the main thread."""
-        self._server = uvicorn.Server(self._config)
-        asyncio.run(self._serve())
+        """Serve until SIGINT or SIGTERM. For the main thread."""
+
+        async def serve() -> None:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._server.handle_exit, number, None)
+            await self._serve()
+
+        try:
+            asyncio.run(serve())
+        finally:
+            self._listener.close()
 
     def start(self) -> None:
-        """Serve from a thread until ``stop``."""
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="web", daemon=True)
+        """Serve from a thread until ``stop``. A failure is logged, and is nobody else's."""
+        self._thread = threading.Thread(target=self._beside, name="web", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -117,6 +129,12 @@ class WebServer:
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS + 2)
         self._listener.close()
+
+    def _beside(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except (Exception, SystemExit):  # noqa: BLE001 (the hub goes on; uvicorn exits where it cannot begin)
+            _log.exception("the pages at %s ended", self.address)
 
     async def _serve(self) -> None:
         ending = asyncio.create_task(self._end_streams())
@@ -133,7 +151,7 @@ class WebServer:
 
 
 class _QuietServer(uvicorn.Server):
-    """Leaves signals to the hub."""
+    """Leaves signals to its owner."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

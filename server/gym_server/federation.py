@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_bytes
 from typing import IO
 
 from gym_fed.config.hub.server import ServerConfig
@@ -68,7 +69,10 @@ class Federation:
         self.server = server_id(self.key.public_key)
         self.fingerprint = fingerprint((folder / "keys" / "tls.crt").read_bytes())
         self.store = ObjectStore(
-            objects_url(folder, config), folder / "staging", config.storage.max_local_copy_bytes
+            objects_url(folder, config),
+            folder / "staging",
+            config.storage.max_local_copy_bytes,
+            database.read_only,
         )
         private = config.privacy is not None or config.secure_aggregation is not None
         self.ledger = Ledger(database, self.key, folder / "keys" / "newest-head.json", private=private)
@@ -91,7 +95,7 @@ class Federation:
             config.enrolment,
             self.server,
             tls,
-            session_key(folder / "keys", self.passphrase),
+            token_bytes(32) if database.read_only else session_key(folder / "keys", self.passphrase),
             limits.enrolment_work_bits,
             limits.nodes_per_account,
         )
@@ -108,13 +112,20 @@ class Federation:
         self.variants = HubVariants(database, self.ledger, self.store, base, config)
 
     @classmethod
-    def open(cls, folder: Path, overrides: tuple[str, ...] = (), insecure: bool = False) -> Federation:
+    def open(
+        cls,
+        folder: Path,
+        overrides: tuple[str, ...] = (),
+        insecure: bool = False,
+        read_only: bool = False,
+    ) -> Federation:
         """Open a folder that ``gym-server init`` made.
 
         Args:
             folder: The hub's.
             overrides: ``a.b=value`` settings that win over the config file.
             insecure: Served in plain text, on loopback: what contributors sign then names no TLS key.
+            read_only: Leave the folder and the database as they are; what would write raises ``PERMISSION_DENIED``.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` where there is no hub, ``CONFIG_INVALID``, ``STATE_CORRUPT``, and
@@ -122,7 +133,7 @@ class Federation:
         """
         folder = folder.resolve()
         config = read_config(folder, overrides)
-        database = Database.open(config.storage.database, folder)
+        database = Database.open(config.storage.database, folder, read_only)
         return cls(folder, config, _base_spec(database, config), database, insecure)
 
     def check_soup(self) -> None:
@@ -240,5 +251,6 @@ def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
             f"base_model {config.base_model!r} has digest {spec.digest}, the federation began with {began_with}",
             "put the first base model back into the config, or start another hub with `gym-server init`",
         )
-    database.set(f"base:{config.base_model}", json.dumps(spec.to_dict()))
+    if not database.read_only:
+        database.set(f"base:{config.base_model}", json.dumps(spec.to_dict()))
     return spec

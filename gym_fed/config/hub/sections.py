@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
@@ -14,6 +14,7 @@ from gym_fed.config.hub.safety_gate import SafetyGateConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.train.data_source import DataFormat
 
 
@@ -172,6 +173,21 @@ class StorageConfig(StrictModel):
     """Of a remote object store: copies beyond it go from this machine, those unused for longest first."""
 
 
+class DashboardConfig(StrictModel):
+    """The pages that ``gym-server run`` serves beside its rounds (docs/dashboard.md)."""
+
+    listen: str = "127.0.0.1:9444"
+    """host:port; port 0 takes any free one. On an address that others reach, keys are needed."""
+    public: bool = False
+    """Whether everybody may look without a key; who changes something needs one in any case."""
+
+    @field_validator("listen")
+    @classmethod
+    def _can_listen(cls, text: str) -> str:
+        Endpoint.parse(text, least_port=0)
+        return text
+
+
 class ServerSections(StrictModel):
     """The keys of ``gym-server.yaml``; how they must fit each other is with ``ServerConfig``."""
 
@@ -201,3 +217,5 @@ class ServerSections(StrictModel):
     variants: VariantsConfig = VariantsConfig()
     limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()
+    dashboard: DashboardConfig | None = None
+    """Absent: no pages, unless ``gym-server run --dashboard`` says where."""

@@ -23,6 +23,7 @@ from gym_fed.console import (
 )
 from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.care import add_care_commands
+from gym_server.cli.dashboard import add_dashboard_commands
 from gym_server.cli.evaluation import add_evaluation_command
 from gym_server.cli.ledger import app as ledger_app
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
@@ -90,6 +91,10 @@ def run(
     overrides: Override = [],  # noqa: B006 (typer copies it)
     exit_when_done: Annotated[bool, typer.Option(help="Exit when all rounds are committed.")] = False,
     insecure: Annotated[bool, typer.Option(help="Plain text, on a loopback address only.")] = False,
+    dashboard: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve pages for the browser there.", show_default=False),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check everything that rounds need, and exit.")
     ] = False,
@@ -131,6 +136,12 @@ def run(
             terminal = err if err.is_terminal and not as_json else None
             watching.enter_context(Watcher(fed, happened, terminal))
 
+    def pages(url: str) -> None:
+        if as_json:
+            print_event({"event": "dashboard", "url": url})
+        else:
+            out.print(f"dashboard: {url}")
+
     def ended(current: Round) -> None:
         line = describe_round(served[0], current.server_round)
         if as_json:
@@ -145,7 +156,9 @@ def run(
             tuple(overrides),
             insecure=insecure,
             exit_when_done=exit_when_done,
+            dashboard=dashboard,
             on_listening=listening,
+            on_dashboard=pages,
             on_round=ended,
         )
     finally:
@@ -234,6 +247,7 @@ def model(
 add_account_commands(app)
 add_care_commands(app)
 add_evaluation_command(app)
+add_dashboard_commands(app)
 
 
 def main() -> None:

@@ -8,13 +8,14 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from flwr.serverapp import Grid
 
-from gym_fed.config.hub.sections import GateConfig
+from gym_fed.config.hub.sections import DashboardConfig, GateConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.tls import private_pem
 from gym_fed.open_files import raise_file_limit
@@ -33,6 +34,9 @@ from gym_server.store.away import StoreAway
 from gym_server.store.hub_lock import HubLock
 from gym_server.strategy.durable import DurableDeltaSoup
 from gym_server.strategy.grid import HubGrid
+
+if TYPE_CHECKING:
+    from gym_server.web.dashboard import Dashboard
 
 log = logging.getLogger("gym_server")
 
@@ -56,7 +60,9 @@ def run_hub(
     *,
     insecure: bool = False,
     exit_when_done: bool = False,
+    dashboard: str | None = None,
     on_listening: Callable[[Federation, int], None] = lambda *_: None,
+    on_dashboard: Callable[[str], None] = lambda _: None,
     on_round: Callable[[Round], None] = lambda _: None,
     server_app: Callable[[Grid], None] | None = None,
 ) -> str:
@@ -67,7 +73,9 @@ def run_hub(
         overrides: ``a.b=value`` settings that win over the config file.
         insecure: Plain text; loopback only.
         exit_when_done: Leave when the rounds are done, instead of serving on.
+        dashboard: ``host:port`` of the pages beside the rounds; None leaves it to the config.
         on_listening: Called once with the federation and the port.
+        on_dashboard: Called once with the URL of the pages, where there are any.
         on_round: Called after each round that ended.
         server_app: Runs on the grid instead of DeltaSoup: any Flower strategy's ``start``, say.
 
@@ -81,6 +89,7 @@ def run_hub(
         folder_lock(folder) if folder.is_dir() else nullcontext(),
         Federation.open(folder, overrides, insecure) as federation,
         federation.hub_lock() as hub_lock,
+        _dashboard_of(federation, dashboard) as pages,
     ):
         if insecure and not federation.config.listen.startswith(_LOOPBACK):
             raise GymError(
@@ -111,9 +120,26 @@ def run_hub(
             assert server_app is not None
             server_app(grid)
 
+        def listening(fed: Federation, port: int) -> None:
+            on_listening(fed, port)
+            if pages is not None:
+                pages.start()
+                on_dashboard(pages.url)
+
         server = _Server(federation, hub_lock, insecure, own_app if server_app else delta_soup)
-        ending = asyncio.run(server.serve(exit_when_done, on_listening))
+        ending = asyncio.run(server.serve(exit_when_done, listening))
     return ending
+
+
+def _dashboard_of(fed: Federation, listen: str | None) -> AbstractContextManager[Dashboard | None]:
+    """The dashboard of the command line or of the config, with its address taken; of neither, None."""
+    config = fed.config.dashboard
+    if listen is None and config is None:
+        return nullcontext()
+    from gym_server.web.dashboard import Dashboard
+
+    config = config or DashboardConfig()
+    return Dashboard(fed, listen or config.listen, public=config.public, is_running=True)
 
 
 def gate_line(gate: GateConfig) -> str:

@@ -135,6 +135,11 @@ storage:
   database: sqlite:///hub.db    # or postgresql+psycopg://USER@HOST/DATABASE, the password in PGPASSFILE
   objects: objects              # a folder, or s3://BUCKET/PREFIX (docs/coordinate.md)
   # max_local_copy_bytes: 8589934592 # of what is on S3: copies on this machine
+
+# Pages for the browser beside the rounds (docs/dashboard.md); as `gym-server run --dashboard`.
+# dashboard:
+#   listen: 127.0.0.1:9444      # another address needs a key: gym-server dashboard-keys add
+#   public: false               # true: everybody may look
 """
 
 

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DatabaseError
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.failures import mapped_errors, parse_url, shown
-from gym_server.store.migrations import bring_up_to_date
+from gym_server.store.migrations import bring_up_to_date, require_up_to_date
 from gym_server.store.tables import settings
 
 LOCK_SECONDS = 30
@@ -56,12 +56,18 @@ def rerun(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class Database:
-    """Transactions over one engine. A write transaction is durable when its block ends."""
+    """Transactions over one engine. A write transaction is durable when its block ends.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: Of SQLAlchemy.
+        read_only: For whoever only looks: there are no write transactions, and settings keep their defaults.
+    """
+
+    def __init__(self, url: str, read_only: bool = False) -> None:
         self._url = parse_url(url)
+        self.read_only = read_only
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
-        self.engine = _sqlite(self._url) if self._is_sqlite else _postgresql(self._url)
+        self.engine = _sqlite(self._url, read_only) if self._is_sqlite else _postgresql(self._url)
         self.at_begin: list[Callable[[Connection], object]] = []
         """Called at the start of every write transaction, inside it; what they raise ends it."""
         self.before_commit: list[Callable[[Connection], object]] = []
@@ -70,10 +76,10 @@ class Database:
         """Called when a write transaction is durable."""
 
     @classmethod
-    def open(cls, url: str, folder: Path) -> Database:
+    def open(cls, url: str, folder: Path, read_only: bool = False) -> Database:
         """Open an existing or new database; a relative SQLite path is inside ``folder``.
 
-        One of an earlier release is brought up to date in one transaction.
+        One of an earlier release is brought up to date in one transaction; who only reads must find it up to date.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for a URL that cannot be used, ``STATE_CORRUPT`` when the file is no database
@@ -82,13 +88,19 @@ class Database:
         prefix = "sqlite:///"
         if url.startswith(prefix) and not url.startswith(prefix + "/"):
             path = (folder / url.removeprefix(prefix)).resolve()
+            if read_only and not path.exists():
+                raise GymError(ErrorCode.FILE_NOT_FOUND, f"no database {path}", "is this the hub's folder?")
             if not path.exists() and path.parent.is_dir():
                 path.touch(mode=0o600)  # what SQLite puts beside it gets the same mode
             url = prefix + str(path)
-        database = cls(url)
+        database = cls(url, read_only)
         try:
-            with database.transaction() as tx:
-                bring_up_to_date(tx, database.shown)
+            if read_only:
+                with database.reading() as tx:
+                    require_up_to_date(tx, database.shown)
+            else:
+                with database.transaction() as tx:
+                    bring_up_to_date(tx, database.shown)
         except StoreAway as away:
             raise away.refusal from None
         except DatabaseError as error:
@@ -117,8 +129,15 @@ class Database:
         """One write transaction: commits at the end, rolls back on any exception.
 
         Raises:
+            GymError: ``PERMISSION_DENIED`` where it was opened for reading alone.
             StoreAway: The database cannot be reached; whether a commit that was under way is stored is not known.
         """
+        if self.read_only:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                "this only reads the hub's folder, and changes nothing there",
+                "use the dashboard of the running hub: gym-server run --dashboard HOST:PORT",
+            )
         with mapped_errors(self._url), self.engine.connect() as connection:
             with self._alone(connection), connection.begin():
                 for call in self.at_begin:
@@ -140,9 +159,9 @@ class Database:
 
     def setting(self, key: str, default: str) -> str:
         """The stored value of ``key``, stored as ``default`` on first use."""
-        with self.transaction() as tx:
+        with self.reading() if self.read_only else self.transaction() as tx:
             value = tx.scalar(select(settings.c.value).where(settings.c.key == key))
-            if value is None:
+            if value is None and not self.read_only:
                 tx.execute(settings.insert().values(key=key, value=default))
         return default if value is None else str(value)
 
@@ -230,7 +249,7 @@ def _postgresql(url: URL) -> Engine:
     return engine
 
 
-def _sqlite(url: URL) -> Engine:
+def _sqlite(url: URL, read_only: bool) -> Engine:
     engine = create_engine(url, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
@@ -239,6 +258,8 @@ def _sqlite(url: URL) -> Engine:
         wait = f"busy_timeout={1000 * LOCK_SECONDS}"
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", wait):
             connection.execute(f"PRAGMA {pragma}")
+        if read_only:
+            connection.execute("PRAGMA query_only=ON")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -39,16 +39,21 @@ class ObjectStore:
         url: Where objects live; a plain path is a local folder.
         staging: Local folder for parts, and for copies of remote objects that are being mapped.
         max_copy_bytes: What these copies may have together.
+        read_only: For whoever only looks: no folder is made.
     """
 
-    def __init__(self, url: str, staging: Path, max_copy_bytes: int = 8 << 30) -> None:
+    def __init__(
+        self, url: str, staging: Path, max_copy_bytes: int = 8 << 30, read_only: bool = False
+    ) -> None:
         self.staging = staging.resolve()
-        make_folder(staging, 0o700)
+        if not read_only:
+            make_folder(staging, 0o700)
         self._remote: RemoteObjects | None = None
         self._fs: Any = LocalFileSystem()
         if url.startswith("file://") or "://" not in url:
             self._root = str(Path(url.removeprefix("file://")).resolve())
-            make_folder(Path(self._root), 0o700)  # nobody's but the hub's
+            if not read_only:
+                make_folder(Path(self._root), 0o700)  # nobody's but the hub's
         else:
             self._remote = RemoteObjects(url, self.staging, max_copy_bytes)
             self._fs, self._root = self._remote.fs, self._remote.root

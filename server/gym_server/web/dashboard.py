@@ -18,7 +18,6 @@ from gym_server.web.hub_view import HubView
 
 SCREENS = (home,)
 """Modules with ``routes(view)``; each is one screen's part of the API."""
-DEFAULT_LISTEN = "127.0.0.1:9444"
 
 
 class Dashboard:
@@ -50,6 +49,17 @@ class Dashboard:
             add_key=f"gym-server dashboard-keys add NAME --role operator --dir {fed.folder}",
         )
 
+    def __enter__(self) -> Dashboard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """What is printed; with the token where there is one."""
+        return self.server.url
+
     def start(self) -> None:
         """Serve from a thread until ``stop``."""
         self._feed.start()
@@ -64,7 +74,7 @@ class Dashboard:
             self._feed.stop()
 
     def stop(self) -> None:
-        """End what ``start`` began."""
+        """Give the address back, and end what ``start`` began."""
         self._feed.stop()
         self.server.stop()
 

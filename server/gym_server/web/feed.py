@@ -48,7 +48,8 @@ class HubFeed:
 
     def stop(self) -> None:
         self._ended.set()
-        self._thread.join(timeout=5)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5)
 
     def _since(self, last: int | None) -> Iterator[Event]:
         """How a stream begins: the entries that a page missed, and the state."""

@@ -57,6 +57,22 @@ def bring_up_to_date(tx: Connection, shown: str) -> None:
     tx.execute(settings.insert().values(key="schema_version", value=BY_ALEMBIC))
 
 
+def require_up_to_date(tx: Connection, shown: str) -> None:
+    """What ``bring_up_to_date`` would leave as it is.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` for any other database.
+    """
+    names = set(inspect(tx).get_table_names())
+    found = tx.scalar(select(_version.c.version_num)) if _version.name in names else None
+    if found != HEAD:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"{shown} is not of this release, and is not changed by who only reads it",
+            "gym-server status --dir HUB brings it up to date",
+        )
+
+
 def _upgrade(tx: Connection, found: str | None, shown: str) -> None:
     from alembic.config import Config
     from alembic.runtime.environment import EnvironmentContext

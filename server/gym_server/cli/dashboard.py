@@ -1,0 +1,105 @@
+"""`gym-server dashboard` and `dashboard-keys`: the pages of a hub's folder, and who may log in to them."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gym_fed.console import AsJson, out, print_result, print_table
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.cli.options import DEFAULT_FOLDER, Folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gym_fed.web.keys import WebKeys
+
+keys_app = typer.Typer(
+    help="Add, list and remove the keys that open a hub's dashboard on other machines.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="Who has the key.", show_default=False)]
+
+
+def add_dashboard_commands(app: typer.Typer) -> None:
+    """Register the commands of this module."""
+    app.command()(dashboard)
+    app.add_typer(keys_app, name="dashboard-keys")
+
+
+def dashboard(
+    folder: Folder = DEFAULT_FOLDER,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where; port 0 for a free one.", show_default="127.0.0.1:9444"
+        ),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Everybody may look without a key.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a hub's folder in the browser, stopped or running. Nothing is changed there, whatever the role."""
+    from gym_fed.config.hub.sections import DashboardConfig
+    from gym_server.cli.show import log_to_stderr
+    from gym_server.federation import Federation
+    from gym_server.web.dashboard import Dashboard
+
+    log_to_stderr()
+    with Federation.open(folder, read_only=True) as fed:
+        config = fed.config.dashboard or DashboardConfig()
+        pages = Dashboard(fed, listen or config.listen, public=public or config.public, is_running=False)
+        with pages:
+            print_result(
+                as_json, {"url": pages.url}, f"dashboard of {fed.config.name}, to look at: {pages.url}"
+            )
+            pages.run()
+
+
+@keys_app.command()
+def add(
+    name: Name,
+    role: Annotated[str, typer.Option(help="viewer, or operator who may also change things.")] = "viewer",
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it, once. The hub may be running."""
+    if role not in ("viewer", "operator"):
+        raise GymError(ErrorCode.USAGE, f"--role {role!r} is unknown", "it is viewer or operator")
+    keys = _keys(folder)
+    secret = keys.add(name, role)
+    print_result(
+        as_json,
+        {"name": name, "role": role, "key": secret},
+        secret,
+        note=f"shown once; {name} logs in with it as {role}",
+    )
+
+
+@keys_app.command("list")
+def list_keys(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """List the keys by name and role, without the keys."""
+    from gym_fed.tables import TextTable
+
+    found = _keys(folder).all()
+    table = TextTable("name", "role", "made", box=None)
+    for key in found:
+        table.add_row(key.name, key.role, f"{datetime.date.fromtimestamp(key.created_at)}")
+    rows = [{"name": key.name, "role": key.role, "created_at": key.created_at} for key in found]
+    print_result(as_json, rows, lambda: print_table(table) if rows else out.print("there is no key yet"))
+
+
+@keys_app.command()
+def remove(name: Name, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Remove a key; its sessions end at once. The hub may be running."""
+    _keys(folder).remove(name)
+    print_result(as_json, {"removed": name}, f"removed {name}")
+
+
+def _keys(folder: Path) -> WebKeys:
+    from gym_fed.web.keys import KEYS_NAME, WebKeys
+    from gym_server.federation import read_config
+
+    read_config(folder)  # that it is a hub's folder
+    return WebKeys(folder / "keys" / KEYS_NAME)
