@@ -2,5 +2,6 @@
 
 Neighbours: imports compat, config, console, data, delta, doctor, downloads, errors, evaluation, export,
 files, identity, imports, json_files, kinds, leaderboard, modeling, models, old_names, personalization,
-planning, quantization, registry, renamed, serving, soup, tables, text, tracking, training; imported by none.
+planning, quantization, registry, serving, soup, tables, text, tracking, training, web, webui; imported by
+none.
 """

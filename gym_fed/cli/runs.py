@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import json
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from gym_fed import console
 from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.renamed import with_new_names
 from gym_fed.tracking.trackers.base import flat
+from gym_fed.training.run.summary import (
+    list_run_folders,
+    listed,
+    read_config,
+    read_json,
+    read_metrics,
+    read_run_metrics,
+    summary,
+)
 
 app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is_help=True)
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_POINTS = 60
-_ACTIVE_SECONDS = 120
-"""Where locks are not supported, a run without a result counts as running while its figures are not older."""
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 
@@ -35,8 +38,7 @@ def list_runs(
     """List every run below a folder, the newest first."""
     if not root.is_dir():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {root}", "give the folder that runs lie in")
-    folders = sorted({file.parent for file in root.rglob("run.json")})
-    runs = [_listed(folder) for folder in folders]
+    runs = [listed(folder) for folder in list_run_folders(root)]
     runs.sort(key=lambda run: run["changed"], reverse=True)
     if as_json:
         console.print_json(runs)
@@ -65,8 +67,8 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: As
     """Show one run: status, last figures, settings, and where it ran."""
     found = summary(run)
     found["config"] = read_config(run)
-    found["environment"] = _read_json(run / "environment.json")
-    found["rollbacks"] = _read_json(run / "rollbacks.json") or []
+    found["environment"] = read_json(run / "environment.json")
+    found["rollbacks"] = read_json(run / "rollbacks.json") or []
     performance = read_metrics(run / "performance.jsonl")
     found["performance"] = {key: value for line in performance for key, value in line.items()}
     if as_json:
@@ -134,7 +136,7 @@ def plot(
 ) -> None:
     """Draw figures over steps: into a file, or as a line of bars on the terminal."""
     series: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    logged = {run: [*_metrics(run), *read_metrics(run / "performance.jsonl")] for run in runs}
+    logged = {run: [*read_run_metrics(run), *read_metrics(run / "performance.jsonl")] for run in runs}
     for name in metric or ["loss"]:
         series[name] = {
             str(run): [(line["step"], line[name]) for line in lines if name in line and "step" in line]
@@ -160,97 +162,6 @@ def plot(
             span = f"{_short(values[0])} to {_short(values[-1])}" if values else "nothing logged"
             rows.append((run, name, sparkline(values), span))
         print_columns(rows)
-
-
-def _listed(folder: Path) -> dict[str, Any]:
-    """The summary, or what is in its place for a folder that cannot be read; one such hides no others."""
-    try:
-        return summary(folder)
-    except GymError as error:
-        return {
-            "folder": str(folder),
-            "status": "unreadable",
-            "why": error.message,
-            "algorithm": "",
-            "model": "",
-            "steps": 0,
-            "figures": {},
-            "changed": folder.stat().st_mtime,
-        }
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    """Summary of a run folder.
-
-    Raises:
-        GymError: ``FILE_NOT_FOUND`` where there is no run.
-    """
-    from gym_fed.training.run.folder_lock import is_held
-
-    config = read_config(folder)
-    figures: dict[str, float] = {}
-    steps = 0
-    for line in _metrics(folder):
-        steps = max(steps, line.get("step", 0))
-        figures.update({key: value for key, value in line.items() if key != "step"})
-    result = _read_json(folder / "result.json")
-    if result is not None:
-        steps = result.get("steps", steps)
-        figures.update({key: result[key] for key in ("final_loss", "best_step", "epsilon") if key in result})
-        if "privacy" in result:
-            figures["target_delta"] = result["privacy"]["target_delta"]
-    files = [folder / "metrics.jsonl", folder / "result.json", folder / "config.yaml"]
-    changed = max(file.stat().st_mtime for file in files if file.exists())
-    saved = [f.name.rpartition("-")[2] for f in folder.glob("checkpoints/checkpoint-*")]
-    steps = max(steps, *(int(step) for step in saved if step.isdecimal()), 0)
-    is_running = is_held(folder)
-    status = "running" if is_running else "unfinished"
-    if is_running is None and time.time() - changed < _ACTIVE_SECONDS:
-        status = "running?"
-    return {
-        "folder": str(folder),
-        "status": "finished" if result is not None else status,
-        "algorithm": config.get("algorithm", ""),
-        "model": str(config.get("model") or "from random weights"),
-        "steps": steps,
-        "figures": figures,
-        "changed": changed,
-    }
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The run's ``config.yaml``.
-
-    Raises:
-        GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is no mapping.
-    """
-    from gym_fed.config.train.graders import GraderSections
-
-    file = folder / "config.yaml"
-    if not file.is_file():
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"{folder}: holds no run", "give a folder that gym train has written"
-        )
-    try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
-    if not isinstance(config, dict):
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
-    return with_new_names(config, GraderSections.renamed_keys)
-
-
-def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file of figures; empty where there is none yet."""
-    from gym_fed.tracking.trackers.jsonl import read_lines
-
-    try:
-        lines = read_lines(file)
-    except (ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line that is not JSON") from error
-    if not all(isinstance(line, dict) for line in lines):
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line without names")
-    return lines
 
 
 def sparkline(values: list[float]) -> str:
@@ -289,20 +200,6 @@ def _draw(series: dict[str, dict[str, list[tuple[int, float]]]], output: Path) -
         figure.savefig(output, dpi=150)
     except ValueError as error:  # a suffix that matplotlib does not know
         raise GymError(ErrorCode.USAGE, f"{output}: {error}", "end the name in .png, .svg or .pdf") from error
-
-
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    read_config(run)  # refuses a folder without a run
-    return read_metrics(run / "metrics.jsonl")
-
-
-def _read_json(file: Path) -> Any:
-    if not file.exists():
-        return None
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not JSON") from error
 
 
 def _short(value: Any) -> str:

@@ -2,5 +2,5 @@
 
 Neighbours: imports data, errors, identity, json_files, kinds, models, other_words, renamed, text; imported by
 cli, compat, data, delta, evaluation, export, identity, leaderboard, personalization, planning, privacy,
-quantization, quickstart, registry, serving, soup, tracking, training.
+quantization, quickstart, registry, serving, soup, tracking, training, web.
 """

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.cli.runs import read_config
 from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.training import TrainingConfig
@@ -21,6 +20,7 @@ from gym_fed.errors import GymError
 from gym_fed.personalization.create import _claim
 from gym_fed.renamed import RenamedWarning
 from gym_fed.training.run.folder import RunFolder
+from gym_fed.training.run.summary import read_config
 from gym_fed.training.search import Search
 from tests.unit.config.test_llamafactory import COMMON
 

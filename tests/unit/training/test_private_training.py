@@ -13,7 +13,6 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from gym_fed.cli.runs import summary
 from gym_fed.cli.train.train import learned
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import LocalPrivacy
@@ -28,6 +27,7 @@ from gym_fed.training.private.noise import LatticeNoise, noisy_optimizer
 from gym_fed.training.private.plan import make_plan
 from gym_fed.training.private.sampling import poisson_sample
 from gym_fed.training.run.checks import check_config
+from gym_fed.training.run.summary import summary
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import add_lora
 

@@ -1,0 +1,133 @@
+"""What a run folder says of its run, from its files alone: for `gym runs` and the pages of `gym webui`. No torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gym_fed.config.train.graders import GraderSections
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.renamed import with_new_names
+from gym_fed.tracking.trackers.jsonl import read_lines
+from gym_fed.training.run.folder_lock import is_held
+
+_ACTIVE_SECONDS = 120
+"""Where locks are not supported, a run without a result counts as running while its figures are not older."""
+
+
+def list_run_folders(root: Path) -> list[Path]:
+    """Every run below a folder, at any depth, by path."""
+    return sorted({file.parent for file in root.rglob("run.json")})
+
+
+def listed(folder: Path) -> dict[str, Any]:
+    """The summary, or what is in its place for a folder that cannot be read; one such hides no others."""
+    try:
+        return summary(folder)
+    except GymError as error:
+        return {
+            "folder": str(folder),
+            "status": "unreadable",
+            "why": error.message,
+            "algorithm": "",
+            "model": "",
+            "steps": 0,
+            "figures": {},
+            "changed": folder.stat().st_mtime,
+        }
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Summary of a run folder.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` where there is no run.
+    """
+    config = read_config(folder)
+    figures: dict[str, float] = {}
+    steps = 0
+    for line in read_run_metrics(folder):
+        steps = max(steps, line.get("step", 0))
+        figures.update({key: value for key, value in line.items() if key != "step"})
+    result = read_json(folder / "result.json")
+    if result is not None:
+        steps = result.get("steps", steps)
+        figures.update({key: result[key] for key in ("final_loss", "best_step", "epsilon") if key in result})
+        if "privacy" in result:
+            figures["target_delta"] = result["privacy"]["target_delta"]
+    files = [folder / "metrics.jsonl", folder / "result.json", folder / "config.yaml"]
+    changed = max(file.stat().st_mtime for file in files if file.exists())
+    saved = [f.name.rpartition("-")[2] for f in folder.glob("checkpoints/checkpoint-*")]
+    steps = max(steps, *(int(step) for step in saved if step.isdecimal()), 0)
+    is_running = is_held(folder)
+    status = "running" if is_running else "unfinished"
+    if is_running is None and time.time() - changed < _ACTIVE_SECONDS:
+        status = "running?"
+    return {
+        "folder": str(folder),
+        "status": "finished" if result is not None else status,
+        "algorithm": config.get("algorithm", ""),
+        "model": str(config.get("model") or "from random weights"),
+        "steps": steps,
+        "figures": figures,
+        "changed": changed,
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The run's ``config.yaml``.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is no mapping.
+    """
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"{folder}: holds no run", "give a folder that gym train has written"
+        )
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
+    if not isinstance(config, dict):
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
+    return with_new_names(config, GraderSections.renamed_keys)
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file of figures; empty where there is none yet."""
+    try:
+        lines = read_lines(file)
+    except (ValueError, RecursionError) as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line that is not JSON") from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line without names")
+    return lines
+
+
+def read_run_metrics(run: Path) -> list[dict[str, Any]]:
+    """The figures of a run.
+
+    Raises:
+        GymError: As ``read_config`` and ``read_metrics``.
+    """
+    read_config(run)  # refuses a folder without a run
+    return read_metrics(run / "metrics.jsonl")
+
+
+def read_json(file: Path) -> Any:
+    """The document of a JSON file of a run; None where there is none.
+
+    Raises:
+        GymError: ``STATE_CORRUPT``.
+    """
+    if not file.exists():
+        return None
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not JSON") from error
