@@ -194,11 +194,11 @@ def full_disk_named(path: Path) -> Iterator[None]:
     """Name the file that a full disk, or a used-up quota, has no room for.
 
     Raises:
-        GymError: ``DISK_FULL`` in place of the system's error.
+        GymError: ``DISK_FULL`` in place of the error of the system, or of a library that passes it on as text.
     """
     try:
         yield
-    except OSError as error:
+    except Exception as error:
         if is_disk_full(error):
             raise disk_full(path) from error
         raise

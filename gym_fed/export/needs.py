@@ -77,11 +77,11 @@ def default_needs(
         bits: Of the result, per weight.
         writing: Copies in float32 in memory until it is written, over all processes.
         reading: The same while it is read back.
-        scratch: Copies in float32 on disk beside the result.
+        scratch: Copies in float32 on disk beside the result; the answers of the check come when these have gone.
     """
     full, logits = weights.full_bytes, _FLOAT_BYTES * _LOGITS * weights.vocabulary
     return ExportNeeds(
-        disk=int(weights.parameters * bits / 8 + scratch * full),
+        disk=int(weights.parameters * bits / 8 + max(scratch * full, logits)),
         writing=int(writing * full) + LIBRARIES_BYTES + logits,
         reading=int(reading * full) + 2 * LIBRARIES_BYTES + 2 * logits,
     )

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ Report = Callable[[str, int, int], None]
 _LAST_LINES = 20
 _LINE_CHARS = 2000
 _PIPE_BYTES = 1 << 16
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = re.compile(rf"(?:\[Errno|\(os error) ({errno.ENOSPC}|{errno.EDQUOT})[])]")
+"""How errors of Python, and of libraries written in Rust, name the errno of a full disk."""
 _PR_SET_PDEATHSIG = 1
 """``prctl``'s, from ``<sys/prctl.h>``."""
 
@@ -46,7 +48,8 @@ def run_module(module: str, job: Mapping[str, Any], report: Report = no_report) 
         The exit status, and the last lines of what it wrote to its standard error.
 
     Raises:
-        GymError: ``DISK_FULL`` or ``BUSY`` where that is what ended it.
+        OSError: Where a full disk is what ended it.
+        GymError: ``BUSY`` where want of memory is.
     """
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     child = subprocess.Popen(
@@ -89,7 +92,8 @@ def _require_no_lack(module: str, status: int, last: list[str]) -> None:
     """Refuse the end of a process that lacked memory or room on the disk.
 
     Raises:
-        GymError: ``DISK_FULL``, ``BUSY``.
+        OSError: For a full disk, or a used-up quota.
+        GymError: ``BUSY``.
     """
     if status == -signal.SIGKILL or (status and any("MemoryError" in line for line in last[-1:])):
         raise GymError(
@@ -97,10 +101,9 @@ def _require_no_lack(module: str, status: int, last: list[str]) -> None:
             f"the process of {module.rpartition('.')[2]} was killed, most likely because no memory was left",
             "close other programs, or use a machine with more memory",
         )
-    if status and any(f"[Errno {number}]" in line for number in _FULL for line in last[-1:]):
-        raise GymError(
-            ErrorCode.DISK_FULL, f"no space is left on the disk: {last[-1][:300]}", "free some space there"
-        )
+    if status and (full := _FULL.search(last[-1] if last else "")):
+        number = int(full[1])
+        raise OSError(number, os.strerror(number))
 
 
 @contextmanager

@@ -18,7 +18,13 @@ from gym_fed.export.checking import ReadBack
 from gym_fed.export.choice import settled
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source, licences_of
-from gym_fed.files import file_sha256, whole_file_or_none, whole_or_not_at_all, write_atomically
+from gym_fed.files import (
+    file_sha256,
+    full_disk_named,
+    whole_file_or_none,
+    whole_or_not_at_all,
+    write_atomically,
+)
 from gym_fed.version import __version__
 
 
@@ -57,7 +63,8 @@ def export(
 
     Raises:
         GymError: ``FILE_EXISTS``, also when another export took the name meanwhile; ``USAGE`` for a format that cannot
-            hold the model; ``EXPORT_DIFFERS`` where what was written computes something else, and then nothing is left.
+            hold the model; ``EXPORT_DIFFERS`` where what was written computes something else, and ``DISK_FULL``; then
+            nothing is left.
     """
     begun = time.monotonic()
     chosen, options = settled(format, path, options)
@@ -72,7 +79,7 @@ def export(
     whole: AbstractContextManager[Path] = (whole_file_or_none if chosen.is_file else whole_or_not_at_all)(
         path
     )
-    with ExitStack() as held, whole as part:
+    with full_disk_named(path), ExitStack() as held, whole as part:
         if checking is not None:
             checking.before_writing()
         options.report("writing", 0, 0)

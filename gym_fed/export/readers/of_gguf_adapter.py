@@ -54,7 +54,7 @@ class OfLlamaCppAdapter(OfLlamaCpp):
         base = open_source(parts["model"])
         base.tokenizer.chat_template = parts["chat_template"]
         self._tokens = OfTransformers(None, base.tokenizer)
-        with tempfile.TemporaryDirectory(prefix="gym-export-") as folder:
+        with tempfile.TemporaryDirectory(prefix="gym-export-", dir=Path(parts["file"]).parent) as folder:
             file = Path(folder) / "base.gguf"
             write_gguf(base, file, "f32")
             super().__init__(str(file), parts["file"])

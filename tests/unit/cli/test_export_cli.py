@@ -23,6 +23,7 @@ from gym_fed.export.choice import format_by_suffix, settled
 from gym_fed.export.formats.base import Options
 from gym_fed.export.needs import Weights
 from gym_fed.export.room import require_room
+from gym_fed.files import full_disk_named
 from gym_fed.kinds import EXPORT_FORMATS
 from gym_fed.models import nano_path
 
@@ -340,13 +341,31 @@ def test_the_end_of_a_child_for_want_of_disk_or_memory_says_so(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for name, ending, code in (
         ("full", "raise OSError(28, 'No space left on device')", ErrorCode.DISK_FULL),
+        ("rust", "raise ValueError('I/O error: no space (os error 28)')", ErrorCode.DISK_FULL),
         ("killed", "import os; os.kill(os.getpid(), 9)", ErrorCode.BUSY),
         ("large", "raise MemoryError", ErrorCode.BUSY),
     ):
         (tmp_path / f"{name}.py").write_text(ending)
-        with pytest.raises(GymError) as caught:
+        with pytest.raises(GymError) as caught, full_disk_named(tmp_path / "model.gguf"):
             run_module(name, {})
         assert caught.value.code is code, name
+        assert (str(tmp_path / "model.gguf") in caught.value.message) == (code is ErrorCode.DISK_FULL)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gym_fed.export.formats.huggingface import HuggingFace
+
+    def fill(self: object, source: object, target: Path, options: object) -> None:
+        (target / "model.safetensors").write_bytes(b"half")
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(HuggingFace, "write", fill)
+    error = refusal("gym-nano", "-o", str(tmp_path / "out"))
+    assert error.code is ErrorCode.DISK_FULL
+    assert str(tmp_path / "out") in error.message
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("form", ["tensorrt_llm"])
