@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gym_fed.export.formats._archive import archive_file
 from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs, without_places
 from gym_fed.export.formats.base import Options
 
@@ -21,6 +22,7 @@ class TorchExport(ProgramFormat):
     untried = "Gemma; models larger than gym-nano"
 
     def write_program(self, model: Any, file: Path, options: Options) -> None:
+        import torch
         from transformers.exporters import DynamoConfig
         from transformers.exporters.exporter_dynamo import DynamoExporter
 
@@ -30,4 +32,5 @@ class TorchExport(ProgramFormat):
         )
         program, _ = DynamoExporter().export_program(model, example_inputs(), config)
         without_places(program)
-        DynamoExporter.save_program(program, file)
+        with archive_file(file) as archive:
+            torch.export.save(program, archive)

@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from gym_fed.export.formats._archive import archive_file
 from gym_fed.export.formats._program import ProgramFormat, example_inputs
 from gym_fed.export.formats.base import Options
-from gym_fed.files import atomic_file
 
 _DEBUG = ".debug_pkl"
 """Records of where each line was traced, by the files of this machine; torch reads a program without them."""
@@ -45,7 +45,7 @@ def _write_without_places(data: io.BytesIO, file: Path) -> None:
     import torch
 
     reader = torch._C.PyTorchFileReader(data)
-    with atomic_file(file) as target:
+    with archive_file(file) as target:
         writer = torch._C.PyTorchFileWriter(target)
         for name in reader.get_all_records():
             if not name.endswith(_DEBUG) and not name.startswith(_OWN):

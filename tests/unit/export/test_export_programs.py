@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats._archive import archive_file
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.onnx import Onnx
 from gym_fed.export.formats.openvino import OpenVino
@@ -92,6 +94,18 @@ def test_models_that_are_no_program_of_token_ids_are_refused_by_name() -> None:
 
     refused("format onnx: other reads images", vision_config={})
     refused("format onnx: other is a mixture of depths", model_type="gym_mixture_of_depths")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_a_full_disk_is_an_error_of_an_archive_and_does_not_abort_the_process() -> None:
+    def write() -> None:
+        with archive_file(Path("/dev/full")) as archive:
+            writer = torch._C.PyTorchFileWriter(archive)
+            writer.write_record("weights", bytes(100_000), 100_000)
+            del writer  # its destructor writes the end
+
+    with pytest.raises(OSError, match=f"Errno {errno.ENOSPC}"):
+        write()
 
 
 def test_types_and_packages_that_are_not_there_are_refused_before_a_model_is_loaded(
