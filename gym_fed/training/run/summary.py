@@ -28,11 +28,12 @@ def listed(folder: Path) -> dict[str, Any]:
     """The summary, or what is in its place for a folder that cannot be read; one such hides no others."""
     try:
         return summary(folder)
-    except GymError as error:
+    except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
+        said = error.message if isinstance(error, GymError) else f"{folder}: holds what no run has written"
         return {
             "folder": str(folder),
             "status": "unreadable",
-            "why": error.message,
+            "why": said,
             "algorithm": "",
             "model": "",
             "steps": 0,

@@ -54,7 +54,9 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
       ctx.moveTo(left, drawn.bbox.top);
       ctx.lineTo(left, drawn.bbox.top + drawn.bbox.height);
       ctx.stroke();
-      ctx.fillText(text, left + 4, drawn.bbox.top + 10 * devicePixelRatio);
+      const isAtEnd = left + ctx.measureText(text).width + 8 > drawn.bbox.left + drawn.bbox.width;
+      ctx.textAlign = isAtEnd ? "right" : "left";
+      ctx.fillText(text, left + (isAtEnd ? -4 : 4), drawn.bbox.top + 10 * devicePixelRatio);
     }
     ctx.restore();
   }

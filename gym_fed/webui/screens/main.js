@@ -10,6 +10,8 @@ start({
     ["/", screen("runs")],
     ["/runs", screen("runs")],
     ["/runs/*path", screen("run")],
+    ["/jobs", screen("jobs")],
+    ["/jobs/:id", screen("jobs")],
     ["/train", screen("train")],
     ["/play", screen("play")],
     ["/data", screen("data")],

@@ -1,0 +1,205 @@
+"""Curves of a run: figures read as their files grow, and thinned to what a page can draw.
+
+Only what was appended since the last look is read and parsed. A file that was cut and written again, as a resumed run
+does with the steps that it repeats, is read anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAX_POINTS = 2000
+"""Of one series in one answer."""
+MAX_SERIES = 64
+"""Of one run; those that are logged first."""
+_MAX_READ_BYTES = 256 * 2**20
+"""Of one file; what lies behind is not drawn."""
+_MAX_NAME = 120
+_KEPT_RUNS = 32
+_TAIL_BYTES = 64
+
+Point = tuple[int, float | None]
+"""Step and value; None where the value is no finite number."""
+
+
+@dataclass
+class Series:
+    """One figure over steps, in the order in which it was logged."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def points(
+        self,
+        *,
+        since: int | None = None,
+        low: float = -math.inf,
+        high: float = math.inf,
+        most: int = MAX_POINTS,
+    ) -> list[Point]:
+        """Points from a step on and within a range of steps, thinned to ``most``."""
+        first = 0 if since is None else self._first_from(since)
+        chosen = [i for i in range(first, len(self.steps)) if low <= self.steps[i] <= high]
+        return thinned([(self.steps[i], self.values[i]) for i in chosen], most)
+
+    def _first_from(self, step: int) -> int:
+        """The place of the first point of ``step`` or a later one, looked for from the end."""
+        at = len(self.steps)
+        while at and self.steps[at - 1] >= step:
+            at -= 1
+        return at
+
+
+def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[Point]:
+    """At most ``most`` points that show every spike: the least and the largest of each part, and both ends.
+
+    A part with a value that is no finite number shows that, too, as None.
+    """
+    if len(points) <= most:
+        return [_point(point) for point in points]
+    inner, parts = points[1:-1], max(1, (most - 2) // 3)
+    found = [_point(points[0])]
+    for part in range(parts):
+        piece = inner[part * len(inner) // parts : (part + 1) * len(inner) // parts]
+        finite = [i for i, (_, value) in enumerate(piece) if math.isfinite(value)]
+        kept = {next((i for i, (_, value) in enumerate(piece) if not math.isfinite(value)), None)}
+        if finite:
+            kept |= {min(finite, key=lambda i: piece[i][1]), max(finite, key=lambda i: piece[i][1])}
+        found += [_point(piece[i]) for i in sorted(i for i in kept if i is not None)]
+    return [*found, _point(points[-1])]
+
+
+def _point(point: tuple[int, float]) -> Point:
+    step, value = point
+    return step, value if math.isfinite(value) else None
+
+
+class RunCurves:
+    """The figures of one run, of ``metrics.jsonl`` and ``performance.jsonl``.
+
+    Attributes:
+        series: By name; those of performance begin with ``performance/``.
+        version: Larger when anything was read.
+        restarts: How often the files were read anew.
+        unreadable: Lines that hold no figures.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files = [_Growing(folder / "metrics.jsonl"), _Growing(folder / "performance.jsonl")]
+        self._lock = threading.Lock()
+        self._reset()
+        self.version = self.restarts = 0
+
+    def update(self) -> None:
+        """Read what is new."""
+        with self._lock:
+            news = [file.read() for file in self._files]
+            if any(was_cut for _, was_cut in news):
+                for file in self._files:
+                    file.restart()
+                self._reset()
+                self.restarts += 1
+                news = [file.read() for file in self._files]
+            for prefix, (lines, _) in zip(("", "performance/"), news, strict=True):
+                for line in lines:
+                    self._take(prefix, line)
+            if any(lines for lines, _ in news):
+                self.version += 1
+
+    def _reset(self) -> None:
+        self.series: dict[str, Series] = {}
+        self.last_step = 0
+        self.unreadable = 0
+
+    def _take(self, prefix: str, line: bytes) -> None:
+        try:
+            found = json.loads(line)
+            step = found["step"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            self.unreadable += 1
+            return
+        if type(step) is not int or not 0 <= step < 2**53 or not isinstance(found, dict):
+            self.unreadable += 1
+            return
+        self.last_step = max(self.last_step, step)
+        for key, value in found.items():
+            if key == "step" or type(value) not in (int, float):
+                continue
+            name = f"{prefix}{key[:_MAX_NAME]}"
+            if name not in self.series and len(self.series) >= MAX_SERIES:
+                continue
+            series = self.series.setdefault(name, Series())
+            series.steps.append(step)
+            series.values.append(_as_float(value))
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of 400 digits
+        return math.inf
+
+
+class _Growing:
+    """A file of lines that another process appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.restart()
+
+    def restart(self) -> None:
+        self._position, self._tail, self._stamp = 0, b"", (0, 0, 0)
+
+    def read(self) -> tuple[list[bytes], bool]:
+        """The whole lines since the last call, and whether what was read before is no longer there."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return [], self._position > 0
+        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if stamp == self._stamp:
+            return [], False
+        with self._path.open("rb") as stream:
+            stream.seek(self._position - len(self._tail))
+            if stream.read(len(self._tail)) != self._tail:
+                return [], True
+            data = stream.read(max(0, _MAX_READ_BYTES - self._position))
+        self._stamp = stamp
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole:
+            self._position += len(whole)
+            self._tail = (self._tail + whole)[-_TAIL_BYTES:]
+        return whole.splitlines(), False
+
+
+class CurvesOfRuns:
+    """The curves of the runs that were looked at last; from any thread."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[Path, RunCurves] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, folder: Path) -> RunCurves:
+        """The curves of a run, as its files are now."""
+        with self._lock:
+            found = self._runs.setdefault(folder, RunCurves(folder))
+            self._runs.move_to_end(folder)
+            while len(self._runs) > _KEPT_RUNS:
+                self._runs.popitem(last=False)
+        found.update()
+        return found
+
+
+def last_values(series: Mapping[str, Series]) -> dict[str, Any]:
+    """The last value of every figure; None where it is no finite number."""
+    return {
+        name: _point((one.steps[-1], one.values[-1]))[1] for name, one in series.items() if len(one.values)
+    }
