@@ -18,11 +18,11 @@ from gym_fed.cli.chat import their_file
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.models.needed import YesOption, ensure_models
-from gym_fed.config.serving import LOOPBACK, ServingConfig
 from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
+    from gym_fed.config.serving import ServingConfig
     from gym_fed.serving.setup import Serving
 
 _SHOWN_MODELS = 5
@@ -103,6 +103,7 @@ def serve(
     require_template(settings.chat_template)
     ensure_models([settings.base, *settings.adapter], yes)
 
+    from gym_fed.config.serving import LOOPBACK
     from gym_fed.serving.http.server import run_server
 
     def on_listening(address: str) -> None:
@@ -163,6 +164,7 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
     Raises:
         GymError: As ``load_config``.
     """
+    from gym_fed.config.serving import ServingConfig
     from gym_fed.config.yaml.file import load_config, place_overrides, validate
 
     values: dict[str, Any] = {}

@@ -11,16 +11,12 @@ import typer
 from gym_fed.cli.models.needed import YesOption, require_rows, with_models
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
-from gym_fed.config.llamafactory.files import load_training_config, predicts
-from gym_fed.config.schema.plugins import require_run_plugins
-from gym_fed.config.train.training import TrainingConfig
-from gym_fed.config.yaml.file import parse_overrides
-from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.console import err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 
 if TYPE_CHECKING:
+    from gym_fed.config.train.training import TrainingConfig
     from gym_fed.training.run.result import TrainResult
 
 
@@ -60,6 +56,9 @@ def train(
     """
     if config is None and not set_:
         raise GymError(ErrorCode.USAGE, "which CONFIG?", f"a YAML file, or flags: {_FLAGS}")
+    # The schemas of a config take a third of a second, for which --help does not wait.
+    from gym_fed.config.llamafactory.files import load_training_config, predicts
+
     if config is not None:
         _require_config(config)
     if config is not None and predicts(config):
@@ -179,6 +178,10 @@ def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None
 
 def _require_plugins(config: Path | None, overrides: list[str]) -> None:
     """Refuse to resume without the packages that the run began with: to its config their words are unknown ones."""
+    from gym_fed.config.schema.plugins import require_run_plugins
+    from gym_fed.config.yaml.file import parse_overrides
+    from gym_fed.config.yaml.strict import parse_config, read_config_text
+
     values = {} if config is None else parse_config(config, read_config_text(config))[0]
     for path, value in parse_overrides(overrides):
         if path == ("output_dir",):
@@ -189,6 +192,9 @@ def _require_plugins(config: Path | None, overrides: list[str]) -> None:
 
 def _named_model(config: Path | None, overrides: list[str]) -> str | None:
     """The model that a file or the flags name, ours or LLaMA-Factory's, before it is validated."""
+    from gym_fed.config.yaml.file import parse_overrides
+    from gym_fed.config.yaml.strict import parse_config, read_config_text
+
     values = {} if config is None else parse_config(config, read_config_text(config))[0]
     given = {
         **values,

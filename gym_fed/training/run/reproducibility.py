@@ -16,11 +16,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gym_fed.config.train.run import Reproducibility
-from gym_fed.config.train.training import TrainingConfig
 from gym_fed.files import write_atomically
+
+if TYPE_CHECKING:
+    from gym_fed.config.train.run import Reproducibility
+    from gym_fed.config.train.training import TrainingConfig
 
 _PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "tokenizers", "numpy"),

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from gym_fed.config.train.graders import GraderSections
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.renamed import with_new_names
 from gym_fed.tracking.trackers.jsonl import read_lines
@@ -85,6 +84,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is no mapping.
     """
+    from gym_fed.config.train.graders import GraderSections
+
     file = folder / "config.yaml"
     if not file.is_file():
         raise GymError(
