@@ -258,3 +258,7 @@ def _memory_mb(process: psutil.Popen) -> float:
         except psutil.Error:
             continue  # it ended between being listed and being looked at
     return total
+
+
+if __name__ == "__main__":
+    main()
