@@ -93,3 +93,10 @@ def test_a_figure_given_twice_is_refused(report_module: ModuleType) -> None:
     report.figure("x", 1.0)
     with pytest.raises(ValueError, match="twice"):
         report.figure("x", 2.0)
+
+
+def test_every_benchmark_does_something_when_it_is_called() -> None:
+    scripts = [file for file in FILE.parent.glob("*.py") if not file.name.startswith("_")]
+    assert scripts
+    silent = [file.name for file in scripts if 'if __name__ == "__main__":' not in file.read_text("utf-8")]
+    assert silent == []
