@@ -240,30 +240,67 @@ def account_of(fed: Federation, contributor: str) -> dict[str, Any]:
 
 
 def _account(tx: Connection, privacy: PrivacyConfig, contributor: str) -> dict[str, Any]:
-    events = _events(tx, contributor)
+    return _accounts(tx, privacy, [contributor])[contributor]
+
+
+def _accounts(
+    tx: Connection, privacy: PrivacyConfig, contributors: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    who = privacy_spending.c.contributor
+    kind = (privacy_spending.c.mechanism, privacy_spending.c.noise_multiplier)
+    query = select(who, *kind, func.count().label("count")).where(who.in_(contributors)).group_by(who, *kind)
+    found: dict[str, list[NoiseEvent]] = {name: [] for name in contributors}
+    for row in tx.execute(query):
+        found[row.contributor].append(_counted(row))
     return {
-        "epsilon": epsilon(events, privacy.target_delta),
-        "target_delta": privacy.target_delta,
-        "rounds": sum(event.count for event in events),
+        name: {
+            "epsilon": epsilon(events, privacy.target_delta),
+            "target_delta": privacy.target_delta,
+            "rounds": sum(event.count for event in events),
+        }
+        for name, events in found.items()
     }
 
 
-def report(fed: Federation) -> dict[str, Any]:
-    """All of it as of one moment, for `gym-server privacy`."""
+def spent_on(fed: Federation, contributors: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What was spent on each of these contributors; empty without privacy."""
+    privacy = fed.config.privacy
+    if privacy is None:
+        return {}
+    with fed.database.reading() as tx:
+        return _accounts(tx, privacy, contributors)
+
+
+def num_spent_on(fed: Federation) -> int:
+    """On how many contributors anything was spent."""
+    with fed.database.reading() as tx:
+        return int(tx.scalar(select(func.count(privacy_spending.c.contributor.distinct()))) or 0)
+
+
+def report(fed: Federation, offset: int = 0, most: int | None = None) -> dict[str, Any]:
+    """All of it as of one moment, for `gym-server privacy`.
+
+    Args:
+        fed: The hub.
+        offset: Contributors to leave out, in the order of their ids.
+        most: Contributors to list; None: all.
+    """
     privacy = fed.config.privacy
     if privacy is None:
         return {"central": {}, "contributors": [], "rounds_without_noise": fed.round_store.num_committed()}
     clip = clipping_norm(fed)
     with fed.database.reading() as tx:
-        names = sorted(set(tx.scalars(select(privacy_spending.c.contributor))))
-        events = _events(tx)
+        who = select(privacy_spending.c.contributor).distinct().order_by(privacy_spending.c.contributor)
+        names = tx.scalars(who.offset(offset).limit(most)).all()
+        costs, events = _accounts(tx, privacy, names), _events(tx)
         return {
             "central": {
                 **_promise(tx, privacy, clip),
                 "accountant": accountant_name([*events, _event(privacy)]),
                 "rounds": sum(event.count for event in events),
+                "events": [event.model_dump(exclude={"sampling_probability"}) for event in events],
             },
-            "contributors": [{"contributor": name, **_account(tx, privacy, name)} for name in names],
+            "contributors": [{"contributor": name, **costs[name]} for name in names],
             "rounds_without_noise": _rounds_without_noise(tx),
         }
 
@@ -272,28 +309,24 @@ def report(fed: Federation) -> dict[str, Any]:
 
 
 def _rounds_without_noise(tx: Connection) -> int:
-    noised = set(tx.scalars(select(privacy_spending.c.server_round)))
-    return len(set(tx.scalars(select(versions.c.server_round))) - noised)
+    noised = select(privacy_spending.c.server_round)
+    without = select(func.count()).select_from(versions).where(versions.c.server_round.not_in(noised))
+    return int(tx.scalar(without) or 0)
 
 
 def _event(privacy: ReleasePrivacy) -> NoiseEvent:
     return NoiseEvent(mechanism=privacy.mechanism, noise_multiplier=privacy.noise_multiplier)
 
 
-def _events(tx: Connection, contributor: str | None = None) -> list[NoiseEvent]:
-    """What was released of a contributor's updates; without one, of a contributor who was in every round."""
-    columns = (
-        privacy_spending.c.server_round,
-        privacy_spending.c.mechanism,
-        privacy_spending.c.noise_multiplier,
-    )
-    query = select(*columns).distinct().order_by(privacy_spending.c.server_round)
-    if contributor is not None:
-        query = query.where(privacy_spending.c.contributor == contributor)
-    return [
-        NoiseEvent(mechanism=row.mechanism, noise_multiplier=row.noise_multiplier)
-        for row in tx.execute(query)
-    ]
+def _events(tx: Connection) -> list[NoiseEvent]:
+    """What was released of the updates of a contributor who was in every round."""
+    kind = (privacy_spending.c.mechanism, privacy_spending.c.noise_multiplier)
+    query = select(*kind, func.count(privacy_spending.c.server_round.distinct()).label("count"))
+    return [_counted(row) for row in tx.execute(query.group_by(*kind).order_by(*kind))]
+
+
+def _counted(row: Any) -> NoiseEvent:
+    return NoiseEvent(mechanism=row.mechanism, noise_multiplier=row.noise_multiplier, count=row.count)
 
 
 def _spent(fed: Federation, privacy: PrivacyConfig) -> float:
