@@ -157,16 +157,21 @@ class Access:
         Raises:
             GymError: ``UNAUTHENTICATED`` for a wrong one; ``BUSY`` after too many of them.
         """
-        if self._token is not None and hmac.compare_digest(secret.encode(), self._token.encode()):
-            return self._begin(TOKEN, Role.OPERATOR)
-        found = self._keys.find(secret) if self._keys is not None else None
-        if found is None:
-            raise GymError(
-                ErrorCode.UNAUTHENTICATED,
-                "the token or key is unknown here",
-                "a token is new at every start: take the URL that the command printed last",
-            )
-        return self._begin(found.name, Role[found.role.upper()])
+        return self._begin(*self._known(secret))
+
+    def bearer(self, request: HTTPConnection) -> Visitor | None:
+        """Who sent a request with ``Authorization: Bearer`` and the token or a key; None without such a header.
+
+        A program has no session, and changes nothing.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` for a wrong one; ``BUSY`` after too many of them.
+        """
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        name, role = self._known(secret.strip())
+        return Visitor(name, role)
 
     def logout(self, request: HTTPConnection) -> None:
         """End the session of a request, where it has one."""
@@ -184,6 +189,19 @@ class Access:
             samesite="strict",
             secure=self._secure,
         )
+
+    def _known(self, secret: str) -> tuple[str, Role]:
+        """Name and role of the token or a key."""
+        if self._token is not None and hmac.compare_digest(secret.encode(), self._token.encode()):
+            return TOKEN, Role.OPERATOR
+        found = self._keys.find(secret) if self._keys is not None else None
+        if found is None:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                "the token or key is unknown here",
+                "a token is new at every start: take the URL that the command printed last",
+            )
+        return found.name, Role[found.role.upper()]
 
     def _is_known(self, visitor: Visitor) -> bool:
         """Whether the key that began the session still has its role."""

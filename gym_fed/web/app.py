@@ -8,7 +8,7 @@ to all, since they hold nothing; every route under ``/api`` and ``/events`` requ
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.version import __version__
-from gym_fed.web.access import Access, Visitor
+from gym_fed.web.access import Access, Role, Visitor
 from gym_fed.web.events import Feed
 
 STATIC = Path(__file__).parent / "static"
@@ -54,6 +54,7 @@ class Face:
         screens: Folder with ``index.html`` and the modules of its screens, served under ``/screens/``.
         routes: Under ``/api/v1``; those that change something depend on ``changing``.
         feed: Behind ``/events``.
+        beside: Routes outside of ``/api/v1``, such as ``/metrics``.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Face:
     screens: Path
     routes: APIRouter
     feed: Feed
+    beside: APIRouter = field(default_factory=APIRouter)
 
 
 class _Login(StrictModel):
@@ -108,6 +110,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
         return face.feed.response(request.headers.get("last-event-id"), address)
 
     app.include_router(face.routes, prefix="/api/v1")
+    app.include_router(face.beside)
     app.mount("/static", StaticFiles(directory=STATIC), "static")
     app.mount("/screens", StaticFiles(directory=face.screens), "screens")
 
@@ -130,6 +133,18 @@ def looking(request: Request) -> Visitor:
     return access.require(request)
 
 
+def operating(request: Request) -> Visitor:
+    """Dependency of what is shown to an operator alone."""
+    access: Access = request.app.state.access
+    return access.require(request, Role.OPERATOR)
+
+
+def measuring(request: Request) -> Visitor:
+    """Dependency of what monitoring reads: a visitor, or a program that sends the token or a key with its request."""
+    access: Access = request.app.state.access
+    return access.bearer(request) or access.require(request)
+
+
 def changing(request: Request) -> Visitor:
     """Dependency of what changes something: an operator, by a page of ours."""
     access: Access = request.app.state.access
@@ -137,6 +152,8 @@ def changing(request: Request) -> Visitor:
 
 
 Looking = Annotated[Visitor, Depends(looking)]
+Operating = Annotated[Visitor, Depends(operating)]
+Measuring = Annotated[Visitor, Depends(measuring)]
 Changing = Annotated[Visitor, Depends(changing)]
 
 
