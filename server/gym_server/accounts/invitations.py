@@ -55,11 +55,18 @@ def address_for_others(fed: Federation) -> Endpoint:
     return where
 
 
-def invites_of(fed: Federation) -> list[dict[str, Any]]:
-    """Every invite, the newest first; ``state`` is open, used, expired or cancelled."""
+def invites_of(fed: Federation, offset: int = 0, most: int | None = None) -> list[dict[str, Any]]:
+    """Invites, the newest first; ``state`` is open, used, expired or cancelled.
+
+    Args:
+        fed: The hub.
+        offset: How many of the newest to leave out.
+        most: How many at most; None: all.
+    """
     now = time.time()
+    newest = select(invites).order_by(invites.c.created_at.desc(), invites.c.token_hash)
     with fed.database.reading() as tx:
-        rows = tx.execute(select(invites).order_by(invites.c.created_at.desc(), invites.c.token_hash)).all()
+        rows = tx.execute(newest.offset(offset).limit(most)).all()
     return [
         {
             "id": row.token_hash[:_ID_DIGITS],

@@ -184,7 +184,9 @@ class _Server:
         loop.set_default_executor(ThreadPoolExecutor(_CALL_THREADS, "call"))
         limiter = ConnectionLimiter(limits.connections_per_address)
         options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections, log))
-        interceptor = AuthInterceptor(self._fed.accounts, limits, on_call=limiter.called)
+        traffic = self._fed.traffic
+        traffic.connections = lambda: limiter.open
+        interceptor = AuthInterceptor(self._fed.accounts, limits, on_call=limiter.called, traffic=traffic)
         server = grpc.aio.server(interceptors=[interceptor], options=options)
         add_hub(hub, server)
         port = self._bind(server)

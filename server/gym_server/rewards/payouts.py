@@ -149,6 +149,22 @@ class Payouts:
             "reserved": reserved,
         }
 
+    def balances(self, tx: Connection) -> dict[str, int]:
+        """The balance of everybody who has or had credits, as ``balance_of`` gives it."""
+        open_or_settled = transfers.c.status.in_((PENDING, SETTLED))
+        parts = (
+            (1, credits.c.contributor, credits.c.amount, None),
+            (1, royalties.c.contributor, royalties.c.amount, None),
+            (1, transfers.c.recipient, transfers.c.amount, transfers.c.status == SETTLED),
+            (-1, transfers.c.sender, transfers.c.amount, open_or_settled),
+        )
+        found: dict[str, int] = {}
+        for sign, who, amount, counted in parts:
+            query = select(who, func.sum(amount)).group_by(who)
+            for contributor, total in tx.execute(query if counted is None else query.where(counted)):
+                found[contributor] = found.get(contributor, 0) + sign * int(total)
+        return found
+
     def _check_pace(self, tx: Connection, sender: str, now: float) -> None:
         """Every transfer is two entries of everybody's ledger; what comes in is not the recipient's to answer for."""
         mine = select(transfers.c.asked_at).where(transfers.c.sender == sender)

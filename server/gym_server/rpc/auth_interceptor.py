@@ -26,6 +26,7 @@ from gym_server.accounts.accounts import Accounts, Session
 from gym_server.accounts.keys import RevokedKey
 from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of
 from gym_server.store.away import StoreAway
+from gym_server.traffic import Traffic
 
 log = logging.getLogger("gym_server")
 
@@ -85,6 +86,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         accounts: Knows sessions.
         limits: The shares.
         on_call: Called with the peer of every call, as gRPC writes it.
+        traffic: Counts calls and refusals.
     """
 
     def __init__(
@@ -92,9 +94,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         accounts: Accounts,
         limits: LimitsConfig | None = None,
         on_call: Callable[[str], None] = lambda peer: None,
+        traffic: Traffic | None = None,
     ) -> None:
         limits = limits or LimitsConfig()
         self._accounts, self._on_call = accounts, on_call
+        self._traffic = traffic or Traffic()
         self._refusals = Refusals()
         self._known: OrderedDict[str, str] = OrderedDict()  # tokens that were good: their accounts
         burst = max(1.0, BURST_SECONDS * limits.calls_per_second)
@@ -147,6 +151,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         peer = context.peer()
         address = address_of(peer)
         self._on_call(peer)
+        self._traffic.called(method)
         _address.set(address)
         try:
             with self._share(method, token, address):
@@ -216,6 +221,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             error = GymError(
                 ErrorCode.INTERNAL, f"{method} failed on the server", "the coordinator's log has the trace"
             )
+        assert isinstance(error, GymError)
+        self._traffic.refused(error.code.value)
         status, details, trailer = to_status(error)
         await context.abort(status, details, trailer)
 

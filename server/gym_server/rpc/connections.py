@@ -93,6 +93,11 @@ class ConnectionLimiter:
         else:
             log.warning("limits.connections_per_address: not on this system, which has no %s", _FILES)
 
+    @property
+    def open(self) -> int | None:
+        """Connections at the last look; None where nobody looks."""
+        return len(self._since) if self._thread.is_alive() else None
+
     def stop(self) -> None:
         self._stop.set()
         if self._thread.is_alive():

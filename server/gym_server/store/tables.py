@@ -7,6 +7,7 @@ from sqlalchemy import (
     Column,
     Dialect,
     Float,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -169,7 +170,7 @@ versions = _table(
 credits = _table(
     "credits",
     Column("server_round", Integer, primary_key=True),
-    Column("contributor", String, primary_key=True),
+    Column("contributor", String, primary_key=True, index=True),
     Column("amount", Int64, nullable=False),
 )
 
@@ -219,6 +220,7 @@ ledger = _table(
     Column("body", Text, nullable=False),
     Column("previous_hash", String, nullable=False),
     Column("hash", String, nullable=False, unique=True),
+    Index("ix_ledger_kind", "kind", "sequence"),
 )
 
 # One signed head for a size, never two. The frontier (gym_fed.ledger.merkle) is what the next head's root starts from.
@@ -303,7 +305,7 @@ evaluation_seeds = _table(
 privacy_spending = _table(
     "privacy_spending",
     Column("server_round", Integer, primary_key=True),
-    Column("contributor", String, primary_key=True),
+    Column("contributor", String, primary_key=True, index=True),
     Column("mechanism", String, nullable=False),
     Column("noise_multiplier", Float, nullable=False),
 )

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter
 from sqlalchemy import select
 
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.web.access import Role, Visitor
 from gym_server.federation import Federation
+from gym_server.ledger.times import BUCKET_SECONDS
 from gym_server.store.tables import accounts
 
 MAX_ROWS = 500
@@ -36,6 +39,37 @@ class HubView:
                 row.contributor: row.name
                 for row in tx.execute(select(accounts.c.contributor, accounts.c.name))
             }
+
+    def may_change(self, visitor: Visitor) -> bool:
+        """Whether this visitor's page offers what changes the hub."""
+        return self.is_running and visitor.role >= Role.OPERATOR
+
+    def require_running(self) -> None:
+        """Refuse a change by a dashboard that only reads the hub's folder.
+
+        Raises:
+            GymError: ``PERMISSION_DENIED``.
+        """
+        if not self.is_running:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                "this dashboard only reads the hub's folder",
+                "use the dashboard of the running hub (gym-server run --dashboard), or the command line",
+            )
+
+    def is_sealed_from(self, visitor: Visitor) -> bool:
+        """Whether a visitor is not shown what private rounds keep out of the open ledger.
+
+        That is: refusals and the reasons of rejections, norms, sizes, who is connected or at work, and moments. The
+        operator is trusted with them (docs/privacy.md, "What is released, and what covers it").
+        """
+        return self.fed.ledger.private and visitor.role < Role.OPERATOR
+
+    def moment(self, visitor: Visitor, seconds: float | None) -> float | None:
+        """When something of a round was, as this visitor may know it: of private rounds the hour, as in the ledger."""
+        if seconds is None or not self.is_sealed_from(visitor):
+            return seconds
+        return float(int(seconds) // BUCKET_SECONDS * BUCKET_SECONDS)
 
 
 def router() -> APIRouter:
