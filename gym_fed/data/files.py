@@ -128,28 +128,29 @@ def _read_json(name: str, text: str) -> Iterator[Placed]:
 
 def _items(name: str, text: str) -> Iterator[Placed]:
     decoder = json.JSONDecoder()
-    at = _after_space(text, 0)
+    at = after_space(text, 0)
     if text[at : at + 1] != "[":
         json.loads(text)
         raise GymError(ErrorCode.DATA_INVALID, f"{name}: expected a list of rows", "put the rows in [ ]")
-    at = _after_space(text, at + 1)
+    at = after_space(text, at + 1)
     line, counted, number = 1, 0, 0
     while text[at : at + 1] != "]" or number:
         value, end = decoder.raw_decode(text, at)
         line, counted, number = line + text.count("\n", counted, at), at, number + 1
         yield f"{name}:{line}: row {number}", value
-        at = _after_space(text, end)
+        at = after_space(text, end)
         if text[at : at + 1] == "]":
             break
         if text[at : at + 1] != ",":
             raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
-        at = _after_space(text, at + 1)
-    rest = _after_space(text, at + 1)
+        at = after_space(text, at + 1)
+    rest = after_space(text, at + 1)
     if rest != len(text):
         raise json.JSONDecodeError("Extra data", text, rest)
 
 
-def _after_space(text: str, at: int) -> int:
+def after_space(text: str, at: int) -> int:
+    """Where the next character of a JSON text stands."""
     while text[at : at + 1] in (" ", "\t", "\n", "\r"):
         at += 1
     return at

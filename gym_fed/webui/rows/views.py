@@ -1,0 +1,349 @@
+"""What the pages ask of a data file: a page of rows, one row, the lengths of its rows, and which are twice in it.
+
+Each answer ends after a second or two of work: it names the row from which to ask again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gym_fed.data.columns import parse_columns, renaming
+from gym_fed.data.formats.base import BadRow, as_object
+from gym_fed.data.paging import PagedFile, PagedRow, stamp_of
+from gym_fed.data.preview import PreviewedSequence, Statistics, sequences_of
+from gym_fed.data.reading import converted, format_of
+from gym_fed.data.row_counts import IGNORED
+from gym_fed.data.steps import DedupStep, Judge, Report, text_of
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import FORMATS
+from gym_fed.models import load_tokenizer, quiet_loading
+from gym_fed.webui.rows.parts import parts_of, turns_of
+
+SECONDS = 1.5
+"""Work of one answer."""
+ROOM = 3000
+"""Characters of a sequence on a page of rows."""
+ROOM_OF_ONE = 100_000
+"""Characters of the one row that is looked at."""
+_LENGTHS = 2000
+_DUPLICATES = 100
+_PROBLEMS = 20
+_KEPT = 4
+_ANSWERS = {
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "liked": "completion",
+    "disliked": "completion",
+    "row": "completion",
+}
+
+Request = dict[str, Any]
+Answer = dict[str, Any]
+
+
+@dataclass
+class _Opened:
+    """A file that is looked at, and how its rows are read."""
+
+    file: PagedFile
+    format: str
+    rename: Callable[[Any], Any] | None
+
+    def row(self, raw: PagedRow) -> dict[str, Any]:
+        """The row that a model is given.
+
+        Raises:
+            GymError: ``DATA_INVALID`` with its place; ``TOO_LARGE``.
+        """
+        placed = iter([(raw.place, raw.load())])
+        [(_, row)] = converted(placed, self.format, self.rename, self.file.path.parent)
+        return row
+
+
+@dataclass
+class _Deduplication:
+    """A search for duplicates that goes on from one request to the next."""
+
+    judge: Judge
+    report: Report
+    texts: list[str] = field(default_factory=list)
+    next: int = 0
+
+
+class _Walk:
+    """Rows from ``start`` on, until the time is over.
+
+    Attributes:
+        next: The row to go on from; None at the end of the file.
+    """
+
+    def __init__(self, file: PagedFile, start: int) -> None:
+        self._file, self._start = file, start
+        self.next: int | None = None
+
+    def __iter__(self) -> Iterator[PagedRow]:
+        until = time.monotonic() + SECONDS
+        for raw in self._file.rows(self._start):
+            is_over = raw.number != self._start and time.monotonic() > until
+            if is_over:
+                self.next = max(raw.number, self._start)
+                return
+            if raw.number >= self._start:
+                yield raw
+
+
+class RowViews:
+    """Answers requests, one after the other.
+
+    Args:
+        folder: Below which the files are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._opened: OrderedDict[Any, _Opened] = OrderedDict()
+        self._tokenizers: OrderedDict[str, Any] = OrderedDict()
+        self._searches: OrderedDict[Any, _Deduplication] = OrderedDict()
+
+    def answer(self, request: Request) -> Answer:
+        """What ``request["view"]`` asks for.
+
+        Raises:
+            GymError: Of the file, its columns or the model.
+        """
+        views = {
+            "page": self._page,
+            "row": self._row,
+            "lengths": self._lengths,
+            "duplicates": self._duplicates,
+        }
+        with quiet_loading():  # transformers warns of long rows, which are counted here
+            return views[request["view"]](request)
+
+    def _page(self, request: Request) -> Answer:
+        """Rows from ``start`` on that the filters let through, at most ``limit``."""
+        opened, tokenizer = self._open(request), self._tokenizer(request["model"])
+        shown: list[Answer] = []
+        walk = _Walk(opened.file, request["start"])
+        for raw in walk:
+            if len(shown) == request["limit"]:
+                walk.next = raw.number
+                break
+            if (view := self._seen(opened, raw, request, tokenizer)) is not None:
+                shown.append(view)
+        return {
+            "rows": shown,
+            "next": walk.next,
+            "rows_seen": opened.file.rows_seen,
+            "num_rows": opened.file.num_rows,
+            "about_rows": opened.file.about_rows(),
+            "format": opened.format,
+        }
+
+    def _row(self, request: Request) -> Answer:
+        opened = self._open(request)
+        for raw in _Walk(opened.file, request["start"]):
+            if raw.number == request["start"]:
+                found = _view(opened, raw, request, self._tokenizer(request["model"]), ROOM_OF_ONE)
+                return {**found, "raw": _raw_text(raw, ROOM_OF_ONE)}
+        raise GymError(
+            ErrorCode.NOT_FOUND, f"{opened.file.name}: has no row {request['start'] + 1} that is known yet"
+        )
+
+    def _seen(self, opened: _Opened, raw: PagedRow, request: Request, tokenizer: Any) -> Answer | None:
+        """The row's view, or None where a filter leaves it out; the cheap filters come first."""
+        if request["column"] and not _has_value(raw, request["column"], request["value"]):
+            return None
+        if request["text"] and request["text"].casefold() not in _searched(opened, raw).casefold():
+            return None
+        view = _view(opened, raw, request, tokenizer, ROOM)
+        if request["only"] == "problems" and not view["problem"]:
+            return None
+        if request["only"] == "nothing_learnt" and (view["problem"] or view["learnt"]):
+            return None
+        if request["least"] is not None and (view["tokens"] is None or view["tokens"] < request["least"]):
+            return None
+        if request["most"] is not None and (view["tokens"] is None or view["tokens"] > request["most"]):
+            return None
+        return view
+
+    def _lengths(self, request: Request) -> Answer:
+        """Tokens of every sequence from ``start`` on, and the first rows that cannot be used."""
+        opened, tokenizer = self._open(request), self._tokenizer(request["model"])
+        statistics, unusable, large = Statistics(), 0, 0
+        problems: list[Answer] = []
+        walk = _Walk(opened.file, request["start"])
+        for raw in walk:
+            if len(statistics.lengths) >= _LENGTHS:
+                walk.next = raw.number
+                break
+            try:
+                statistics.add(_sequences(opened, raw, request, tokenizer)[1])
+            except GymError as error:
+                large += error.code is ErrorCode.TOO_LARGE
+                unusable += error.code is not ErrorCode.TOO_LARGE
+                if len(problems) < _PROBLEMS:
+                    problems.append(_problem(error))
+        return {
+            "lengths": statistics.lengths,
+            "rows": statistics.rows,
+            "learnt": statistics.tokens_learnt,
+            "seen": statistics.tokens_seen,
+            "cut": statistics.sequences_cut,
+            "nothing_to_learn": statistics.nothing_to_learn,
+            "unusable": unusable,
+            "large": large,
+            "problems": problems,
+            "next": walk.next,
+        }
+
+    def _duplicates(self, request: Request) -> Answer:
+        """Goes on with the search; the last answer has the report."""
+        opened = self._open(request)
+        key = (opened.file.path, opened.file.stamp, request["columns"], request["near"])
+        search = self._searches.get(key)
+        if search is None or request["start"] == 0:
+            report = Report()
+            search = _Deduplication(DedupStep(True, request["near"]).start(None, report), report)
+            _keep(self._searches, key, search)
+        walk = _Walk(opened.file, search.next)
+        for raw in walk:
+            search.next = raw.number + 1
+            self._judge(search, opened, raw)
+        report = search.report
+        examples = zip(report.duplicates, search.texts, strict=False)
+        return {
+            "next": walk.next,
+            "rows": report.read,
+            "num_rows": opened.file.num_rows,
+            "dropped": dict(report.dropped),
+            "unusable": search.next - report.read,
+            "duplicates": [{**vars(duplicate), "text": text} for duplicate, text in examples],
+        }
+
+    def _judge(self, search: _Deduplication, opened: _Opened, raw: PagedRow) -> None:
+        try:
+            row = opened.row(raw)
+        except GymError:
+            return
+        search.report.read += 1
+        reason = search.judge(raw.place, row)
+        if reason is not None:
+            search.report.dropped[reason] += 1
+            if len(search.texts) < _DUPLICATES:
+                search.texts.append(text_of(row)[:300])
+
+    def _open(self, request: Request) -> _Opened:
+        path = self._folder / request["name"]
+        if not path.is_file():
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {request['name']}", "choose one of the list")
+        key = (path, stamp_of(path), request["format"], request["columns"])
+        if (found := self._opened.get(key)) is None:
+            rename = renaming(parse_columns(request["columns"]))
+            file = PagedFile(path, request["name"])
+            found = _Opened(file, _format(file, request["format"], rename), rename)
+            _keep(self._opened, key, found)
+        return found
+
+    def _tokenizer(self, name: str) -> Any:
+        if name not in self._tokenizers:
+            _keep(self._tokenizers, name, load_tokenizer(name))
+        return self._tokenizers[name]
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    kept[key] = value
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
+
+
+def _format(file: PagedFile, wanted: str, rename: Callable[[Any], Any] | None) -> str:
+    """The format's name; ``auto`` is settled by the first row, and stays where that cannot be read."""
+    if wanted != "auto":
+        FORMATS.type_of(wanted)
+        return wanted
+    first = next(file.rows(), None)
+    try:
+        if first is not None:
+            raw = first.load()
+            found = type(format_of(as_object(raw if rename is None else rename(raw))))
+            return next(name for name in FORMATS.names() if FORMATS.type_of(name) is found)
+    except (BadRow, GymError):
+        pass
+    return "auto"
+
+
+def _sequences(
+    opened: _Opened, raw: PagedRow, request: Request, tokenizer: Any
+) -> tuple[dict[str, Any], list[PreviewedSequence]]:
+    row = opened.row(raw)
+    return row, sequences_of(tokenizer, row, max_length=request["max_length"])
+
+
+def _view(opened: _Opened, raw: PagedRow, request: Request, tokenizer: Any, room: int) -> Answer:
+    """A row as the model sees it; or why it cannot, and how it stands in the file."""
+    found: Answer = {"number": raw.number, "place": raw.place, "bytes": raw.num_bytes, "sequences": []}
+    found |= {"problem": None, "raw": "", "tokens": None, "learnt": None}
+    try:
+        row, sequences = _sequences(opened, raw, request, tokenizer)
+    except GymError as error:
+        return {**found, "problem": _problem(error), "raw": _raw_text(raw, room)}
+    found["tokens"] = max(len(sequence.encoded["input_ids"]) for sequence in sequences)
+    found["learnt"] = sum(_learnt(sequence) for sequence in sequences)
+    room //= len(sequences)
+    for sequence in sequences:
+        answer = _ANSWERS.get(sequence.name, "")
+        parts, more = parts_of(sequence.segments(tokenizer), turns_of(row, answer), room)
+        found["sequences"].append(
+            {
+                "name": sequence.name,
+                "tokens": len(sequence.encoded["input_ids"]),
+                "learnt": _learnt(sequence),
+                "cut": sequence.cut,
+                "parts": parts,
+                "more": more,
+            }
+        )
+    return found
+
+
+def _learnt(sequence: PreviewedSequence) -> int:
+    labels = sequence.encoded["labels"]
+    return sum(label != IGNORED for label in labels[1 : len(labels) - sequence.cut])
+
+
+def _problem(error: GymError) -> Answer:
+    return {"message": error.message[:500], "hint": error.hint[:500]}
+
+
+def _raw_text(raw: PagedRow, room: int) -> str:
+    """The row as JSON, or the beginning of what stands in the file."""
+    if raw.head:
+        return raw.head[:room]
+    try:
+        return json.dumps(raw.load(), ensure_ascii=False, default=repr, indent=1)[:room]
+    except GymError:
+        return ""
+
+
+def _searched(opened: _Opened, raw: PagedRow) -> str:
+    """The words of a row; of one that cannot be used, all of it."""
+    try:
+        return text_of(opened.row(raw))
+    except GymError:
+        return _raw_text(raw, ROOM_OF_ONE)
+
+
+def _has_value(raw: PagedRow, column: str, value: str) -> bool:
+    """Whether a column, such as ``source``, has this value in the file."""
+    try:
+        found = raw.load()
+    except GymError:
+        return False
+    return isinstance(found, dict) and column in found and (not value or str(found[column])[:200] == value)
