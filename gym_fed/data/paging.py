@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -106,10 +107,8 @@ class PagedFile:
                         self.rows_seen, self._bytes_seen = number, self._bytes_seen + record[1]
                     if isinstance(self._marks, list) and number == _STRIDE * len(self._marks):
                         self._marks.append(mark)
-        except (EOFError, OSError) as error:
-            raise GymError(
-                ErrorCode.DATA_INVALID, f"{self.name}: cannot be read: {error}", "restore the file"
-            ) from error
+        except (EOFError, OSError, zlib.error) as error:
+            raise self._unreadable(error) from error
         self.num_rows = number
 
     def about_rows(self) -> int | None:
@@ -139,8 +138,18 @@ class PagedFile:
         return _Lines(self.name)
 
     def _begins_a_list(self) -> bool:
-        with self.open() as stream:
-            return stream.read(HEAD_BYTES).removeprefix(_BOM).lstrip()[:1] == b"["
+        try:
+            with self.open() as stream:
+                return stream.read(HEAD_BYTES).removeprefix(_BOM).lstrip()[:1] == b"["
+        except (EOFError, OSError, zlib.error) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> GymError:
+        return GymError(
+            ErrorCode.DATA_INVALID,
+            f"{self.name}: cannot be read: {error}",
+            "restore the file, or leave it out",
+        )
 
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
@@ -159,7 +168,7 @@ def is_data_file(path: Path) -> bool:
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
             return stream.read(64).removeprefix(_BOM).lstrip()[:1] == b"["
-    except (EOFError, OSError):
+    except (EOFError, OSError, zlib.error):
         return False
 
 

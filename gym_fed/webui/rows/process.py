@@ -38,7 +38,7 @@ class RowProcess:
         """The answer to a request of ``RowViews``.
 
         Raises:
-            GymError: What the process found wrong; ``DEADLINE_EXCEEDED`` after ``seconds``; ``INTERNAL`` when it has ended.
+            GymError: What the process found wrong; ``DEADLINE_EXCEEDED``; ``INTERNAL`` when it has ended.
         """
         with self._lock:
             self._cancel_timer()

@@ -27,8 +27,10 @@ from gym_fed.webui.rows.parts import parts_of, turns_of
 
 SECONDS = 1.5
 """Work of one answer."""
-ROOM = 3000
+ROOM = 1500
 """Characters of a sequence on a page of rows."""
+ROOM_OF_RAW = 600
+"""Characters of a row that cannot be used."""
 ROOM_OF_ONE = 100_000
 """Characters of the one row that is looked at."""
 _LENGTHS = 2000
@@ -293,7 +295,7 @@ def _view(opened: _Opened, raw: PagedRow, request: Request, tokenizer: Any, room
     try:
         row, sequences = _sequences(opened, raw, request, tokenizer)
     except GymError as error:
-        return {**found, "problem": _problem(error), "raw": _raw_text(raw, room)}
+        return {**found, "problem": _problem(error), "raw": _raw_text(raw, min(room, ROOM_OF_RAW))}
     found["tokens"] = max(len(sequence.encoded["input_ids"]) for sequence in sequences)
     found["learnt"] = sum(_learnt(sequence) for sequence in sequences)
     room //= len(sequences)

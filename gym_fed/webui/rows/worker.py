@@ -29,7 +29,7 @@ def _answer(views: RowViews, request: dict[str, Any]) -> dict[str, Any]:
         return {"answer": views.answer(request)}
     except GymError as error:
         return {"error": error.to_dict()}
-    except Exception as error:  # of a chat template, or a library: the next request is another
+    except Exception as error:  # noqa: BLE001  # of a template or a library: the next request is another
         problem = f"{type(error).__name__}: {error}"[:500]
         return {"error": GymError(ErrorCode.INTERNAL, f"the rows could not be shown: {problem}").to_dict()}
 

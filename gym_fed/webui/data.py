@@ -1,0 +1,230 @@
+"""The screen ``data``: data files with their rows as a model sees them, the registry and the catalogue."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import Field
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.data.catalogue import catalogue
+from gym_fed.data.paging import is_data_file
+from gym_fed.data.registry import DatasetRegistry, default_store
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import FORMATS
+from gym_fed.models import NANO
+from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.rows.process import RowProcess
+from gym_fed.webui.workbench import MAX_ROWS, Workbench
+
+MAX_SMALL_BYTES = 32 * 2**20
+"""Duplicates of a larger file are searched by a job."""
+_MAX_ENTRIES = 20_000
+_MAX_DEPTH = 6
+_MAX_PAGE = 50
+_MAX_NUMBER = 10**12
+_NOT_DATA = {
+    "metrics.jsonl",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "node_modules",
+}
+"""A folder with one of these is a run's, a model's or a program's."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+
+Name = Annotated[str, Query(min_length=1, max_length=1000)]
+
+
+class _Pull(StrictModel):
+    reference: str = Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,128}(@[0-9]{1,6})?$")
+
+
+class _Dedup(StrictModel):
+    name: str = Field(min_length=1, max_length=1000)
+    near: float | None = Field(default=0.8, ge=0.3, le=0.99)
+
+
+def _reading(
+    name: Name,
+    model: Annotated[str, Query(max_length=300)] = NANO,
+    format: Annotated[str, Query(max_length=100)] = "auto",
+    columns: Annotated[str, Query(max_length=500)] = "",
+    max_length: Annotated[int | None, Query(ge=2, le=10**7)] = None,
+    start: Annotated[int, Query(ge=0, le=_MAX_NUMBER)] = 0,
+) -> dict[str, Any]:
+    """How a file's rows are read; the same for every view of them."""
+    return {
+        "name": name,
+        "model": model,
+        "format": format,
+        "columns": columns,
+        "max_length": max_length,
+        "start": start,
+    }
+
+
+Reading = Annotated[dict[str, Any], Depends(_reading)]
+
+
+def routes(workbench: Workbench) -> APIRouter:
+    """``data`` and what is below it."""
+    found, rows = APIRouter(), RowProcess(workbench.folder)
+
+    def ask(view: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+        name, model = _relative(workbench, request["name"]), _model(workbench, request["model"])
+        return rows.ask({"view": view, **request, "name": name, "model": model, **more})
+
+    @found.get("/data")
+    def listed(visitor: Looking) -> dict[str, Any]:
+        files = sorted(_data_files(workbench.folder), key=lambda path: str(path).casefold())
+        rows = [_file(workbench.folder, path) for path in files[:MAX_ROWS]]
+        return {"folder": str(workbench.folder), "files": rows, "total": len(files)}
+
+    @found.get("/data/registry")
+    def registry(visitor: Looking) -> dict[str, Any]:
+        store = default_store()
+        manifests = DatasetRegistry(store).list()
+        return {
+            "store": store,
+            "datasets": [one.model_dump() for one in manifests[:MAX_ROWS]],
+            "total": len(manifests),
+        }
+
+    @found.get("/data/catalogue")
+    def entries(visitor: Looking) -> dict[str, Any]:
+        return {
+            "entries": [
+                {"name": name, "place": entry.place, **entry.model_dump(include=_SHOWN)}
+                for name, entry in catalogue().items()
+            ]
+        }
+
+    @found.get("/data/formats")
+    def formats(visitor: Looking) -> dict[str, Any]:
+        return {"formats": ["auto", *FORMATS.names()]}
+
+    @found.get("/data/rows")
+    def page(
+        visitor: Looking,
+        request: Reading,
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = 10,
+        text: Annotated[str, Query(max_length=200)] = "",
+        least: Annotated[int | None, Query(ge=0)] = None,
+        most: Annotated[int | None, Query(ge=0)] = None,
+        column: Annotated[str, Query(max_length=100)] = "",
+        value: Annotated[str, Query(max_length=200)] = "",
+        only: Literal["", "problems", "nothing_learnt"] = "",
+    ) -> dict[str, Any]:
+        filters = {"text": text, "least": least, "most": most, "column": column, "value": value, "only": only}
+        return ask("page", request, **filters, limit=limit)
+
+    @found.get("/data/row")
+    def row(visitor: Looking, request: Reading) -> dict[str, Any]:
+        return ask("row", request)
+
+    @found.get("/data/lengths")
+    def lengths(visitor: Looking, request: Reading) -> dict[str, Any]:
+        return ask("lengths", request)
+
+    @found.get("/data/duplicates")
+    def duplicates(
+        visitor: Looking, request: Reading, near: Annotated[float | None, Query(ge=0.3, le=0.99)] = None
+    ) -> dict[str, Any]:
+        name = _relative(workbench, request["name"])
+        if (workbench.folder / name).stat().st_size > MAX_SMALL_BYTES:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"{name} has more than {MAX_SMALL_BYTES >> 20} MiB",
+                "start the search as a job",
+            )
+        return ask("duplicates", request, near=near)
+
+    @found.post("/data/dedup")
+    def dedup(given: _Dedup, visitor: Changing) -> dict[str, Any]:
+        name = _relative(workbench, given.name)
+        output = _free(workbench.folder, name)
+        near = [] if given.near is None else ["--near", str(given.near)]
+        command = ["gym", "data", "dedup", f"./{name}", "-o", f"./{output}", *near, "--json"]
+        return workbench.jobs.start(command, title=f"Duplicates of {name}", folder=output).facts()
+
+    @found.post("/data/pull")
+    def pull(given: _Pull, visitor: Changing) -> dict[str, Any]:
+        folder = f"data/{given.reference.replace('@', '-')}"
+        workbench.inside(folder)
+        command = ["gym", "data", "pull", given.reference, folder, "--store", default_store()]
+        return workbench.jobs.start(command, title=f"Pull {given.reference}", folder=folder).facts()
+
+    return found
+
+
+_SHOWN = {"about", "format", "licence", "rows", "bytes"}
+
+
+def _data_files(folder: Path) -> Iterator[Path]:
+    """Data files below a folder; those of runs, models and programs are left out, and links out of it."""
+    entries = 0
+    for place, folders, files in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        entries += len(files) + len(folders)
+        if entries > _MAX_ENTRIES:
+            return
+        if depth and not _NOT_DATA.isdisjoint(files):
+            folders.clear()
+            continue
+        folders[:] = sorted(
+            name for name in folders if depth < _MAX_DEPTH and name[0] not in "._" and name not in _NOT_DATA
+        )
+        for name in files:
+            path = Path(place, name)
+            if name[0] != "." and is_data_file(path) and folder in path.resolve().parents:
+                yield path
+
+
+def _file(folder: Path, path: Path) -> dict[str, Any]:
+    found = path.stat()
+    name = path.relative_to(folder).as_posix()
+    return {"name": name, "bytes": found.st_size, "modified": found.st_mtime}
+
+
+def _relative(workbench: Workbench, name: str) -> str:
+    """The name of a data file below the folder.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED``; ``FILE_NOT_FOUND``.
+    """
+    path = workbench.inside(name)
+    if not path.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {name!r}", "choose one of the list")
+    return path.relative_to(workbench.folder).as_posix()
+
+
+def _model(workbench: Workbench, name: str) -> str:
+    """A model by its name, or by its folder below the workbench's.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED`` for a path that leads out; ``MODEL_NOT_FOUND``.
+    """
+    if name == NANO:
+        return name
+    path = workbench.inside(name)
+    if path.exists():
+        return str(path)
+    if not _HUB_NAME.fullmatch(name):
+        raise GymError(ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", "give a folder, or OWNER/NAME")
+    return name
+
+
+def _free(folder: Path, name: str) -> str:
+    """A name beside the file that nothing has yet."""
+    stem = name.removesuffix(".gz").rpartition(".")[0] or name
+    for number in range(1, 1000):
+        found = f"{stem}.unique{'' if number == 1 else f'-{number}'}.jsonl"
+        if not (folder / found).exists():
+            return found
+    raise GymError(ErrorCode.FILE_EXISTS, f"{stem}.unique.jsonl: exists", "remove earlier results")

@@ -1,0 +1,33 @@
+"""A workbench's application without a server: what a browser would get, with and without a login."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.testclient import TestClient
+
+from gym_fed.web.access import Access
+from gym_fed.web.app import Face, create_app
+from gym_fed.webui.app import SCREENS
+from gym_fed.webui.workbench import open_workbench
+
+TOKEN = "the-token-of-the-test"
+
+
+def webui_client(folder: Path, *, login: bool = True) -> TestClient:
+    """A browser at the workbench of a folder; logged in, it changes things, too.
+
+    Args:
+        folder: The workbench's; runs are in ``runs``.
+        login: Whether it opens the printed URL first.
+    """
+    workbench, routes = open_workbench(folder, folder / "runs"), APIRouter()
+    for screen in SCREENS:
+        routes.include_router(screen.routes(workbench))
+    face = Face("webui", "test", folder, routes, workbench.feed)
+    client = TestClient(create_app(face, Access("session", token=TOKEN)), base_url="http://127.0.0.1:7860")
+    if login:
+        assert client.post("/api/v1/login", json={"key": TOKEN}).status_code == 200
+        client.headers["X-CSRF-Token"] = client.get("/api/v1/session").json()["csrf"]
+    return client
