@@ -2,7 +2,7 @@
 
 Neighbours: imports config, downloads, errors, files, json_files, kinds, lazy, models, other_words, text,
 version; imported by cli, compat, config, evaluation, export, personalization, planning, quantization,
-quickstart, registry, serving, training.
+quickstart, registry, serving, training, webui.
 """
 
 from __future__ import annotations

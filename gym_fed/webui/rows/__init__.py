@@ -1,1 +1,4 @@
-"""Rows of data files for the pages, read and tokenised in a process of their own, so that the server's stays small."""
+"""Rows of data files for the pages, read and tokenised in a process of their own, so that the server's stays small.
+
+Neighbours: imports none; imported by data.
+"""

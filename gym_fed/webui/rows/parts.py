@@ -22,7 +22,7 @@ class LearntText(Protocol):
 
 
 def turns_of(row: dict[str, Any], answer: str) -> list[Turn]:
-    """Who says what in a row.
+    """The turns of a row.
 
     Args:
         row: See ``gym_fed.data.rows``.
@@ -55,7 +55,7 @@ def parts_of(
 
     Args:
         segments: Of the sequence, in order.
-        turns: Who says what; words that the template changed are left out.
+        turns: Of the row; words that the template changed are left out.
         room: Characters that may be given.
 
     Returns:

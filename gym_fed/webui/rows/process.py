@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class RowProcess:
-    """Asks the process; from any thread, one request at a time.
+    """Sends requests to the process; from any thread, one at a time.
 
     Args:
         folder: Where it runs; names of files are below it.

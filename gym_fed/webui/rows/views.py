@@ -1,6 +1,6 @@
-"""What the pages ask of a data file: a page of rows, one row, the lengths of its rows, and which are twice in it.
+"""What the pages need of a data file: a page of rows, one row, the lengths of its rows, and which are twice in it.
 
-Each answer ends after a second or two of work: it names the row from which to ask again.
+Each answer ends after a second or two of work: it names the row to go on from.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Answer = dict[str, Any]
 
 
 @dataclass
-class _Opened:
+class _OpenedFile:
     """A file that is looked at, and how its rows are read."""
 
     file: PagedFile
@@ -109,12 +109,12 @@ class RowViews:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._opened: OrderedDict[Any, _Opened] = OrderedDict()
+        self._opened: OrderedDict[Any, _OpenedFile] = OrderedDict()
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
         self._searches: OrderedDict[Any, _Deduplication] = OrderedDict()
 
     def answer(self, request: Request) -> Answer:
-        """What ``request["view"]`` asks for.
+        """What ``request["view"]`` names.
 
         Raises:
             GymError: Of the file, its columns or the model.
@@ -158,7 +158,7 @@ class RowViews:
             ErrorCode.NOT_FOUND, f"{opened.file.name}: has no row {request['start'] + 1} that is known yet"
         )
 
-    def _seen(self, opened: _Opened, raw: PagedRow, request: Request, tokenizer: Any) -> Answer | None:
+    def _seen(self, opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any) -> Answer | None:
         """The row's view, or None where a filter leaves it out; the cheap filters come first."""
         if request["column"] and not _has_value(raw, request["column"], request["value"]):
             return None
@@ -229,7 +229,7 @@ class RowViews:
             "duplicates": [{**vars(duplicate), "text": text} for duplicate, text in examples],
         }
 
-    def _judge(self, search: _Deduplication, opened: _Opened, raw: PagedRow) -> None:
+    def _judge(self, search: _Deduplication, opened: _OpenedFile, raw: PagedRow) -> None:
         try:
             row = opened.row(raw)
         except GymError:
@@ -241,7 +241,7 @@ class RowViews:
             if len(search.texts) < _DUPLICATES:
                 search.texts.append(text_of(row)[:300])
 
-    def _open(self, request: Request) -> _Opened:
+    def _open(self, request: Request) -> _OpenedFile:
         path = self._folder / request["name"]
         if not path.is_file():
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {request['name']}", "choose one of the list")
@@ -249,7 +249,7 @@ class RowViews:
         if (found := self._opened.get(key)) is None:
             rename = renaming(parse_columns(request["columns"]))
             file = PagedFile(path, request["name"])
-            found = _Opened(file, _format(file, request["format"], rename), rename)
+            found = _OpenedFile(file, _format(file, request["format"], rename), rename)
             _keep(self._opened, key, found)
         return found
 
@@ -282,13 +282,13 @@ def _format(file: PagedFile, wanted: str, rename: Callable[[Any], Any] | None) -
 
 
 def _sequences(
-    opened: _Opened, raw: PagedRow, request: Request, tokenizer: Any
+    opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any
 ) -> tuple[dict[str, Any], list[PreviewedSequence]]:
     row = opened.row(raw)
     return row, sequences_of(tokenizer, row, max_length=request["max_length"])
 
 
-def _view(opened: _Opened, raw: PagedRow, request: Request, tokenizer: Any, room: int) -> Answer:
+def _view(opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any, room: int) -> Answer:
     """A row as the model sees it; or why it cannot, and how it stands in the file."""
     found: Answer = {"number": raw.number, "place": raw.place, "bytes": raw.num_bytes, "sequences": []}
     found |= {"problem": None, "raw": "", "tokens": None, "learnt": None}
@@ -334,7 +334,7 @@ def _raw_text(raw: PagedRow, room: int) -> str:
         return ""
 
 
-def _searched(opened: _Opened, raw: PagedRow) -> str:
+def _searched(opened: _OpenedFile, raw: PagedRow) -> str:
     """The words of a row; of one that cannot be used, all of it."""
     try:
         return text_of(opened.row(raw))

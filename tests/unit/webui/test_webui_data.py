@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(folder: Path) -> Iterator[TestClient]:
+def client(folder: Path) -> TestClient:
     return webui_client(folder)
 
 
@@ -152,7 +152,7 @@ def test_changes_need_an_operator(folder: Path) -> None:
     "query",
     [{"limit": 51}, {"start": -1}, {"model": "m" * 301}, {"columns": "a=b=" * 200}, {"format": "nothing"}],
 )
-def test_what_no_page_asks_for_is_refused(client: TestClient, query: dict[str, Any]) -> None:
+def test_a_request_that_no_page_sends_is_refused(client: TestClient, query: dict[str, Any]) -> None:
     response = client.get("/api/v1/data/rows", params={"name": "asked.jsonl", **query})
     assert response.status_code in (400, 422)
     assert response.json()["error"]["code"] in ("usage", "config-invalid")

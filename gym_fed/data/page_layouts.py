@@ -1,0 +1,278 @@
+"""How each kind of data file is read from a place within it on, for ``gym_fed.data.paging``."""
+
+from __future__ import annotations
+
+import csv
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gym_fed.data.files import after_space, cell_value
+from gym_fed.errors import ErrorCode, GymError
+
+MAX_ROW_BYTES = 2**20
+"""Of a larger row, only the first characters are read."""
+MAX_WHOLE_BYTES = 64 * 2**20
+"""A list of JSON, and a text, are read whole."""
+HEAD_BYTES = 4096
+STRIDE = 128
+"""Rows between two places that are kept."""
+BOM = b"\xef\xbb\xbf"
+
+_Record = tuple[str, int, str, Callable[[], Any]]
+"""Place, bytes, head where it is too large, and what loads it."""
+
+
+class PageLayout(ABC):
+    """How a kind of file is read; a mark is whatever it needs to begin at a row."""
+
+    first: Any
+
+    @abstractmethod
+    def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
+        """Rows from a mark on, each with the mark of the next."""
+
+
+class LinesRows(PageLayout):
+    """A row a line; a mark is byte and line."""
+
+    first = (0, 1)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
+        offset, number = mark
+        stream.seek(offset)
+        while line := stream.readline(MAX_ROW_BYTES + 1):
+            size = len(line)
+            end = line.endswith(b"\n")
+            while size > MAX_ROW_BYTES and not end and (more := stream.readline(MAX_ROW_BYTES)):
+                size, end = size + len(more), more.endswith(b"\n")
+            place, here = f"{self._name}:{number}", offset
+            offset, number = offset + size, number + 1
+            head = line[:HEAD_BYTES].decode("utf-8", "replace") if size > MAX_ROW_BYTES else ""
+            if line.strip():
+                yield (place, size, head, _json_line(place, line, here)), (offset, number)
+
+
+def _json_line(place: str, line: bytes, offset: int) -> Callable[[], Any]:
+    def load() -> Any:
+        try:
+            return json.loads((line.removeprefix(BOM) if offset == 0 else line).decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: not UTF-8 at byte {offset + error.start}",
+                "save it as UTF-8",
+            ) from error
+        except json.JSONDecodeError as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: not valid JSON: {error.msg} at column {error.colno}",
+                "each line of a .jsonl file is one JSON object",
+            ) from error
+        except (RecursionError, ValueError) as error:
+            raise GymError(ErrorCode.DATA_INVALID, f"{place}: not valid JSON: {error}") from error
+
+    return load
+
+
+class CsvRows(PageLayout):
+    """Rows under a header; a mark is byte and line, since a quoted cell may hold line ends."""
+
+    first = (0, 1)
+
+    def __init__(self, name: str, delimiter: str) -> None:
+        self._name, self._delimiter = name, delimiter
+        self._header: list[str] = []
+
+    def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
+        offset, number = mark
+        stream.seek(offset)
+        read = [offset, number]
+
+        def lines() -> Iterator[str]:
+            while line := stream.readline(MAX_ROW_BYTES + 1):
+                read[0], read[1] = read[0] + len(line), read[1] + 1
+                yield line.removeprefix(BOM).decode("utf-8")
+
+        csv.field_size_limit(MAX_ROW_BYTES)
+        reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
+        if offset == 0:
+            self._header = next(reader, [])
+        while True:
+            at, line = read
+            try:
+                cells = next(reader, None)
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise GymError(
+                    ErrorCode.DATA_INVALID, f"{self._name}:{line}: not valid CSV: {error}", "quote the cell"
+                ) from error
+            if cells is None:
+                return
+            if cells:
+                place = f"{self._name}:{line}"
+                yield (place, read[0] - at, "", self._row(place, cells)), tuple(read)
+
+    def _row(self, place: str, cells: list[str]) -> Callable[[], Any]:
+        header = self._header
+
+        def load() -> Any:
+            if len(cells) != len(header):
+                found = "more" if len(cells) > len(header) else "fewer"
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"{place}: {found} cells than the header has",
+                    "quote cells with commas",
+                )
+            return {
+                key: cell_value(key, value) for key, value in zip(header, cells, strict=True) if value != ""
+            }
+
+        return load
+
+
+class JsonListRows(PageLayout):
+    """Items of one list; a mark is character, line and item."""
+
+    first = None
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
+        text = _whole(self._name, stream, "write it as .jsonl: gym data convert IN OUT.jsonl --to messages")
+        decoder = json.JSONDecoder()
+        at, counted, line, number = mark or (after_space(text, 0), 0, 1, 0)
+        if mark is None:
+            if text[at : at + 1] != "[":
+                raise GymError(
+                    ErrorCode.DATA_INVALID, f"{self._name}: expected a list of rows", "put the rows in [ ]"
+                )
+            at = after_space(text, at + 1)
+        while text[at : at + 1] != "]":
+            try:
+                value, end = decoder.raw_decode(text, at)
+                after = after_space(text, end)
+                if text[after : after + 1] not in (",", "]"):
+                    raise json.JSONDecodeError("Expecting ',' delimiter", text, after)
+            except json.JSONDecodeError as error:
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"{self._name}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}",
+                    "a .json file is one list of rows",
+                ) from error
+            except RecursionError as error:
+                raise GymError(ErrorCode.DATA_INVALID, f"{self._name}: nested too deeply") from error
+            line, counted, number = line + text.count("\n", counted, at), at, number + 1
+            size = end - at
+            head = text[at : at + HEAD_BYTES] if size > MAX_ROW_BYTES else ""
+            record = (f"{self._name}:{line}: row {number}", size, head, partial(_same, value))
+            at = after_space(text, after + 1) if text[after] == "," else after
+            yield record, (at, counted, line, number)
+
+
+class TextRows(PageLayout):
+    """A text is one row."""
+
+    first = None
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
+        text = _whole(self._name, stream, "split it")
+        head = text[:HEAD_BYTES] if len(text) > MAX_ROW_BYTES else ""
+        yield (self._name, len(text), head, lambda: {"text": text}), None
+
+
+class ParquetRows(PageLayout):
+    """Columns in groups of rows; a mark is the row's number."""
+
+    first = 0
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def num_rows(self, path: Path) -> int:
+        """As the file says at its end."""
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            return int(parquet.read_metadata(path).num_rows)
+        except pyarrow.ArrowException as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> GymError:
+        return GymError(
+            ErrorCode.DATA_INVALID, f"{self._name}: not a readable Parquet file: {error}", "write it again"
+        )
+
+    def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
+        import pyarrow
+        from pyarrow import parquet
+
+        number = 0
+        try:
+            found = parquet.ParquetFile(stream)
+            for group in range(found.num_row_groups):
+                rows = found.metadata.row_group(group).num_rows
+                if number + rows <= mark:
+                    number += rows
+                    continue
+                for batch in found.iter_batches(batch_size=STRIDE, row_groups=[group]):
+                    if number + batch.num_rows <= mark:
+                        number += batch.num_rows
+                        continue
+                    size = batch.nbytes // max(1, batch.num_rows)
+                    for row in batch.to_pylist():
+                        number += 1
+                        if number <= mark:
+                            continue
+                        value = {key: value for key, value in row.items() if value is not None}
+                        yield (
+                            (
+                                f"{self._name}: row {number}",
+                                size,
+                                _head_of(value),
+                                partial(_same, value),
+                            ),
+                            number,
+                        )
+        except pyarrow.ArrowException as error:
+            raise self._unreadable(error) from error
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _head_of(row: dict[str, Any]) -> str:
+    """The first characters of a row that is too large."""
+    size = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
+    return (
+        str({key: str(value)[:200] for key, value in row.items()})[:HEAD_BYTES]
+        if size > MAX_ROW_BYTES
+        else ""
+    )
+
+
+def _whole(name: str, stream: BinaryIO, remedy: str) -> str:
+    data = stream.read(MAX_WHOLE_BYTES + 1)
+    if len(data) > MAX_WHOLE_BYTES:
+        raise GymError(
+            ErrorCode.TOO_LARGE,
+            f"{name}: has more than {MAX_WHOLE_BYTES >> 20} MiB, and such a file is read whole",
+            remedy,
+        )
+    try:
+        return data.removeprefix(BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"{name}: not UTF-8 at byte {error.start}", "save the file as UTF-8"
+        ) from error
