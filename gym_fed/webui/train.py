@@ -1,12 +1,189 @@
-"""The screen ``train``."""
+"""The screen ``train``: recipes, the form, checks while one types, what the run needs, and its start.
+
+The YAML is the truth: the form edits it, it is what is checked, and it is what the run gets.
+"""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import re
+import shlex
+import time
+from typing import Annotated, Any
 
+from fastapi import APIRouter, Query
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from gym_fed.config.recipes import get_recipe, recipes, relocated
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.downloads.offer import offer_model
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.training.run.folder_lock import is_held
+from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.plain import text
+from gym_fed.webui.train_check import MAX_CHARACTERS, given, leaving, missing, problems_of, read
+from gym_fed.webui.train_form import form
+from gym_fed.webui.train_plan import Planner
 from gym_fed.webui.workbench import Workbench
+from gym_fed.webui.yaml_edit import with_value
+
+CONFIGS_NAME = ".configs"
+"""Of the folder below that of runs where the YAML of every started run stays."""
+
+Yaml = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+
+
+class _Text(StrictModel):
+    text: Yaml
+
+
+class _Edit(StrictModel):
+    text: Yaml
+    key: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$", max_length=120)
+    value: StrictBool | StrictInt | StrictFloat | StrictStr | None = None
+    """None takes the key out, so that its default holds."""
+
+
+class _Start(StrictModel):
+    text: Yaml
+    yes: bool = False
+    """Whether the person agreed to the download that was offered."""
+    overwrite: bool = False
+
+
+class _Name(StrictModel):
+    name: str = Field(max_length=200)
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """Its part of the API."""
-    return APIRouter()
+    """``train`` and what is below it."""
+    found, planner = APIRouter(prefix="/train"), Planner(workbench)
+
+    @found.get("/recipes")
+    def listed(visitor: Looking) -> dict[str, Any]:
+        return {
+            "recipes": [{"name": r.name, "summary": r.summary, "sizes": list(r.sizes)} for r in recipes()]
+        }
+
+    @found.get("/recipes/{name}")
+    def recipe(
+        name: str, visitor: Looking, size: Annotated[str | None, Query(max_length=40)] = None
+    ) -> dict[str, Any]:
+        chosen = get_recipe(name)
+        # Its rows stay where the package has them, unless this is the folder that it is written for.
+        file = chosen.file
+        is_here = file.is_relative_to(workbench.folder)
+        yaml_text, _ = relocated(chosen, file.relative_to(workbench.folder) if is_here else file, size=size)
+        return {"name": chosen.name, "text": yaml_text}
+
+    @found.get("/form")
+    def fields(visitor: Looking) -> dict[str, Any]:
+        return form()
+
+    @found.post("/edit")
+    def edit(wanted: _Edit, visitor: Changing) -> dict[str, Any]:
+        return {"text": with_value(wanted.text, tuple(wanted.key.split(".")), wanted.value)}
+
+    @found.post("/check")
+    def check(wanted: _Text, visitor: Changing) -> dict[str, Any]:
+        return checked(workbench, wanted.text)
+
+    @found.post("/plan")
+    def plan(wanted: _Text, visitor: Changing) -> dict[str, Any]:
+        return planner.plan(wanted.text)
+
+    @found.post("/offer")
+    def offer(wanted: _Name, visitor: Changing) -> dict[str, Any]:
+        made = offer_model(wanted.name)
+        return {"name": text(made.name), "describe": text(made.describe()), "bytes": made.missing_bytes}
+
+    @found.post("/start")
+    def start(wanted: _Start, visitor: Changing) -> dict[str, Any]:
+        return started(workbench, wanted)
+
+    return found
+
+
+def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
+    """What a page shows of a text: ``{problems, notes, given, settings..., leaves, missing, command, path, taken}``."""
+    answer: dict[str, Any] = {
+        "problems": [],
+        "notes": [],
+        "given": given(yaml_text),
+        "leaves": [],
+        "missing": [],
+        "path": "",
+        "taken": "",
+    }
+    try:
+        config, answer["notes"] = read(yaml_text)
+        answer["path"] = _path(workbench, str(config.output_dir))
+        answer["taken"] = _taken(workbench, answer["path"])
+        answer["missing"] = missing(config)
+        answer["leaves"] = leaving(config)
+    except GymError as error:
+        answer["problems"] = problems_of(error, yaml_text)
+    return answer
+
+
+def started(workbench: Workbench, wanted: _Start) -> dict[str, Any]:
+    """Write the YAML and start the run: ``{path, job}``.
+
+    Raises:
+        GymError: For a text that is refused; ``FILE_EXISTS`` where a finished run is; ``STATE_LOCKED``.
+    """
+    config, _ = read(wanted.text)
+    path = _path(workbench, str(config.output_dir))
+    folder, taken = workbench.runs / path, _taken(workbench, path)
+    if taken == "running":
+        raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a run is at work there", "choose another output_dir")
+    if taken == "finished" and not wanted.overwrite:
+        raise GymError(
+            ErrorCode.FILE_EXISTS,
+            f"{path}: holds a finished run",
+            "choose another output_dir, or overwrite it",
+        )
+    if (unknown := missing(config)) and not wanted.yes:
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"{', '.join(unknown)}: not on this machine",
+            "agree to the download first",
+        )
+    name = re.sub(r"[^\w.-]+", "-", path.rpartition("/")[2]) or "run"
+    file = workbench.runs / CONFIGS_NAME / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}.yaml"
+    write_atomically(file, wanted.text.encode("utf-8", "replace"))
+    shown = file.relative_to(workbench.folder) if file.is_relative_to(workbench.folder) else file
+    command = ["gym", "train", str(shown)]
+    command += ["--overwrite"] if wanted.overwrite and taken else []
+    command += ["--yes"] if wanted.yes else []
+    job = workbench.jobs.start(command, title=f"train {path}", folder=folder)
+    return {"path": path, "job": job.facts(), "command": shlex.join(command)}
+
+
+def _path(workbench: Workbench, output_dir: str) -> str:
+    """Where a run will be, below the folder of runs.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for another place, whose runs the pages would not show.
+    """
+    folder = (workbench.folder / output_dir).resolve()
+    is_below = workbench.runs in folder.parents
+    if not is_below or any(part.startswith(".") for part in folder.relative_to(workbench.runs).parts):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"output_dir: {text(output_dir)} is not below {text(workbench.runs)}",
+            "give a folder below it, or start gym webui with another --runs",
+        )
+    return folder.relative_to(workbench.runs).as_posix()
+
+
+def _taken(workbench: Workbench, path: str) -> str:
+    """What is at the place of a run: ``running``, ``finished``, ``unfinished``, or nothing."""
+    folder = workbench.runs / path
+    if is_held(folder) or any(
+        job.status == "running" and job.folder == str(folder) for job in workbench.jobs.list()
+    ):
+        return "running"
+    if (folder / "result.json").exists():
+        return "finished"
+    return "unfinished" if (folder / "run.json").exists() else ""

@@ -75,22 +75,11 @@ def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
         GymError: As ``gym_fed.downloads.ensure_dataset``.
     """
     from gym_fed.downloads import ensure_dataset
+    from gym_fed.downloads.needed import hub_places
     from gym_fed.downloads.terminal import consent
 
-    for name, subset in dict.fromkeys(place for source in sources for place in _hub_places(source)):
+    for name, subset in dict.fromkeys(place for source in sources for place in hub_places(source)):
         ensure_dataset(name, subset=subset, consent=consent(yes))
-
-
-def _hub_places(source: DataConfig) -> list[tuple[str, str | None]]:
-    """The data sets of the Hub that a source reads, each with its subset."""
-    if source.hub is not None:
-        return [(source.hub, source.subset)]
-    if source.name is not None:
-        from gym_fed.data.catalogue import catalogue_entry
-
-        entry = catalogue_entry(source.name)
-        return [(entry.hub, entry.subset)] if entry.hub is not None else []
-    return []
 
 
 def with_models(
@@ -114,6 +103,8 @@ def with_models(
         if error.code is not ErrorCode.MODEL_NOT_FOUND or not ensure_models([first], yes):
             raise
         loaded = load()
+    from gym_fed.downloads.needed import models_of
+
     config = names(loaded)
     if _missing(models_of(config)):
         from gym_fed.models import pick_device
@@ -124,21 +115,3 @@ def with_models(
         loaded = load()
     ensure_datasets((*config.data, *config.eval_data), yes)
     return loaded
-
-
-def models_of(config: TrainingConfig) -> list[str]:
-    """Every model that a run loads: its own, its adapters, reference, teacher, critic, reward models, and what only
-    lends its tokenizer."""
-    section = getattr(config, config.algorithm, None)
-    graders = [(grader.grader, grader) for grader in config.graders]
-    found = [
-        config.model,
-        *config.adapter,
-        config.reference_model,
-        *config.reference_adapter,
-        config.model_init.tokenizer if config.model_init is not None else None,
-        *(getattr(section, key, None) for key in ("teacher", "critic")),
-        *(getattr(grader, "model", None) for kind, grader in graders if kind == "reward_model"),
-        *(getattr(grader, "tokenizer", None) for kind, grader in graders if kind == "length"),
-    ]
-    return [name for name in found if isinstance(name, str)]

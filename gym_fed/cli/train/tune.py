@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed import console
-from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, models_of
+from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.console import print_columns
 
@@ -31,6 +31,7 @@ def tune(
     """Search for the settings that train best, with Optuna. The best are written as a config for `gym train`."""
     from gym_fed.config.train.search import SearchConfig
     from gym_fed.config.yaml.file import load_config
+    from gym_fed.downloads.needed import models_of
 
     settings = load_config(config, SearchConfig, set_ or [])
     ensure_models(models_of(settings), yes)

@@ -1,5 +1,5 @@
 // One run: its curves, live; others laid over it, what differs between them, and its stop and continuation.
-import {action, ago, api, bytes, copyable, duration, el, empty, facts, figure, leave, mayChange, number, on, post, progress, replace, say, section, table, when} from "/static/app.js";
+import {action, ago, api, bytes, copyable, duration, el, empty, facts, figure, leave, loading, mayChange, number, on, post, progress, replace, say, section, table, when} from "/static/app.js";
 import {chart, smoothed} from "/static/charts.js";
 import {jobPanel} from "/screens/jobs.js";
 import {runLink, runState} from "/screens/runs.js";
@@ -26,6 +26,7 @@ export async function show(root, {path}, query) {
   const state = el("div", {class: "row", role: "status"}), buttons = el("div", {class: "row"}), top = el("div"), controls = el("div", {class: "controls", role: "group", "aria-label": "Curves"});
   const plots = el("div", {class: "plots"}), rest = el("details", {ontoggle: () => { view.more = rest.open; drawRest(); }}), below = el("div", {class: "below"}), jobs = el("div");
   document.title = `${path} · Runs`;
+  replace(root, loading());
 
   const restore = () => {
     const wanted = new URLSearchParams();

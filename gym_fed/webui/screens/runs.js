@@ -1,5 +1,5 @@
 // The list of runs, newest first: status by shape, last figures, the loss as a line; several are chosen to be compared.
-import {ago, api, el, empty, leave, navigate, number, on, remember, replace, state, table} from "/static/app.js";
+import {ago, api, el, empty, leave, loading, navigate, number, on, remember, replace, state, table} from "/static/app.js";
 import {spark} from "/static/charts.js";
 import {jobState} from "/screens/jobs.js";
 
@@ -13,7 +13,7 @@ const MOST_COMPARED = 6;
 export async function show(root, parameters, query) {
   const chosen = new Set();
   let lines = [], total = 0, place = "", waiting = [];
-  const list = el("div", {"aria-live": "off"});
+  const list = el("div", {}, loading());
   const compare = el("div", {class: "compare", role: "status"});
   const search = el("input", {type: "search", placeholder: "Name, algorithm or model", "aria-label": "Search runs", value: query.get("search") || "", oninput: () => { clearTimeout(timer); timer = setTimeout(load, 250); }});
   let timer = null;

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from gym_fed.cli.models.needed import ensure_datasets, ensure_models, models_of, require_rows
+from gym_fed.cli.models.needed import ensure_datasets, ensure_models, require_rows
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.console import err
 from gym_fed.downloads import ensure_dataset, missing_model
+from gym_fed.downloads.needed import models_of
 from gym_fed.downloads.offer import offer_dataset
 from gym_fed.errors import ErrorCode, GymError
 from tests.support.model_hub import ModelHub, Repo

@@ -1,0 +1,275 @@
+// Training: the YAML is the truth. The form beside it edits it in place, the reader of `gym train` checks it as one types.
+import {action, api, bytes, copyable, duration, el, facts, leave, loading, mayChange, navigate, number, post, remember, replace, say, state} from "/static/app.js";
+import {runLink} from "/screens/runs.js";
+
+export const title = "Train";
+
+const DRAFT = "gym.train.draft";
+const FIRST = `# What is learnt, from which model, on which rows. The form beside this changes it in place.
+algorithm: sft
+model: gym-nano
+output_dir: runs/my-run
+
+data:
+  - tasks: [double]
+    num_examples: 2000
+
+max_steps: 100
+learning_rate: 1.0e-3
+`;
+
+export async function show(root, parameters, query) {
+  replace(root, el("header", {}, el("h1", {}, "Train")), loading());
+  const [{recipes}, form] = await Promise.all([api("train/recipes"), api("train/form")]);
+  const fields = form.groups.flatMap((group) => group.fields);
+  let checked = null, turn = 0, timer = null, agreed = false, overwrite = false;
+
+  const text = el("textarea", {class: "code", id: "yaml", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", rows: 26, readonly: !mayChange(), "aria-label": "Configuration, YAML", "aria-describedby": "problems", oninput: () => changed(), onscroll: () => { gutter.scrollTop = text.scrollTop; }, onkeydown: indent});
+  const gutter = el("div", {class: "gutter", "aria-hidden": "true"});
+  const problems = el("div", {id: "problems", class: "problems", role: "status", "aria-live": "polite"});
+  const recipe = el("select", {"aria-label": "Begin with a recipe", onchange: () => recipe.value && begin(recipe.value)},
+    el("option", {value: ""}, "Begin with a recipe…"), recipes.flatMap((one) => (one.sizes.length > 1 ? one.sizes.map((size) => el("option", {value: `${one.name}\u0000${size}`}, `${one.name}, ${size}`)) : [el("option", {value: one.name}, one.name)])));
+  const summary = el("p", {class: "small quiet"});
+  const actions = el("div", {class: "before"});
+  const holder = el("div", {class: "form"});
+  const search = el("input", {type: "search", id: "find-key", placeholder: "Find a key: rate, lora, save…", "aria-label": "Find a key", oninput: () => drawForm()});
+
+  replace(root, el("header", {}, el("h1", {}, "Train"), el("div", {class: "row"}, recipe)),
+    el("div", {class: "workbench"},
+      el("section", {class: "editor-side"}, el("div", {class: "spread"}, el("h2", {}, "Configuration"), summary), el("div", {class: "editor"}, gutter, text), problems, actions),
+      el("section", {class: "form-side"}, el("div", {class: "spread"}, el("h2", {}, "Keys"), search), holder)));
+
+  function setText(value) { text.value = value; changed(0); }
+
+  async function begin(value) {
+    const [name, size] = value.split("\u0000");
+    if (text.value.trim() && text.value !== FIRST && localStorage.getItem(DRAFT) && !window.confirm("Replace the text with this recipe?")) { recipe.value = ""; return; }
+    const found = await api(`train/recipes/${encodeURIComponent(name)}${size ? `?size=${encodeURIComponent(size)}` : ""}`);
+    localStorage.removeItem(DRAFT);
+    summary.textContent = recipes.find((one) => one.name === name)?.summary || "";
+    setText(found.text);
+    remember({recipe: name});
+  }
+
+  function changed(wait = 250) {
+    agreed = overwrite = false;
+    drawGutter([]);
+    if (wait) { localStorage.setItem(DRAFT, text.value); remember({recipe: ""}); }
+    clearTimeout(timer);
+    timer = setTimeout(check, wait);
+  }
+
+  async function check() {
+    if (!mayChange()) { replace(problems, el("p", {class: "quiet"}, "You may look; an operator trains.")); drawForm(); return; }
+    const now = ++turn;
+    try {
+      const found = await post("train/check", {text: text.value});
+      if (now !== turn) return;
+      checked = found;
+    } catch (error) {
+      if (now === turn) replace(problems, el("p", {class: "problem"}, error.message));
+      return;
+    }
+    drawProblems();
+    drawGutter(checked.problems);
+    drawForm();
+    drawActions();
+  }
+
+  function drawGutter(found) {
+    const bad = new Set(found.map((one) => one.line));
+    const count = text.value.split("\n").length;
+    replace(gutter, Array.from({length: count}, (_, at) => el("span", {class: bad.has(at + 1) ? "bad" : ""}, String(at + 1))));
+    gutter.scrollTop = text.scrollTop;
+  }
+
+  function drawProblems() {
+    const {problems: found, notes} = checked;
+    text.setAttribute("aria-invalid", found.length ? "true" : "false");
+    replace(problems,
+      found.length ? el("p", {}, state("struck", found.length === 1 ? "One problem" : `${found.length} problems`)) : el("p", {}, state("filled", "Valid")),
+      found.length > 0 && el("ul", {class: "problem-list"}, found.map((one) => el("li", {},
+        one.line ? el("button", {type: "button", class: "place", onclick: () => goTo(one.line, one.column), "aria-label": `Go to line ${one.line}, column ${one.column}`}, `${one.line}:${one.column}`) : null,
+        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, ` ${one.hint}.`))))),
+      notes.map((note) => el("p", {class: "small quiet"}, `Note: ${note}`)));
+  }
+
+  function goTo(line, column) {
+    const lines = text.value.split("\n");
+    const start = lines.slice(0, line - 1).reduce((sum, one) => sum + one.length + 1, 0) + column - 1;
+    text.focus();
+    text.setSelectionRange(start, start + Math.max(1, (lines[line - 1] || "").slice(column - 1).split(/[:\s]/)[0].length));
+    text.scrollTop = Math.max(0, (line - 6) * (text.scrollHeight / Math.max(1, lines.length)));
+  }
+
+  function indent(event) {
+    if (event.key !== "Tab" || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey || !text.dataset.tab) {
+      if (event.key === "Escape") delete text.dataset.tab; else if (event.key.length === 1) text.dataset.tab = "1";
+      return;
+    }
+    event.preventDefault(); // only after typing, so that the keyboard can leave the field by Escape, Tab
+    text.setRangeText("  ", text.selectionStart, text.selectionEnd, "end");
+    changed();
+  }
+
+  // ---- the form ----
+
+  async function set(field, value, input) {
+    try {
+      const {text: edited} = await post("train/edit", {text: text.value, key: field.key, value});
+      input.removeAttribute("aria-invalid");
+      text.value = edited;
+      changed(1);
+    } catch (error) {
+      input.setAttribute("aria-invalid", "true");
+      say(`${error.message}. ${error.hint || ""}`);
+    }
+  }
+
+  function input(field, id) {
+    const value = checked?.given?.[field.key];
+    const isGiven = value !== undefined && value !== null;
+    const off = !mayChange();
+    if (field.kind === "yaml") return el("button", {type: "button", id, onclick: () => toKey(field.key)}, isGiven ? `line ${lineOf(field.key)}` : "in the text");
+    if (field.kind === "choice" || field.kind === "boolean") {
+      const choices = field.kind === "boolean" ? [true, false] : field.choices;
+      const none = field.default === null || field.default === undefined ? "–" : `${field.default} (default)`;
+      return el("select", {id, disabled: off, class: isGiven ? "given" : "", onchange: (event) => set(field, event.target.value === "" ? null : choices[Number(event.target.value)], event.target)},
+        el("option", {value: ""}, none), choices.map((choice, at) => el("option", {value: at, selected: isGiven && choice === value}, String(choice))));
+    }
+    const isNumber = field.kind === "integer" || field.kind === "number";
+    return el("input", {id, disabled: off, type: "text", inputmode: isNumber ? "decimal" : "text", class: `${isGiven ? "given" : ""} ${isNumber ? "number" : ""}`, value: isGiven ? String(value) : "", placeholder: field.default === null || field.default === undefined ? "" : String(field.default), onchange: (event) => {
+      const typed = event.target.value.trim();
+      if (typed === "") { set(field, null, event.target); return; }
+      const parsed = isNumber ? Number(typed) : typed;
+      if (isNumber && !Number.isFinite(parsed)) { event.target.setAttribute("aria-invalid", "true"); say(`${field.key}: ${typed} is no number.`); return; }
+      set(field, parsed, event.target);
+    }});
+  }
+
+  const lineOf = (key) => { const at = text.value.split("\n").findIndex((line) => line.trimStart().replace(/^- /, "").startsWith(`${key.split(".").pop()}:`)); return at < 0 ? "?" : at + 1; };
+  function toKey(key) {
+    const line = lineOf(key);
+    if (line === "?") {
+      if (!mayChange()) return;
+      const [head, inner] = key.split(".");
+      text.value += `${text.value.endsWith("\n") || !text.value ? "" : "\n"}${head}:${inner ? `\n  ${inner}: ` : " "}`;
+      changed();
+      text.focus();
+      text.setSelectionRange(text.value.length, text.value.length);
+    } else goTo(line, 1);
+  }
+
+  function row(field) {
+    const id = `key-${field.key.replaceAll(".", "-")}`;
+    return el("div", {class: "field key"}, el("label", {for: id}, field.key), input(field, id), field.help && el("p", {class: "help"}, field.help));
+  }
+
+  // A section of another algorithm or tuning method is not shown, unless it is looked for.
+  function belongs(field) {
+    if (!field.section) return true;
+    const values = checked?.given || {};
+    if (form.algorithms.includes(field.section)) return field.section === (values.algorithm || "sft");
+    if (form.tuning.includes(field.section)) return field.section === (values.finetuning || "full");
+    return true;
+  }
+
+  const opened = new Set();
+  function drawForm() {
+    const focused = document.activeElement?.id, words = search.value.trim().toLowerCase();
+    if (words) {
+      const found = fields.filter((field) => field.key.includes(words) || field.help.toLowerCase().includes(words)).sort((one, other) => other.key.includes(words) - one.key.includes(words)).slice(0, 30);
+      replace(holder, found.length ? found.map(row) : el("p", {class: "quiet"}, `No key matches “${search.value}”.`));
+    } else {
+      const first = form.first.map((key) => fields.find((field) => field.key === key)).filter(Boolean);
+      replace(holder, first.map(row), form.groups.map((group) => {
+        const own = group.fields.filter((field) => !form.first.includes(field.key) && belongs(field));
+        if (!own.length) return null;
+        const count = own.filter((field) => checked?.given?.[field.key] !== undefined).length;
+        const inside = el("div", {class: "form inner"});
+        const filled = () => { if (!inside.firstChild) inside.append(...sections(own)); };
+        if (opened.has(group.title)) filled();
+        return el("details", {open: opened.has(group.title), ontoggle: (event) => { if (event.target.open) { opened.add(group.title); filled(); } else opened.delete(group.title); }},
+          el("summary", {}, group.title, count > 0 && el("span", {class: "count"}, ` ${count} set`)), inside);
+      }));
+    }
+    if (focused?.startsWith("key-")) document.getElementById(focused)?.focus();
+  }
+
+  function sections(own) {
+    const nodes = [];
+    let section = "";
+    for (const field of own) {
+      if (field.section && field.section !== section) nodes.push(el("h3", {class: "section-name"}, field.section), field.section_help && el("p", {class: "help small quiet"}, field.section_help));
+      section = field.section || "";
+      nodes.push(row(field));
+    }
+    return nodes.filter(Boolean);
+  }
+
+  // ---- before the start ----
+
+  const estimate = el("div", {class: "estimate", role: "status"});
+  let estimated = "";
+
+  function drawActions() {
+    const isValid = !checked.problems.length;
+    if (estimated !== text.value) replace(estimate);
+    const {taken, path, missing, leaves} = checked;
+    const name = `${(path || "my-run").split("/").pop()}.yaml`;
+    replace(actions, !isValid ? null : [
+      el("div", {}, el("h3", {}, "What leaves this machine"), leaves.length ? el("ul", {}, leaves.map((line) => el("li", {}, line))) : el("p", {}, "Nothing.")),
+      missing.length > 0 && download(missing),
+      taken === "unfinished" && el("p", {class: "problem"}, `runs of this name: ${path} was stopped. The same configuration goes on from its checkpoint; another is refused.`),
+      taken === "finished" && el("p", {}, el("label", {class: "choice"}, el("input", {type: "checkbox", onchange: (event) => { overwrite = event.target.checked; drawStart(); }}), ` ${path} holds a finished run. Delete it first.`)),
+      taken === "running" && el("p", {class: "problem"}, "A run is at work there. ", el("a", {href: runLink(path)}, "Watch it"), ", or choose another output_dir."),
+      el("div", {class: "row"}, start, action("Will it fit?", plan), el("a", {class: "button", download: name, href: URL.createObjectURL(new Blob([text.value], {type: "application/yaml"}))}, "Download YAML")),
+      estimate,
+      el("div", {}, el("p", {class: "small quiet"}, "The same on the command line, with the downloaded file"), copyable(`gym train ${name}${overwrite ? " --overwrite" : ""}`))]);
+    drawStart();
+  }
+
+  const start = el("span");
+  function drawStart() {
+    const {taken, missing} = checked;
+    const isBlocked = taken === "running" || (taken === "finished" && !overwrite) || (missing.length > 0 && !agreed);
+    const button = action("Start training", async () => {
+      const {path} = await post("train/start", {text: text.value, yes: agreed, overwrite});
+      localStorage.removeItem(DRAFT);
+      navigate(runLink(path));
+    }, {primary: true, confirm: overwrite ? "Delete the finished run, and train anew?" : ""});
+    button.querySelector("button").disabled = isBlocked;
+    replace(start, button);
+  }
+
+  function download(missing) {
+    const said = el("div", {role: "status"});
+    return el("div", {class: "panel"}, el("h3", {}, "A model is not on this machine"), missing.map((name) => el("p", {class: "mono"}, name)),
+      action("What would be fetched?", async () => {
+        const offers = [];
+        for (const name of missing) offers.push(await post("train/offer", {name}));
+        replace(said, offers.map((offer) => el("p", {}, offer.describe)), el("label", {class: "choice"}, el("input", {type: "checkbox", onchange: (event) => { agreed = event.target.checked; drawStart(); }}), " Fetch it when the run starts"));
+      }), said, el("p", {class: "small quiet"}, "Without a network: fetch it where there is one by `gym models pull`, copy the folder here, and give its path as model."));
+  }
+
+  async function plan() {
+    replace(estimate, el("p", {class: "quiet"}, "Timing a few blocks on this machine…"));
+    const asked = text.value;
+    try {
+      const found = await post("train/plan", {text: asked});
+      estimated = asked;
+      const share = found.available_bytes ? found.peak_bytes / found.available_bytes : null;
+      const fits = share === null ? state("hollow", `this machine has no ${found.device}`) : share < 0.85 ? state("filled", "It fits") : share < 1 ? state("half", "It fits barely") : state("struck", "It does not fit");
+      replace(estimate, el("p", {}, fits), facts([
+        ["Memory at the peak", `${bytes(found.peak_bytes)}${found.available_bytes ? ` of ${bytes(found.available_bytes)} on ${found.device}` : ""}`],
+        ["Time", found.steps && found.seconds_per_step ? `${duration(found.steps * found.seconds_per_step)}, ${found.seconds_per_step.toFixed(2)} s a step` : "not known"],
+        ["Steps", found.steps ? number(found.steps) : "as many as the rows give"],
+        ["Weights", `${number(found.weights)}, of which ${number(found.trained)} are trained`],
+        ...Object.entries(found.memory || {}).filter(([, value]) => value).map(([key, value]) => [key.replaceAll("_", " "), bytes(value)])]));
+    } catch (error) { replace(estimate); throw error; }
+  }
+
+  leave(() => clearTimeout(timer));
+  const draft = localStorage.getItem(DRAFT);
+  if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); } else { text.value = draft || FIRST; drawGutter([]); await check(); }
+}

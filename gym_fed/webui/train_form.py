@@ -1,0 +1,105 @@
+"""The form beside the YAML: every key of the schema, by subject, with its docstring as help."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.webui.plain import plain
+
+FIRST = (
+    *("algorithm", "model", "output_dir", "finetuning", "learning_rate", "max_steps", "num_train_epochs"),
+    *("per_device_train_batch_size", "max_length", "logging_steps", "save_steps", "seed"),
+)
+"""What nearly every run sets; it stands open, before the groups."""
+_TITLES = {
+    "AlgorithmSections": "Algorithm",
+    "SupervisedSections": "Supervised algorithms",
+    "TuningSections": "Tuning method",
+    "AdapterSections": "Adapters to start from",
+    "VisionSections": "Images",
+    "OptimizationSections": "Optimisation",
+    "DataSections": "Rows",
+    "GraderSections": "Graders",
+    "ComputeSections": "Compute",
+    "DistributedSections": "Several processes",
+    "PrivacySections": "Privacy",
+    "RunSections": "Run",
+    "TrackingSections": "Tracking",
+    "TrainingConfig": "Model",
+}
+"""The schema's own parts, by class."""
+
+
+@cache
+def form() -> dict[str, Any]:
+    """``{first, groups: [{title, help, fields}], algorithms, tuning}``.
+
+    A field is ``{key, kind, default, choices, least, most, help, section}``; of kind ``yaml`` it is edited in the text.
+    """
+    schema = TrainingConfig.model_json_schema()
+    definitions = schema["$defs"]
+    groups = []
+    for part in _parts():
+        own = [key for key in inspect.get_annotations(part) if key in schema["properties"]]
+        fields = [field for key in own for field in _fields(key, schema["properties"][key], definitions)]
+        if fields:
+            groups.append({"title": _TITLES[part.__name__], "fields": fields})
+    return {
+        "first": list(FIRST),
+        "groups": groups,
+        "algorithms": list(ALGORITHMS.names()),
+        "tuning": list(TUNING.names()),
+    }
+
+
+def _parts() -> list[type]:
+    """The schema's classes with keys of their own, the model first."""
+    return [part for part in TrainingConfig.__mro__ if part.__name__ in _TITLES]
+
+
+def _fields(key: str, property: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
+    """The field of a key, or those of its section."""
+    section = next((one for one in _forms(property) if "$ref" in one), None)
+    if section is None:
+        return [_field(key, property)]
+    definition = definitions[section["$ref"].rpartition("/")[2]]
+    if definition.get("type") != "object":
+        return [_field(key, {**definition, **property})]
+    about = str(property.get("description") or definition.get("description") or "")
+    fields = [_field(f"{key}.{name}", inner) for name, inner in definition.get("properties", {}).items()]
+    return [{**field, "section": key, "section_help": about} for field in fields]
+
+
+def _field(key: str, property: dict[str, Any]) -> dict[str, Any]:
+    forms = _forms(property)
+    choices = [value for one in forms for value in one.get("enum", [one["const"]] if "const" in one else [])]
+    kinds = {one.get("type") for one in forms}
+    if choices and "boolean" in kinds:
+        kind, choices = "choice", [True, False, *choices]
+    elif choices:
+        kind = "choice"
+    elif len(kinds) == 1 and kinds <= {"boolean", "integer", "number", "string"}:
+        kind = str(kinds.pop())
+    elif kinds <= {"boolean", "string"}:
+        kind = "string"
+    else:
+        kind = "yaml"
+    bounds = {name: one[name] for one in forms for name in one}
+    return {
+        "key": key,
+        "kind": kind,
+        "default": plain(property.get("default")),
+        "choices": choices,
+        "least": bounds.get("minimum", bounds.get("exclusiveMinimum")),
+        "most": bounds.get("maximum", bounds.get("exclusiveMaximum")),
+        "help": " ".join(str(property.get("description") or "").replace("``", "`").split()),
+    }
+
+
+def _forms(property: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a value may be, but for null, which is a key that is not given."""
+    return [one for one in property.get("anyOf", [property]) if one.get("type") != "null"]

@@ -1,0 +1,76 @@
+"""What a run would need: `gym train --plan` in a child process, since it loads torch and times a few blocks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.webui.plain import plain, text
+from gym_fed.webui.workbench import Workbench
+
+PLAN_SECONDS = 180
+"""A plan of a model of billions of weights takes some tens of seconds."""
+
+
+class Planner:
+    """Plans one run at a time.
+
+    Args:
+        workbench: Where the command runs.
+    """
+
+    def __init__(self, workbench: Workbench) -> None:
+        self._workbench = workbench
+        self._busy = threading.Lock()
+
+    def plan(self, yaml_text: str) -> dict[str, Any]:
+        """The plan of a text, as ``gym train --plan --json`` prints it.
+
+        Raises:
+            GymError: ``BUSY`` while another is made; the command's own error; ``DEADLINE_EXCEEDED``.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise GymError(ErrorCode.BUSY, "another estimate is being made", "try again in a moment")
+        try:
+            with tempfile.TemporaryDirectory(prefix="gym-plan-") as folder:
+                file = Path(folder) / "config.yaml"
+                file.write_bytes(yaml_text.encode("utf-8", "replace"))
+                return self._run(file)
+        finally:
+            self._busy.release()
+
+    def _run(self, file: Path) -> dict[str, Any]:
+        command = [sys.executable, "-m", "gym_fed.cli.main", "train", str(file), "--plan", "--json"]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self._workbench.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=PLAN_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise GymError(
+                ErrorCode.DEADLINE_EXCEEDED,
+                f"the estimate took more than {PLAN_SECONDS} s",
+                "make it in a terminal: gym train --plan",
+            ) from error
+        try:
+            found = json.loads(done.stdout)
+        except ValueError as error:
+            raise GymError(ErrorCode.INTERNAL, f"the estimate ended with code {done.returncode}") from error
+        if "error" in found:
+            said = found["error"]
+            code = next((code for code in ErrorCode if code.value == said.get("code")), ErrorCode.INTERNAL)
+            message = text(said.get("message", "")).replace(f"{file.parent}/", "")
+            raise GymError(code, message, text(said.get("hint", "")))
+        result: dict[str, Any] = plain(found)
+        return result

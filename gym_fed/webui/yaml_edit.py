@@ -1,0 +1,163 @@
+"""One value of a YAML text is changed in place: comments, order and layout stay.
+
+The parser's own marks say where a value stands. Afterwards the whole text is read again; unless exactly that one value
+differs, the edit is refused, and the person edits the text itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gym_fed.config.yaml.strict import KeyPath, StrictLoader, parse_config
+from gym_fed.errors import ErrorCode, GymError
+
+_FILE = Path("config")
+"""Names the text in errors."""
+Scalar = str | int | float | bool
+
+
+def with_value(text: str, path: tuple[str, ...], value: Scalar | None) -> str:
+    """The text with a value at a key, or at a key of a section.
+
+    Args:
+        text: YAML, one mapping.
+        path: ``("lora", "r")``; at most two keys.
+        value: None removes the key, so that its default holds.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for text that cannot be read; ``USAGE`` where the text is such that the value
+            cannot be changed without touching others.
+    """
+    before, _ = parse_config(_FILE, text)
+    if text and not text.endswith("\n"):
+        text += "\n"
+    root = StrictLoader(text).get_single_node()
+    changed = _changed(text, root, path, value)
+    try:
+        after, _ = parse_config(_FILE, changed)
+    except GymError:
+        raise _refused(path) from None
+    if not _is_right(after, before, path, value):
+        raise _refused(path)
+    return changed
+
+
+def _changed(text: str, root: Any, path: tuple[str, ...], value: Scalar | None) -> str:
+    if root is None:
+        return text if value is None else text + _lines(path, value)
+    pair = _pair(root, path[0])
+    if pair is None:
+        if value is None:
+            return text
+        if root.flow_style:
+            raise _refused(path)
+        return _inserted(text, _end_of_block(text, root), _lines(path, value, root.start_mark.column))
+    if len(path) == 1:
+        return _with_pair(text, root, pair, path, value)
+    section = pair[1]
+    if isinstance(section, yaml.ScalarNode) and section.tag.endswith(":null"):
+        if value is None:
+            return text
+        end = _line_end(text, pair[0].end_mark.index)
+        return _inserted(text, end, _lines(path[1:], value, pair[0].start_mark.column + 2))
+    if not isinstance(section, yaml.MappingNode):
+        raise _refused(path)
+    inner = _pair(section, path[1])
+    if inner is not None:
+        return _with_pair(text, section, inner, path, value)
+    if value is None:
+        return text
+    if section.flow_style:
+        end = section.end_mark.index - 1
+        comma = ", " if section.value else ""
+        return f"{text[:end].rstrip()}{comma}{path[1]}: {_written(value)}{text[end:]}"
+    place = _end_of_block(text, section)
+    return _inserted(text, place, _lines(path[1:], value, section.start_mark.column))
+
+
+def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: Scalar | None) -> str:
+    """The text with another value for a pair that is there, or without the pair."""
+    key, node = pair
+    start, end = node.start_mark.index, node.end_mark.index
+    if value is not None:
+        if not isinstance(node, yaml.ScalarNode) or node.style in ("|", ">"):
+            raise _refused(path)
+        gap = "" if start > key.end_mark.index + 1 else " "
+        return f"{text[:start]}{gap}{_written(value)}{text[end:]}"
+    if parent.flow_style:
+        raise _refused(path)
+    first = text.rfind("\n", 0, key.start_mark.index) + 1
+    if text[first : key.start_mark.index].strip():  # an item of a list: its dash is on this line
+        raise _refused(path)
+    last = end if isinstance(node, yaml.ScalarNode) else _end_of_block(text, node)
+    return text[:first] + text[_line_end(text, max(last - 1, key.end_mark.index)) :]
+
+
+def _pair(mapping: Any, key: str) -> Any:
+    return next((pair for pair in mapping.value if pair[0].value == key), None)
+
+
+def _end_of_block(text: str, node: Any) -> int:
+    """Where the last line of a block ends; its end mark stands behind the comments and empty lines that follow."""
+    if not isinstance(node, yaml.CollectionNode) or node.flow_style:
+        return _line_end(text, max(node.end_mark.index - 1, 0))
+    if not node.value:
+        return node.end_mark.index
+    last = node.value[-1]
+    return _end_of_block(text, last[1] if isinstance(node, yaml.MappingNode) else last)
+
+
+def _line_end(text: str, place: int) -> int:
+    """Behind the end of the line that ``place`` is in."""
+    found = text.find("\n", place)
+    return len(text) if found < 0 else found + 1
+
+
+def _inserted(text: str, place: int, lines: str) -> str:
+    before = text[:place]
+    return f"{before}{'' if not before or before.endswith(chr(10)) else chr(10)}{lines}{text[place:]}"
+
+
+def _lines(path: tuple[str, ...], value: Scalar, indent: int = 0) -> str:
+    """``lora:`` and below it ``  r: 8``."""
+    *sections, key = path
+    lines = [f"{' ' * (indent + 2 * depth)}{name}:" for depth, name in enumerate(sections)]
+    lines.append(f"{' ' * (indent + 2 * len(sections))}{key}: {_written(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _written(value: Scalar) -> str:
+    """A value as YAML on one line."""
+    if isinstance(value, str) and ("\n" in value or len(value) > 200):
+        return str(yaml.safe_dump(value, default_style='"', width=10**9, allow_unicode=True)).strip()
+    text = str(yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True))
+    return text.strip().removesuffix("...").strip()
+
+
+def _is_right(after: Any, before: Any, path: KeyPath, value: Scalar | None) -> bool:
+    """Whether ``after`` is ``before`` with that one value."""
+    wanted = {**before}
+    if len(path) == 1:
+        place = wanted
+    else:
+        section = before.get(path[0])
+        place = wanted[path[0]] = {**section} if isinstance(section, dict) else {}
+    if value is None:
+        place.pop(path[-1], None)
+    else:
+        place[path[-1]] = value
+    if value is None and len(path) == 2 and not place:
+        wanted[path[0]] = after.get(path[0])  # an empty section is no mapping to YAML
+        return wanted == after and after.get(path[0]) in (None, {})
+    return repr(wanted) == repr(after) or wanted == after
+
+
+def _refused(path: tuple[str, ...]) -> GymError:
+    return GymError(
+        ErrorCode.USAGE,
+        f"{'.'.join(path)} stands in the text in a way that the form cannot change",
+        "edit the text itself",
+    )
