@@ -126,7 +126,7 @@ export async function show(root, parameters, query) {
         figure("temperature", "Temperature", {min: 0, max: 2, step: 0.1}, "0 takes the likeliest"),
         figure("top_p", "Top p", {min: 0.05, max: 1, step: 0.05}),
         figure("max_tokens", "Most tokens", {min: 1, max: 32768, step: 1}),
-        figure("seed", "Seed", {min: 0, step: 1, placeholder: "new each time"}, "the same answer again")),
+        figure("seed", "Seed", {min: 0, step: 1, placeholder: "random"}, "the same answer again")),
       el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.logprobs, onchange: (event) => { memory.logprobs = event.target.checked; }}), " Show each token’s probability"));
   }
 
