@@ -1,7 +1,6 @@
 """The `gym` command.
 
 Neighbours: imports compat, config, console, data, delta, doctor, downloads, errors, evaluation, export,
-files, identity, imports, json_files, kinds, leaderboard, modeling, models, old_names, personalization,
-planning, quantization, registry, serving, soup, tables, text, tracking, training, web, webui; imported by
-none.
+files, identity, json_files, kinds, leaderboard, modeling, models, old_names, personalization, planning,
+quantization, registry, serving, soup, tables, text, tracking, training, web, webui; imported by none.
 """

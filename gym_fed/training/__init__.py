@@ -2,7 +2,7 @@
 
 Neighbours: imports config, console, data, delta, errors, evaluation, export, files, json_files, kinds, lazy,
 library_env, modeling, models, other_words, privacy, renamed, soup, text, tracking; imported by cli, compat,
-evaluation, export, personalization, planning, quickstart.
+evaluation, export, personalization, planning, quickstart, webui.
 """
 
 from gym_fed.library_env import settle

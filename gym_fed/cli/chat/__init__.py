@@ -1,4 +1,4 @@
 """`gym chat`.
 
-Neighbours: imports models, variant; imported by api, batch, main.
+Neighbours: imports models; imported by api, batch, main.
 """

@@ -1,4 +1,4 @@
 """`gym variant`.
 
-Neighbours: imports data, models, train; imported by chat, leaderboard, main.
+Neighbours: imports data, models, train; imported by leaderboard, main.
 """
