@@ -53,14 +53,16 @@ class HubFeed:
 
     def _since(self, last: int | None) -> Iterator[Event]:
         """How a stream begins: the entries that a page missed, and the state."""
-        if last is not None:
+        size = self._size()
+        if last is None:
+            yield Event("position", {"sequence": size}, size)  # from here a page resumes that is sent no entry
+        else:
             missed = self._entries(last, _MAX_MISSED + 1)
-            if len(missed) > _MAX_MISSED:
+            if len(missed) > _MAX_MISSED or last > size:  # or the ledger is an older one, from a backup
                 yield RELOAD
                 return
             yield from missed
         yield Event("snapshot", snapshot(self._fed), None)
-        yield Event("position", {"sequence": self._size()}, None)
 
     def _watch(self) -> None:
         position, before, seen = self._size(), None, None
