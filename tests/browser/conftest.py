@@ -6,6 +6,8 @@ answer of 500 and more. ``watch.allowed`` has the patterns of what a test causes
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from tests.support import chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -126,3 +130,45 @@ def hub(played: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         known = {"round": "1", "id": next(iter(HubView(fed, False).names()))}
         yield Served(dashboard.server.address, dashboard.server.url, folder, known)
         dashboard.stop()
+
+
+RUN, DATA = "nano-sft", "my.jsonl"
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder as somebody works in it: recipes, rows, two finished runs; made once for all workers."""
+    from gym_fed.data.generated import generate
+    from tests.support.warm import run
+
+    root = tmp_path_factory.getbasetemp()
+    folder = (root if worker_id == "master" else root.parent) / "bench"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "runs" / "again").exists():
+            shutil.copytree(REPOSITORY / "configs", folder / "configs")
+            rows = [*generate("double", 40, seed=1), *generate("copy", 40, seed=2)]
+            (folder / DATA).write_text("".join(json.dumps(row) + "\n" for row in rows))
+            small = ("max_steps=24", "per_device_train_batch_size=8", "logging_steps=2", "device=cpu")
+            sets = [word for one in small for word in ("--set", one)]
+            done = run(["gym", "train", "configs/nano-sft.yaml", *sets], cwd=folder, env=_quiet())
+            assert done.returncode == 0, done.stderr[-2000:]
+            shutil.copytree(folder / "runs" / RUN, folder / "runs" / "again")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def webui(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A workbench in a copy of that folder, for this file of tests."""
+    from gym_fed.webui.app import open_webui
+    from gym_fed.webui.workbench import open_workbench
+
+    folder = tmp_path_factory.mktemp("webui") / "bench"
+    shutil.copytree(trained, folder)
+    server = open_webui(open_workbench(folder, folder / "runs"), "127.0.0.1:0", "bench")
+    server.start()
+    yield Served(server.address, server.url, folder, {"path": RUN, "name": DATA})
+    server.stop()
+
+
+def _quiet() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

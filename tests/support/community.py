@@ -37,13 +37,15 @@ class Community:
 
     Args:
         folder: The hub's is ``hub`` in it.
-        start: Further arguments of `gym-server run`.
+        num_rounds: How many the hub runs.
+        config: Further sections of its config.
     """
 
-    def __init__(self, folder: Path, *start: str, **config: Any) -> None:
+    def __init__(self, folder: Path, num_rounds: int = ROUNDS, **config: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._start = folder, start
-        self.hub = HubProcess(folder / "hub", {**CONFIG, **config})
+        self.folder = folder
+        rounds = {**CONFIG["rounds"], "num_rounds": num_rounds}
+        self.hub = HubProcess(folder / "hub", {**CONFIG, "rounds": rounds, **config})
         rows = generate("copy", 16, seed=7, split="heldout")
         (folder / "hub" / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         self.contributors: list[RawContributor] = []
@@ -51,7 +53,7 @@ class Community:
 
     def start(self) -> Community:
         """Start the hub, or start it again."""
-        self.hub.start(*self._start)
+        self.hub.start()
         return self
 
     def join(self, names: tuple[str, ...] = (*HONEST, MALICIOUS)) -> None:
