@@ -55,7 +55,8 @@ class HubFeed:
         """How a stream begins: the entries that a page missed, and the state."""
         size = self._size()
         if last is None:
-            yield Event("position", {"sequence": size}, size)  # from here a page resumes that is sent no entry
+            # With an id: a page that was sent no entry yet resumes from here.
+            yield Event("position", {"sequence": size}, size)
         else:
             missed = self._entries(last, _MAX_MISSED + 1)
             if len(missed) > _MAX_MISSED or last > size:  # or the ledger is an older one, from a backup
