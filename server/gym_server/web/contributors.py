@@ -169,7 +169,6 @@ def _strips(
 ) -> dict[str, list[dict[str, Any]]]:
     """The verdicts of each contributor after a round, one a round, oldest first."""
     columns = (updates.c.contributor, updates.c.server_round, updates.c.verdict, updates.c.reason)
-    # One contributor is found by the key on its nonces, many by the index of rounds.
     query = select(*columns).where(updates.c.contributor.in_(contributors), updates.c.server_round > after)
     is_sealed = view.is_sealed_from(visitor)
     if is_sealed:
