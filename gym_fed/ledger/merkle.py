@@ -126,18 +126,37 @@ def verify_inclusion(entry_hash: str, index: int, size: int, path: Sequence[str]
     """Whether the entry is leaf ``index`` of the tree of ``size`` leaves with this root (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size or not is_hash(entry_hash) or not all(is_hash(node) for node in path):
         return False
+    steps, is_at_the_top = _climb(entry_hash, index, size, path)
+    reached = steps[-1][2] if steps else leaf_hash(entry_hash).hex()
+    return is_at_the_top and reached == root
+
+
+def inclusion_steps(
+    entry_hash: str, index: int, size: int, path: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """The way from a leaf up: for each sibling its side (``left`` or ``right``), it, and the node over both."""
+    return _climb(entry_hash, index, size, path)[0]
+
+
+def _climb(
+    entry_hash: str, index: int, size: int, path: Sequence[str]
+) -> tuple[list[tuple[str, str, str]], bool]:
+    """The steps of a path, and whether it is as long as the tree is high."""
     node, first, last = leaf_hash(entry_hash), index, size - 1
-    for sibling in map(bytes.fromhex, path):
+    steps = list[tuple[str, str, str]]()
+    for sibling in path:
         if last == 0:
-            return False
-        if first & 1 or first == last:
-            node = node_hash(sibling, node)
+            return steps, False
+        side = "left" if first & 1 or first == last else "right"
+        if side == "left":
+            node = node_hash(bytes.fromhex(sibling), node)
             while not first & 1 and first:
                 first, last = first >> 1, last >> 1
         else:
-            node = node_hash(node, sibling)
+            node = node_hash(node, bytes.fromhex(sibling))
         first, last = first >> 1, last >> 1
-    return last == 0 and node.hex() == root
+        steps.append((side, sibling, node.hex()))
+    return steps, last == 0
 
 
 def _split(size: int) -> int:

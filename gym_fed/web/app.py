@@ -105,9 +105,10 @@ def create_app(face: Face, access: Access) -> FastAPI:
         return {}
 
     @app.get("/events")
-    async def events(request: Request, visitor: Looking, last: str = "") -> Response:
+    async def events(request: Request, visitor: Looking, after: str = "") -> Response:
+        """``after`` is the last id of a page that had to open a new stream, which sends no such header."""
         address = request.client.host if request.client else ""
-        return face.feed.response(request.headers.get("last-event-id", last), address)
+        return face.feed.response(request.headers.get("last-event-id") or after, address)
 
     app.include_router(face.routes, prefix="/api/v1")
     app.include_router(face.beside)

@@ -87,17 +87,26 @@ const BY_ID = new Set(["verdict", "version", "ledger"]);
 
 function connect() {
   if (stream) stream.close();
-  stream = new EventSource(lastId < 0 ? "/events" : `/events?last=${lastId}`);
+  stream = new EventSource(lastId < 0 ? "/events" : `/events?after=${lastId}`);
   const shown = document.getElementById("connection");
   const say = (state, text) => { if (shown) { shown.dataset.state = state; shown.textContent = text; } };
   stream.onopen = () => say("live", "live");
   stream.onerror = () => {
     say("lost", "reconnecting");
-    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
+    if (stream.readyState === EventSource.CLOSED) setTimeout(again, 3000);
   };
-  stream.addEventListener("position", (event) => { lastId = Math.max(lastId, Number(event.lastEventId)); });
+  stream.addEventListener("position", (event) => { if (lastId < 0) lastId = Number(event.lastEventId); });
   stream.addEventListener("reload", () => { lastId = -1; setTimeout(connect, 200); show(); });
   for (const kind of listeners.keys()) attach(kind);
+}
+
+// A stream that was refused: the server started again and has forgotten the login, or it is still starting.
+async function again() {
+  try {
+    Object.assign(session, {visitor: null, role: "", csrf: ""}, await api("session"));
+    if (session.visitor === null) { stream.close(); loginScreen(); return; }
+  } catch { setTimeout(again, 3000); return; }
+  connect();
 }
 
 // ---- screens ----

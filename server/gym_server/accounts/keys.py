@@ -91,11 +91,18 @@ class Keys:
             raise GymError(ErrorCode.UNAUTHENTICATED, "this key is not enrolled here", "enrol it first")
         return str(row.contributor)
 
-    def history(self) -> dict[str, list[dict[str, Any]]]:
-        """Every account's keys, the first one first."""
+    def history_of(self, contributor: str) -> list[dict[str, Any]]:
+        """An account's keys, the first one first."""
+        return self.history(contributor).get(contributor, [])
+
+    def history(self, contributor: str | None = None) -> dict[str, list[dict[str, Any]]]:
+        """Every account's keys, or those of one, the first one first."""
         keys: dict[str, list[dict[str, Any]]] = {}
+        query = select(account_keys).order_by(account_keys.c.valid_from)
+        if contributor is not None:
+            query = query.where(account_keys.c.contributor == contributor)
         with self._database.reading() as tx:
-            for row in tx.execute(select(account_keys).order_by(account_keys.c.valid_from)):
+            for row in tx.execute(query):
                 keys.setdefault(row.contributor, []).append(
                     {
                         "public_key": row.public_key.hex(),

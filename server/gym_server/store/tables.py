@@ -151,6 +151,7 @@ updates = _table(
     Column("ledger_sequence", Integer, nullable=False),  # of the verdict at admission
     Column("received_at", Float, nullable=False),
     UniqueConstraint("contributor", "nonce"),
+    Index("ix_updates_contributor", "contributor", "server_round"),
 )
 
 versions = _table(
@@ -170,8 +171,9 @@ versions = _table(
 credits = _table(
     "credits",
     Column("server_round", Integer, primary_key=True),
-    Column("contributor", String, primary_key=True, index=True),
+    Column("contributor", String, primary_key=True),
     Column("amount", Int64, nullable=False),
+    Index("ix_credits_contributor", "contributor", "amount"),
 )
 
 # What an update of a committed round came to, in the eyes of the rewards.
@@ -305,9 +307,10 @@ evaluation_seeds = _table(
 privacy_spending = _table(
     "privacy_spending",
     Column("server_round", Integer, primary_key=True),
-    Column("contributor", String, primary_key=True, index=True),
+    Column("contributor", String, primary_key=True),
     Column("mechanism", String, nullable=False),
     Column("noise_multiplier", Float, nullable=False),
+    Index("ix_privacy_spending_contributor", "contributor", "mechanism", "noise_multiplier"),
 )
 
 # Variants that the hub keeps for their owners. A removed one stays as a row without its document, so that what was

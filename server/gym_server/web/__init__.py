@@ -1,4 +1,4 @@
 """The hub's dashboard: what the database holds as pages, live while the hub runs, and read-only when it is stopped.
 
-Neighbours: imports federation, ledger, store, strategy; imported by cli.
+Neighbours: imports cli, federation, ledger, store; imported by cli.
 """

@@ -12,11 +12,11 @@ from gym_fed.web.app import Face
 from gym_fed.web.keys import KEYS_NAME, WebKeys
 from gym_fed.web.server import Tls, WebServer
 from gym_server.federation import Federation
-from gym_server.web import home, rounds
+from gym_server.web import contributors, health, home, invites, ledger, model, privacy, variants
 from gym_server.web.feed import HubFeed
 from gym_server.web.hub_view import HubView
 
-SCREENS = (home, rounds)
+SCREENS = (home, contributors, model, privacy, ledger, invites, variants, health)
 """Modules with ``routes(view)``; each is one screen's part of the API."""
 
 
@@ -39,7 +39,8 @@ class Dashboard:
         routes = APIRouter()
         for screen in SCREENS:
             routes.include_router(screen.routes(view))
-        face = Face("hub", fed.config.name, Path(__file__).parent / "screens", routes, self._feed.feed)
+        screens = Path(__file__).parent / "screens"
+        face = Face("hub", fed.config.name, screens, routes, self._feed.feed, health.beside(view))
         self.server = WebServer(
             face,
             listen,

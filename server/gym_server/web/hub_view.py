@@ -42,7 +42,11 @@ class HubView:
 
     def may_change(self, visitor: Visitor) -> bool:
         """Whether this visitor's page offers what changes the hub."""
-        return self.is_running and visitor.role >= Role.OPERATOR
+        return self.is_running and self.is_operator(visitor)
+
+    def is_operator(self, visitor: Visitor) -> bool:
+        """Whether a visitor is shown what the operator alone may see."""
+        return visitor.role >= Role.OPERATOR
 
     def require_running(self) -> None:
         """Refuse a change by a dashboard that only reads the hub's folder.
@@ -63,7 +67,7 @@ class HubView:
         That is: refusals and the reasons of rejections, norms, sizes, who is connected or at work, and moments. The
         operator is trusted with them (docs/privacy.md, "What is released, and what covers it").
         """
-        return self.fed.ledger.private and visitor.role < Role.OPERATOR
+        return self.fed.ledger.private and not self.is_operator(visitor)
 
     def moment(self, visitor: Visitor, seconds: float | None) -> float | None:
         """When something of a round was, as this visitor may know it: of private rounds the hour, as in the ledger."""

@@ -1,0 +1,146 @@
+"""The models and variants of this machine, as `play` and `models` list them. Nothing is loaded to find them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.store.folder import store_folder
+from gym_fed.webui.workbench import MAX_ROWS, Workbench
+
+_CONFIGS = ("config.json", "adapter_config.json")
+_SKIPPED = frozenset({"node_modules", "__pycache__", "checkpoints", "objects", "site-packages"})
+_MAX_DEPTH = 5
+_MAX_FOLDERS = 20_000
+"""Looked into at most, so that a workbench that is started in a home folder still answers."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model that `gym api --base ID` can load.
+
+    Attributes:
+        id: What commands call it: ``gym-nano``, a name in the cache, or a path below the workbench's folder.
+        name: What a variant's record calls it.
+        kind: ``package``, ``cache``, ``run``, ``folder``, ``adapter`` or ``gguf``.
+        bytes: Of its files.
+        changed_at: Unix seconds; 0 for what comes with the package or from the Hub.
+    """
+
+    id: str
+    name: str
+    kind: str
+    bytes: int
+    changed_at: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """As pages get it."""
+        return asdict(self)
+
+
+def local_bases(workbench: Workbench) -> list[LocalModel]:
+    """Every model of this machine: the package's, those in the cache, and those below the workbench's folders."""
+    from gym_fed.downloads.local import local_models
+
+    found = [
+        LocalModel(row["name"], row["name"], row["where"], row["bytes"])
+        for row in local_models()
+        if row["where"] in ("package", "cache") and row["whole"]
+    ]
+    return [*found, *_below(workbench)][:MAX_ROWS]
+
+
+def find_base(workbench: Workbench, id: str) -> LocalModel:
+    """The model of a request.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` for what is not listed here.
+    """
+    found = next((model for model in local_bases(workbench) if model.id == id), None)
+    if found is None:
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"{id!r} is not among the models of this machine",
+            "models below the folder in which gym webui was started are found, and those that gym models list names",
+        )
+    return found
+
+
+def variants_folder() -> Path:
+    """Where `gym variant` keeps variants in this environment."""
+    named = os.environ.get("GYM_VARIANTS")
+    return store_folder(Path(named) if named else None)
+
+
+def has_variants() -> bool:
+    """Whether there is a store of variants."""
+    return (variants_folder() / "variants.db").is_file()
+
+
+def local_variants() -> list[dict[str, Any]]:
+    """The variants of this machine, the newest first; each row as `gym variant list --json` has it."""
+    from gym_fed.serving.store.store import VariantStore
+
+    if not has_variants():
+        return []
+    with VariantStore.open(variants_folder(), create=False, require_signature=False) as store:
+        found = [record.to_dict() for record in store.list()]
+    return sorted(found, key=lambda row: row["updated_at"], reverse=True)[:MAX_ROWS]
+
+
+def _below(workbench: Workbench) -> list[LocalModel]:
+    roots = [workbench.folder]
+    if workbench.folder not in workbench.runs.parents:
+        roots.append(workbench.runs)
+    found: dict[Path, LocalModel] = {}
+    for root in roots:
+        for num_folders, (place, folders, files) in enumerate(os.walk(root)):
+            folder = Path(place)
+            depth = len(folder.relative_to(root).parts)
+            if num_folders >= _MAX_FOLDERS:
+                break
+            folders[:] = (
+                sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
+                if depth < _MAX_DEPTH
+                else []
+            )
+            for file in files:
+                if file.endswith(".gguf"):
+                    found.setdefault(folder / file, _file_model(workbench, folder / file))
+            if any(name in files for name in _CONFIGS):
+                found.setdefault(folder, _folder_model(workbench, folder, files))
+                folders[:] = []
+    return sorted(found.values(), key=lambda model: model.changed_at, reverse=True)
+
+
+def _folder_model(workbench: Workbench, folder: Path, files: list[str]) -> LocalModel:
+    is_run = "run.json" in files or "result.json" in files
+    kind = "run" if is_run else "adapter" if "adapter_config.json" in files else "folder"
+    sizes = [status for name in files if (status := _status(folder / name)) is not None]
+    changed_at = max((status.st_mtime for status in sizes), default=0.0)
+    return LocalModel(
+        _id(workbench, folder), folder.name, kind, sum(status.st_size for status in sizes), changed_at
+    )
+
+
+def _file_model(workbench: Workbench, file: Path) -> LocalModel:
+    status = _status(file)
+    size, changed_at = (0, 0.0) if status is None else (status.st_size, status.st_mtime)
+    return LocalModel(_id(workbench, file), file.name, "gguf", size, changed_at)
+
+
+def _id(workbench: Workbench, path: Path) -> str:
+    """Commands run in the workbench's folder, so a path below it is named from there."""
+    if workbench.folder in path.parents:
+        return str(path.relative_to(workbench.folder))
+    return str(path)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:  # a broken link
+        return None

@@ -1,0 +1,191 @@
+"""The screen ``play``: chat with the models of this machine, compare two, and teach better answers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import httpx
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.responses import StreamingResponse
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.identity.variant import VariantName
+from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.inventory import find_base, local_bases, local_variants
+from gym_fed.webui.model_servers import MAX_SERVERS, SERVED_NAME, ModelServers
+from gym_fed.webui.taught import Taught
+from gym_fed.webui.workbench import Workbench
+
+MAX_TEXT = 200_000
+TOP_LOGPROBS = 5
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 600.0
+"""Between two tokens; `gym api` ends an answer that takes longer."""
+
+BaseId = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class Turn(StrictModel):
+    """A message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(max_length=MAX_TEXT)
+
+
+Turns = Annotated[list[Turn], Field(min_length=1, max_length=500)]
+
+
+class ChosenModels(StrictModel):
+    """The models that are to be loaded."""
+
+    bases: list[BaseId] = Field(max_length=MAX_SERVERS)
+
+
+class AskedPrompt(StrictModel):
+    """What a page wants answered. It is passed on, and neither kept nor logged."""
+
+    base: BaseId
+    variant: VariantName | None = None
+    messages: Turns
+    max_tokens: int = Field(default=256, ge=1, le=32_768)
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**53)
+    logprobs: bool = False
+
+    def body(self) -> dict[str, Any]:
+        """As `gym api` takes it."""
+        found: dict[str, Any] = {
+            "model": SERVED_NAME if self.variant is None else f"{SERVED_NAME}:{self.variant}",
+            "messages": [turn.model_dump() for turn in self.messages],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.seed is not None:
+            found["seed"] = self.seed
+        if self.logprobs:
+            found |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+        return found
+
+
+class TaughtAnswer(StrictModel):
+    """A better answer than a model gave."""
+
+    base: BaseId
+    prompt: Turns
+    chosen: str = Field(max_length=MAX_TEXT)
+    rejected: str = Field(max_length=MAX_TEXT)
+
+
+class NewVariant(StrictModel):
+    """A variant to be made of what was taught."""
+
+    base: BaseId
+    name: VariantName
+
+
+def routes(workbench: Workbench) -> APIRouter:
+    """``play`` and what is below it."""
+    found = APIRouter()
+    servers, taught = ModelServers(workbench), Taught(workbench)
+
+    @found.get("/play")
+    def play(visitor: Looking) -> dict[str, Any]:
+        return {
+            "models": [model.facts() for model in local_bases(workbench)],
+            "variants": local_variants(),
+            "servers": servers.facts(),
+        }
+
+    @found.post("/play/serve")
+    def serve(given: ChosenModels, visitor: Changing) -> dict[str, Any]:
+        servers.serve(given.bases)
+        return {"servers": servers.facts()}
+
+    @found.post("/play/chat")
+    def chat(given: AskedPrompt, visitor: Changing) -> StreamingResponse:
+        server = servers.ready(given.base)
+        return StreamingResponse(
+            _answer(f"{server.url}/chat/completions", server.key, given.body()),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
+        )
+
+    @found.get("/play/taught")
+    def rows(base: Annotated[str, Query(max_length=4096)], visitor: Looking) -> dict[str, Any]:
+        return taught.rows(base)
+
+    @found.post("/play/taught")
+    def teach(given: TaughtAnswer, visitor: Changing) -> dict[str, Any]:
+        prompt = [turn.model_dump() for turn in given.prompt]
+        return {"total": taught.add(given.base, prompt, given.chosen, given.rejected)}
+
+    @found.delete("/play/taught")
+    def forget(
+        base: Annotated[str, Query(max_length=4096)],
+        id: Annotated[str, Query(max_length=64)],
+        visitor: Changing,
+    ) -> dict[str, Any]:
+        return {"total": taught.remove(base, id)}
+
+    @found.get("/play/variant-command")
+    def command(
+        base: Annotated[str, Query(max_length=4096)],
+        name: Annotated[str, Query(max_length=64)],
+        visitor: Looking,
+    ) -> dict[str, Any]:
+        return {"command": shlex.join(_create(taught, base, name))}
+
+    @found.post("/play/variant")
+    def make(given: NewVariant, visitor: Changing) -> dict[str, Any]:
+        find_base(workbench, given.base)
+        words = _create(taught, given.base, given.name)
+        return workbench.jobs.start(words, title=f"Make the variant {given.name}").facts()
+
+    return found
+
+
+def _create(taught: Taught, base: str, name: str) -> list[str]:
+    """The command that makes a variant of what was taught."""
+    known = any(row["name"] == name for row in local_variants())
+    return [
+        *("gym", "variant", "create", f"--data={taught.file(base)}", f"--user={name}", f"--base={base}"),
+        *(["--replace"] if known else []),
+    ]
+
+
+async def _answer(url: str, key: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    """The stream of `gym api`, as it comes. Its reader cancels the answer by leaving."""
+    timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
+    try:
+        async with (
+            httpx.AsyncClient(timeout=timeout, trust_env=False, verify=False) as client,
+            client.stream("POST", url, json=body, headers={"Authorization": f"Bearer {key}"}) as response,
+        ):
+            if response.status_code != 200:
+                yield _failed(_reason(await response.aread()))
+                return
+            async for part in response.aiter_raw():
+                yield part
+    except httpx.TransportError:
+        yield _failed("the model's server has ended; its output says why")
+
+
+def _reason(data: bytes) -> str:
+    """Why `gym api` refused, as it said."""
+    try:
+        return str(json.loads(data)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "the model's server refused the request"
+
+
+def _failed(why: str) -> bytes:
+    """The event that ends a stream in place of ``[DONE]``, as `gym api` itself ends one."""
+    return f"data: {json.dumps({'error': {'message': why}})}\n\n".encode()

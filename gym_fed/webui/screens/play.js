@@ -1,0 +1,270 @@
+// Chat with the models of this machine: streamed, one or two side by side, with each token's probability, and taught.
+import {action, api, bytes, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, session, state} from "/static/app.js";
+import {answerText, tokenView} from "/screens/play_tokens.js";
+import {taughtPanel} from "/screens/play_taught.js";
+
+export const title = "Play";
+
+// What was said and chosen stays while other screens are shown; closing the tab forgets it.
+const memory = {chosen: ["", ""], compares: false, turns: [], system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", logprobs: false};
+const KINDS = {package: "Comes with gym-fed", run: "Runs", folder: "Folders", adapter: "Adapters", gguf: "GGUF files", cache: "Hugging Face cache"};
+const SIDES = ["A", "B"];
+
+export async function show(root, parameters, query) {
+  let options = new Map(), servers = [], running = null, tick = null;
+  const first = await api("play");
+  readOptions(first);
+  servers = first.servers;
+  memory.chosen = SIDES.map((side, at) => {
+    const wanted = query.get(side.toLowerCase()) || memory.chosen[at];
+    return options.has(wanted) ? wanted : "";
+  });
+  if (!memory.chosen[0] && servers.length && options.has(servers[0].base)) memory.chosen[0] = servers[0].base;
+  memory.compares = Boolean(memory.chosen[1]) && (memory.compares || query.has("b"));
+
+  const sides = el("div", {class: "sides"}), talk = el("div", {class: "talk"}), status = el("p", {class: "visually-hidden", role: "status"});
+  const prompt = el("textarea", {id: "prompt", rows: 3, placeholder: "Write a message", onkeydown: (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); ask(); }
+  }, oninput: drawButtons});
+  const send = el("button", {class: "primary", type: "submit"}, "Send"), stop = el("button", {type: "button", onclick: () => running?.abort()}, "Stop");
+  const problem = el("p", {class: "problem", role: "alert"}), hint = el("span", {class: "quiet small"});
+  const compose = el("form", {class: "compose", onsubmit: (event) => { event.preventDefault(); ask(); }},
+    el("label", {for: "prompt"}, "Message"), prompt, el("div", {class: "spread"}, hint, el("span", {class: "row"}, stop, send)), problem);
+  const taught = taughtPanel({bases, refresh: async () => { readOptions(await api("play")); drawSides(); }, compareWith: (base, variant) => {
+    memory.chosen = [base, `${base}:${variant}`];
+    memory.compares = true;
+    choose();
+  }});
+  replace(root,
+    el("header", {}, el("h1", {}, "Play"), el("button", {type: "button", onclick: forget}, "New conversation")),
+    el("div", {class: "play"}, el("div", {class: "conversation"}, sides, talk, mayChange() ? compose : el("p", {class: "quiet"}, "A viewer may look, and not ask.")), settings()),
+    status, taught.node);
+
+  on("serving", (news) => { servers = news; drawSides(); drawButtons(); });
+  leave(() => { running?.abort(); clearInterval(tick); });
+  tick = setInterval(() => { if (servers.some((one) => one.status === "loading")) { for (const one of servers) if (one.status === "loading") one.seconds += 1; drawStatus(); } }, 1000);
+  drawSides();
+  drawTurns();
+  drawButtons();
+  if (memory.chosen[0] && mayChange()) await serve();
+  prompt.focus({preventScroll: true});
+
+  // ---- models ----
+
+  function readOptions({models, variants}) {
+    options = new Map();
+    for (const model of models) options.set(model.id, {label: model.id, base: model.id, variant: null, group: KINDS[model.kind] || model.kind, note: bytes(model.bytes)});
+    for (const variant of variants) {
+      for (const model of models.filter((one) => one.name === variant.base_model)) {
+        options.set(`${model.id}:${variant.name}`, {label: `${model.id}:${variant.name}`, base: model.id, variant: variant.name, group: "Variants", note: bytes(variant.size_bytes)});
+      }
+    }
+  }
+
+  function bases() { return [...new Set(picked().map((one) => one.base))]; }
+  function picked() { return memory.chosen.slice(0, memory.compares ? 2 : 1).map((label) => options.get(label)).filter(Boolean); }
+  function serverOf(option) { return option && servers.find((one) => one.base === option.base); }
+  function isReady() { return picked().length === (memory.compares ? 2 : 1) && picked().every((one) => serverOf(one)?.status === "ready"); }
+
+  async function serve() {
+    try { servers = (await post("play/serve", {bases: bases()})).servers; replace(problem); } catch (error) { replace(problem, message(error)); }
+    drawSides();
+    drawButtons();
+  }
+
+  async function choose() {
+    remember({a: memory.chosen[0], b: memory.compares ? memory.chosen[1] : ""});
+    drawSides();
+    taught.draw();
+    await serve();
+  }
+
+  function select(at) {
+    const groups = new Map();
+    for (const option of options.values()) groups.set(option.group, [...(groups.get(option.group) || []), option]);
+    const node = el("select", {id: `model-${at}`, onchange: () => { memory.chosen[at] = node.value; choose(); }},
+      el("option", {value: ""}, "Choose a model"),
+      [...groups].map(([group, members]) => el("optgroup", {label: group}, members.map((option) => el("option", {value: option.label}, `${option.label} · ${option.note}`)))));
+    node.value = options.has(memory.chosen[at]) ? memory.chosen[at] : "";
+    return node;
+  }
+
+  function drawSides() {
+    const focused = document.activeElement?.id;
+    const shown = memory.compares ? [0, 1] : [0];
+    replace(sides, shown.map((at) => el("div", {class: "side"},
+      el("label", {for: `model-${at}`}, memory.compares ? `Model ${SIDES[at]}` : "Model"), select(at), el("div", {class: "serving", "data-at": at}))),
+    el("button", {type: "button", class: "compares", "aria-pressed": String(memory.compares), onclick: () => {
+      memory.compares = !memory.compares;
+      if (!memory.compares || memory.chosen[1]) choose(); else { drawSides(); drawButtons(); document.getElementById("model-1").focus(); }
+    }}, memory.compares ? "Stop comparing" : "Compare with another"));
+    drawStatus();
+    if (focused?.startsWith("model-")) document.getElementById(focused)?.focus();
+  }
+
+  function drawStatus() {
+    for (const place of sides.querySelectorAll(".serving")) {
+      const option = options.get(memory.chosen[Number(place.dataset.at)]), server = serverOf(option);
+      if (!option) replace(place, el("span", {class: "quiet small"}, "It is loaded when you choose it."));
+      else if (!server) replace(place, state("hollow", "not loaded"));
+      else if (server.status === "loading") replace(place, state("half", `loading, ${Math.round(server.seconds)} s`));
+      else if (server.status === "ready") replace(place, state("filled", `ready, loaded in ${number(server.seconds, 2)} s`));
+      else if (!place.querySelector("details")) {
+        replace(place, state("struck", "did not load"), el("details", {open: true}, el("summary", {}, "What it printed"), el("pre", {class: "output"}, server.output.join("\n") || "Nothing.")), action("Load again", serve));
+      }
+    }
+  }
+
+  // ---- settings ----
+
+  function settings() {
+    const field = (name, label, input, help = "") => el("div", {class: "field"}, el("label", {for: `set-${name}`}, label), input, help && el("span", {class: "help"}, help));
+    const figure = (name, label, more, help) => field(name, label, el("input", {id: `set-${name}`, type: "number", value: memory[name], ...more, oninput: (event) => { memory[name] = event.target.value; }}), help);
+    return el("aside", {class: "set", "aria-label": "Settings"},
+      field("system", "System prompt", el("textarea", {id: "set-system", rows: 3, value: memory.system, oninput: (event) => { memory.system = event.target.value; }})),
+      el("div", {class: "pairs"},
+        figure("temperature", "Temperature", {min: 0, max: 2, step: 0.1}, "0 takes the likeliest"),
+        figure("top_p", "Top p", {min: 0.05, max: 1, step: 0.05}),
+        figure("max_tokens", "Most tokens", {min: 1, max: 32768, step: 1}),
+        figure("seed", "Seed", {min: 0, step: 1, placeholder: "random"}, "the same answer again")),
+      el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.logprobs, onchange: (event) => { memory.logprobs = event.target.checked; }}), " Show each token’s probability"));
+  }
+
+  function asked(option, messages) {
+    const seed = String(memory.seed).trim();
+    return {base: option.base, variant: option.variant, messages, temperature: Number(memory.temperature), top_p: Number(memory.top_p), max_tokens: Number(memory.max_tokens), seed: seed === "" ? null : Number(seed), logprobs: memory.logprobs};
+  }
+
+  // ---- the conversation ----
+
+  function forget() {
+    running?.abort();
+    memory.turns = [];
+    drawTurns();
+    prompt.focus();
+  }
+
+  // What a side has heard: of a turn before the comparison there is one answer, which both continue.
+  function heard(at, upTo) {
+    const system = memory.system.trim() ? [{role: "system", content: memory.system}] : [];
+    return [...system, ...memory.turns.slice(0, upTo).flatMap((turn) => {
+      const answer = turn.answers[at] || turn.answers[0];
+      return [{role: "user", content: turn.prompt}, ...(answer.text ? [{role: "assistant", content: answer.text}] : [])];
+    })];
+  }
+
+  async function ask() {
+    const text = prompt.value.trim();
+    if (running || !text || !isReady()) return;
+    const turn = {prompt: text, answers: picked().map((option) => ({...option, text: "", tokens: [], error: "", finish: "", first: 0, took: 0, count: 0}))};
+    memory.turns.push(turn);
+    turn.answers.forEach((answer, at) => { answer.heard = heard(at, memory.turns.length - 1).concat({role: "user", content: text}); });
+    prompt.value = "";
+    running = new AbortController();
+    replace(problem);
+    drawTurns();
+    drawButtons();
+    status.textContent = "Answering";
+    talk.lastElementChild.scrollIntoView({block: "nearest"});
+    const {signal} = running;
+    await Promise.all(turn.answers.map((answer) => stream(answer, signal)));
+    running = null;
+    status.textContent = turn.answers.map((answer, at) => `${turn.answers.length > 1 ? `${SIDES[at]}: ` : ""}${answer.error || answer.text}`).join("\n");
+    drawTurns();
+    drawButtons();
+  }
+
+  async function stream(answer, signal) {
+    const began = performance.now();
+    try {
+      const response = await fetch("/api/v1/play/chat", {method: "POST", credentials: "same-origin", signal, headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}, body: JSON.stringify(asked(answer, answer.heard))});
+      if (!response.ok) throw new Error(message((await response.json()).error));
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (;;) {
+        const {done, value} = await reader.read();
+        if (done) break;
+        const events = (rest + value).split("\n\n");
+        rest = events.pop();
+        for (const event of events) take(answer, event.replace(/^data: /, ""), began);
+      }
+      if (!answer.finish && !answer.error) answer.error = "The answer broke off.";
+    } catch (error) {
+      if (error.name === "AbortError") answer.finish = "stopped";
+      else answer.error = error.message;
+    }
+    answer.took = performance.now() - began;
+  }
+
+  function take(answer, text, began) {
+    if (text === "[DONE]") return;
+    const data = JSON.parse(text);
+    if (data.error) { answer.error = data.error.message; return; }
+    if (data.usage) answer.count = data.usage.completion_tokens;
+    for (const choice of data.choices) {
+      const tokens = choice.logprobs?.content || [];
+      if (choice.delta.content || tokens.length) {
+        answer.first ||= performance.now() - began;
+        answer.text += choice.delta.content || "";
+        answer.tokens.push(...tokens);
+        answer.node?.add(choice.delta.content || "", tokens);
+      }
+      if (choice.finish_reason) answer.finish = choice.finish_reason;
+    }
+  }
+
+  function drawTurns() {
+    if (!memory.turns.length) { replace(talk, empty(options.size > 1 ? "Ask something. The conversation stays on this machine and is written nowhere." : "gym-nano comes with gym-fed; models that you train are listed beside it.", !memory.chosen[0] && options.has("gym-nano") && el("button", {type: "button", onclick: () => { memory.chosen[0] = "gym-nano"; choose(); }}, "Load gym-nano"))); return; }
+    replace(talk, memory.turns.map((turn) => el("article", {class: "turn"},
+      el("div", {class: "asked"}, el("h2", {class: "who"}, "You"), el("p", {class: "said"}, turn.prompt)),
+      el("div", {class: turn.answers.length > 1 ? "answers two" : "answers"}, turn.answers.map((answer, at) => drawAnswer(turn, answer, at))),
+      !running && turn.answers.length > 1 && preference(turn))));
+  }
+
+  function drawAnswer(turn, answer, at) {
+    answer.node = memory.logprobs || answer.tokens.length ? tokenView(answer.tokens) : answerText(answer.text);
+    const isGoing = running && turn === memory.turns.at(-1), place = el("div");
+    const rate = answer.count > 1 && answer.took > answer.first ? (1000 * (answer.count - 1)) / (answer.took - answer.first) : 0;
+    const figures = [answer.finish === "length" && "cut at the most tokens", answer.finish === "stopped" && "stopped", answer.count && `${answer.count} tokens`, answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tokens a second`].filter(Boolean);
+    return el("div", {class: "answer"},
+      el("h3", {class: "who"}, turn.answers.length > 1 && `${SIDES[at]} · `, answer.label),
+      answer.node.root,
+      isGoing && !answer.text && loading(),
+      answer.error && el("p", {class: "problem", role: "alert"}, answer.error),
+      !isGoing && !answer.error && !answer.text && el("p", {class: "quiet"}, "An empty answer."),
+      !isGoing && el("div", {class: "row small quiet"}, el("span", {}, figures.join(" · ")), answer.text && mayChange() && el("button", {type: "button", class: "plain", onclick: () => better(place, answer)}, "Teach a better answer")),
+      place);
+  }
+
+  // ---- teaching ----
+
+  function preference(turn) {
+    const [a, b] = turn.answers;
+    if (!mayChange() || !a.text || !b.text || a.text === b.text) return null;
+    const prefer = (chosen, rejected) => teach(rejected.base, rejected.heard, chosen.text, rejected.text);
+    return el("div", {class: "row"}, el("span", {class: "quiet small"}, "Which is better?"), action("A is better", () => prefer(a, b)), action("B is better", () => prefer(b, a)));
+  }
+
+  function better(place, answer) {
+    const field = el("textarea", {id: "better", rows: 4, value: answer.text});
+    replace(place, el("div", {class: "field better"}, el("label", {for: "better"}, "The answer it should have given"), field,
+      el("div", {class: "row"}, action("Save as the better answer", async () => {
+        await teach(answer.base, answer.heard, field.value, answer.text);
+        replace(place);
+      }, {primary: true}), el("button", {type: "button", onclick: () => replace(place)}, "Cancel"))));
+    field.focus();
+  }
+
+  async function teach(base, messages, chosen, rejected) {
+    const {total} = await post("play/taught", {base, prompt: messages, chosen, rejected});
+    say(total === 1 ? `The first answer is taught to ${base}` : `${total} answers are taught to ${base}`);
+    taught.draw();
+  }
+
+  function drawButtons() {
+    stop.hidden = !running;
+    send.hidden = Boolean(running);
+    send.disabled = !isReady() || !prompt.value.trim();
+    hint.textContent = isReady() ? "Enter sends, Shift+Enter begins a line" : picked().length ? "It can be asked when it is ready" : "Choose a model first";
+  }
+}

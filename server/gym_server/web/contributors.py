@@ -1,0 +1,210 @@
+"""Who contributes: credits, reputation, verdicts of late, what privacy was spent, and the operator's revocations.
+
+A viewer is shown what the ledger holds openly. In private rounds that leaves out verdicts at admission, the reasons of
+rejections, and who is connected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import Connection, func, select
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+from gym_fed.web.access import Visitor
+from gym_fed.web.app import Changing, Looking
+from gym_server.privacy.budget import spent_on
+from gym_server.rewards.reputations import reputations_before
+from gym_server.store.tables import accounts, contributions, credits, nodes, rounds, updates, versions
+from gym_server.web.hub_view import HubView, router
+
+STRIP_ROUNDS = 40
+"""Rounds in the strip of a list."""
+LONG_STRIP_ROUNDS = 200
+"""Rounds in the strip of one contributor."""
+MAX_POINTS = 2000
+"""Rounds in the charts of one contributor, the newest ones."""
+_STRENGTH = ("refused", "admitted", "aborted", "rejected", "merged")
+"""Of several updates in a round the strip shows the one that got furthest."""
+_AT_ADMISSION = ("refused", "admitted")
+
+Sort = Literal["enrolled", "name", "credits", "reputation"]
+
+
+class _Reason(StrictModel):
+    reason: str = Field(min_length=1, max_length=500)
+
+
+class _NewKey(StrictModel):
+    public_key: str = Field(pattern=r"^[0-9a-fA-F]{64}$")
+
+
+def routes(view: HubView) -> APIRouter:
+    """``contributors``, ``contributors/{id}``, and under it ``revoke`` and ``rebind``."""
+    found = router()
+    fed = view.fed
+
+    @found.get("/contributors")
+    def listed(
+        visitor: Looking,
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+        find: Annotated[str, Query(max_length=80)] = "",
+        sort: Sort = "enrolled",
+    ) -> dict[str, Any]:
+        with fed.database.reading() as tx:
+            everybody = _everybody(view, tx, find, sort)
+            shown = everybody[offset : offset + limit]
+            ids = [one["contributor"] for one in shown]
+            newest = _newest_round(tx)
+            strips = _strips(view, tx, visitor, ids, newest - STRIP_ROUNDS)
+            connected = None if view.is_sealed_from(visitor) else _connected(tx, ids)
+        spent = spent_on(fed, ids)
+        return {
+            "total": len(everybody),
+            "newest_round": newest,
+            "strip_rounds": STRIP_ROUNDS,
+            "has_privacy": fed.config.privacy is not None,
+            "contributors": [
+                {
+                    **one,
+                    "connected": None if connected is None else one["contributor"] in connected,
+                    "strip": strips[one["contributor"]],
+                    "epsilon": spent[one["contributor"]]["epsilon"] if spent else None,
+                }
+                for one in shown
+            ],
+        }
+
+    @found.get("/contributors/{contributor}")
+    def one(visitor: Looking, contributor: str) -> dict[str, Any]:
+        with fed.database.reading() as tx:
+            row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
+            if row is None:
+                raise GymError(ErrorCode.NOT_FOUND, f"there is no contributor {plain(contributor, 80)!r}")
+            newest = _newest_round(tx)
+            is_sealed = view.is_sealed_from(visitor)
+            found = {
+                "contributor": contributor,
+                "name": row.name,
+                "status": row.status,
+                "enrolled_at": row.enrolled_at,
+                "connected": None if is_sealed else bool(_connected(tx, [contributor])),
+                **fed.payouts.balance_of(tx, contributor),
+                "reputation": _reputations(view, tx, [contributor])[contributor],
+                "newest_round": newest,
+                "strip_rounds": LONG_STRIP_ROUNDS,
+                "strip": _strips(view, tx, visitor, [contributor], newest - LONG_STRIP_ROUNDS)[contributor],
+                "over_rounds": _over_rounds(tx, contributor),
+            }
+        privacy = spent_on(fed, [contributor]).get(contributor)
+        return {
+            **found,
+            "privacy": privacy and {**privacy, "budget": fed.config.privacy and fed.config.privacy.epsilon},
+            "may_change": view.may_change(visitor),
+            "keys": fed.keys.history_of(contributor) if view.is_operator(visitor) else None,
+        }
+
+    @found.post("/contributors/{contributor}/revoke")
+    def revoke(visitor: Changing, contributor: str, given: _Reason) -> dict[str, Any]:
+        view.require_running()
+        return fed.keys.revoke_as_coordinator(contributor, plain(given.reason, 500))
+
+    @found.post("/contributors/{contributor}/rebind")
+    def rebind(visitor: Changing, contributor: str, given: _NewKey) -> dict[str, Any]:
+        view.require_running()
+        return fed.keys.rebind(contributor, bytes.fromhex(given.public_key))
+
+    return found
+
+
+def _everybody(view: HubView, tx: Connection, find: str, sort: Sort) -> list[dict[str, Any]]:
+    """All accounts that are looked for, in order; without what takes long to find."""
+    columns = (accounts.c.contributor, accounts.c.name, accounts.c.status, accounts.c.enrolled_at)
+    query = select(*columns).order_by(accounts.c.enrolled_at, accounts.c.contributor)
+    if find:
+        named = accounts.c.name.icontains(find, autoescape=True)
+        query = query.where(named | accounts.c.contributor.startswith(find, autoescape=True))
+    rows = tx.execute(query).all()
+    balances = view.fed.payouts.balances(tx)
+    reputations = _reputations(view, tx, [row.contributor for row in rows])
+    everybody = [
+        {
+            **row._asdict(),
+            "balance": balances.get(row.contributor, 0),
+            "reputation": reputations[row.contributor],
+        }
+        for row in rows
+    ]
+    if sort == "name":
+        everybody.sort(key=lambda one: str(one["name"]).casefold())
+    elif sort != "enrolled":
+        field = {"credits": "balance", "reputation": "reputation"}[sort]
+        everybody.sort(key=lambda one: float(one[field]), reverse=True)
+    return everybody
+
+
+def _reputations(view: HubView, tx: Connection, contributors: Iterable[str]) -> dict[str, float]:
+    height = int(tx.scalar(select(func.max(versions.c.height))) or 0) + 1
+    return reputations_before(tx, contributors, height, view.fed.config.rewards.reputation)
+
+
+def _newest_round(tx: Connection) -> int:
+    return int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
+
+
+def _connected(tx: Connection, contributors: Sequence[str]) -> set[str]:
+    of = nodes.c.contributor.in_(contributors) & (nodes.c.connected_until > time.time())
+    return set(tx.scalars(select(nodes.c.contributor).where(of)))
+
+
+def _strips(
+    view: HubView, tx: Connection, visitor: Visitor, contributors: Sequence[str], after: int
+) -> dict[str, list[dict[str, Any]]]:
+    """The verdicts of each contributor after a round, one a round, oldest first."""
+    columns = (updates.c.contributor, updates.c.server_round, updates.c.verdict, updates.c.reason)
+    query = select(*columns).where(updates.c.contributor.in_(contributors), updates.c.server_round > after)
+    is_sealed = view.is_sealed_from(visitor)
+    if is_sealed:
+        query = query.where(updates.c.verdict.not_in(_AT_ADMISSION))
+    found: dict[str, dict[int, dict[str, Any]]] = {who: {} for who in contributors}
+    for row in tx.execute(query):
+        reason = row.reason
+        if is_sealed and row.verdict == "rejected":
+            reason = ErrorCode.UPDATE_REFUSED.value  # as in the ledger
+        of_rounds = found[row.contributor]
+        before = of_rounds.get(row.server_round)
+        if before is None or _STRENGTH.index(row.verdict) > _STRENGTH.index(before["verdict"]):
+            of_rounds[row.server_round] = {
+                "server_round": row.server_round,
+                "verdict": row.verdict,
+                "reason": plain(reason, 300),
+            }
+    return {who: [line for _, line in sorted(by_round.items())] for who, by_round in found.items()}
+
+
+def _over_rounds(tx: Connection, contributor: str) -> list[dict[str, Any]]:
+    """Reputation after each round with an update of theirs, its score, and what it earned; oldest first."""
+    query = (
+        select(
+            contributions.c.server_round,
+            contributions.c.reputation,
+            contributions.c.score,
+            func.coalesce(credits.c.amount, 0).label("credit"),
+        )
+        .outerjoin(
+            credits,
+            (credits.c.server_round == contributions.c.server_round)
+            & (credits.c.contributor == contributions.c.contributor),
+        )
+        .where(contributions.c.contributor == contributor)
+        .order_by(contributions.c.server_round.desc())
+        .limit(MAX_POINTS)
+    )
+    return [dict(row) for row in tx.execute(query).mappings()][::-1]

@@ -1,0 +1,192 @@
+"""How the hub itself does: the process, its disk, its queue, refusals; and the same figures for Prometheus.
+
+What tells where the hub can be hurt (its disk, queue, calls and connections) is for the operator. In private rounds so
+are refusals: a reason follows from what is in an update.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from sqlalchemy import Connection, func, select
+from starlette.responses import Response
+
+from gym_fed.version import __version__
+from gym_fed.web.access import Visitor
+from gym_fed.web.app import Looking, Measuring
+from gym_server.store.tables import accounts, ledger, messages, nodes, objects, updates, uploads
+from gym_server.strategy.backoff import paused
+from gym_server.web.hub_view import HubView, router
+
+RECENT_ROUNDS = 20
+"""Rounds whose refusals and rejections are counted."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def routes(view: HubView) -> APIRouter:
+    """``health``."""
+    found = router()
+
+    @found.get("/health")
+    def health(visitor: Looking) -> dict[str, Any]:
+        return health_of(view, visitor)
+
+    return found
+
+
+def beside(view: HubView) -> APIRouter:
+    """``/metrics``, outside of the API, where Prometheus looks."""
+    found = router()
+
+    @found.get("/metrics")
+    def metrics(visitor: Measuring) -> Response:
+        return Response(metrics_of(health_of(view, visitor)), media_type=CONTENT_TYPE)
+
+    return found
+
+
+def health_of(view: HubView, visitor: Visitor) -> dict[str, Any]:
+    """The figures that a visitor may see; what this one may not see is None."""
+    fed = view.fed
+    current, head = fed.round_store.current(), fed.round_store.head()
+    is_operator = view.is_operator(visitor)
+    with fed.database.reading() as tx:
+        by_status = select(accounts.c.status, func.count()).group_by(accounts.c.status)
+        connected = select(func.count(nodes.c.contributor.distinct())).where(
+            nodes.c.connected_until > time.time()
+        )
+        shown = {
+            "version": __version__,
+            "is_running": view.is_running,
+            "started_at": view.started_at,
+            "server_round": current.server_round if current else 0,
+            "round_state": current.state if current else "",
+            "model_version": head.height,
+            "accounts": dict(tx.execute(by_status).tuples().all()),
+            "connected": int(tx.scalar(connected) or 0),
+            "ledger_entries": int(tx.scalar(select(func.max(ledger.c.sequence))) or 0),
+            "recent_rounds": RECENT_ROUNDS,
+            "verdicts": None if view.is_sealed_from(visitor) else _verdicts(tx),
+            "is_operator": is_operator,
+        }
+        stored = _stored(tx) if is_operator else None
+        queue: dict[str, int] | None = dict(tx.execute(_BY_STATE).tuples().all()) if is_operator else None
+    return {
+        **shown,
+        "paused": paused(fed.database) if is_operator else None,
+        "disk": _disk(view) if is_operator else None,
+        "stored": stored,
+        "queue": queue,
+        "traffic": fed.traffic.counts() if is_operator and view.is_running else None,
+    }
+
+
+_BY_STATE = select(messages.c.state, func.count()).group_by(messages.c.state)
+
+
+def _verdicts(tx: Connection) -> list[dict[str, Any]]:
+    """Verdicts on updates of late, by code where one was refused at admission."""
+    newest = int(tx.scalar(select(func.max(updates.c.server_round))) or 0)
+    by = (updates.c.verdict, updates.c.code)
+    recent = select(*by, func.count().label("number")).where(updates.c.server_round > newest - RECENT_ROUNDS)
+    rows = tx.execute(recent.group_by(*by).order_by(*by))
+    return [{"verdict": row.verdict, "code": row.code, "number": row.number} for row in rows]
+
+
+def _stored(tx: Connection) -> dict[str, int]:
+    number, size = tx.execute(select(func.count(), func.coalesce(func.sum(objects.c.size_bytes), 0))).one()
+    waiting = int(tx.scalar(select(func.count()).select_from(uploads)) or 0)
+    return {"objects": number, "bytes": int(size), "uploads": waiting}
+
+
+def _disk(view: HubView) -> dict[str, int | None]:
+    usage = shutil.disk_usage(view.fed.folder)
+    path = view.fed.database.sqlite_path
+    beside_it = [] if path is None else [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
+    size = sum(file.stat().st_size for file in beside_it if file.exists())
+    return {
+        "total_bytes": usage.total,
+        "free_bytes": usage.free,
+        "database_bytes": size if path is not None else None,
+    }
+
+
+# ---- Prometheus ----
+
+
+def metrics_of(health: dict[str, Any]) -> bytes:
+    """The same figures in Prometheus' text format, by a registry that lives as long as the answer."""
+    registry = CollectorRegistry()
+    registry.register(_Figures(health))
+    return generate_latest(registry)
+
+
+class _Figures:
+    """Collects what ``health_of`` found; figures that are None are left out."""
+
+    def __init__(self, health: dict[str, Any]) -> None:
+        self._health = health
+
+    def collect(self) -> Iterator[Metric]:
+        found = self._health
+        info = GaugeMetricFamily("gym_hub_info", "1; its label has the version", labels=["version"])
+        info.add_metric([found["version"]], 1)
+        yield info
+        yield GaugeMetricFamily("gym_hub_up", "1 while this process runs rounds", int(found["is_running"]))
+        yield GaugeMetricFamily("gym_hub_start_time_seconds", "Start, Unix seconds", found["started_at"])
+        yield GaugeMetricFamily("gym_hub_round", "Number of the latest round", found["server_round"])
+        yield GaugeMetricFamily(
+            "gym_hub_model_version", "Height of the newest version", found["model_version"]
+        )
+        yield GaugeMetricFamily("gym_hub_connected", "Contributors that are connected", found["connected"])
+        yield GaugeMetricFamily("gym_hub_ledger_entries", "Entries of the ledger", found["ledger_entries"])
+        yield _by("gym_hub_accounts", "Accounts", "status", found["accounts"])
+        if (disk := found["disk"]) is not None:
+            yield GaugeMetricFamily("gym_hub_disk_total_bytes", "Of the hub's disk", disk["total_bytes"])
+            yield GaugeMetricFamily("gym_hub_disk_free_bytes", "Of the hub's disk", disk["free_bytes"])
+            if disk["database_bytes"] is not None:
+                yield GaugeMetricFamily("gym_hub_database_bytes", "Of the database", disk["database_bytes"])
+        if (stored := found["stored"]) is not None:
+            yield GaugeMetricFamily("gym_hub_objects", "Objects in the store", stored["objects"])
+            yield GaugeMetricFamily("gym_hub_objects_bytes", "Of the objects", stored["bytes"])
+            yield GaugeMetricFamily("gym_hub_uploads", "Uploads that no update names yet", stored["uploads"])
+        if found["queue"] is not None:
+            yield _by("gym_hub_messages", "Messages of the queue", "state", found["queue"])
+        if found["verdicts"] is not None:
+            what = f"Updates of the last {RECENT_ROUNDS} rounds"
+            verdicts = GaugeMetricFamily("gym_hub_recent_updates", what, labels=["verdict", "code"])
+            for line in found["verdicts"]:
+                verdicts.add_metric([line["verdict"], line["code"]], line["number"])
+            yield verdicts
+        if (traffic := found["traffic"]) is not None:
+            yield _by(
+                "gym_hub_calls", "Calls since the start", "method", traffic["calls"], CounterMetricFamily
+            )
+            yield _by(
+                "gym_hub_refusals",
+                "Refused calls since the start",
+                "code",
+                traffic["refusals"],
+                CounterMetricFamily,
+            )
+            if traffic["connections"] is not None:
+                yield GaugeMetricFamily("gym_hub_connections", "Open connections", traffic["connections"])
+
+
+def _by(
+    name: str,
+    what: str,
+    label: str,
+    counts: dict[str, int],
+    family: type[GaugeMetricFamily] | type[CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    found = family(name, what, labels=[label])
+    for value, count in sorted(counts.items()):
+        found.add_metric([value], count)
+    return found

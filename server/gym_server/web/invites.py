@@ -1,0 +1,62 @@
+"""Invites: made and shown once, listed and cancelled. For the operator alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import segno
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import func, select
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.web.app import Changing, Operating
+from gym_server.accounts.invitations import MAX_NOTE, cancel_invites, invites_of, make_invites
+from gym_server.store.tables import invites
+from gym_server.web.hub_view import HubView, router
+
+
+class _NewInvite(StrictModel):
+    note: str = Field(default="", max_length=MAX_NOTE)
+    valid_hours: float = Field(default=168.0, ge=0.01, le=8760)
+
+
+def routes(view: HubView) -> APIRouter:
+    """``invites``, as `gym-server invites` lists, creates and cancels them."""
+    found = router()
+    fed = view.fed
+
+    @found.get("/invites")
+    def listed(
+        visitor: Operating,
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> dict[str, Any]:
+        with fed.database.reading() as tx:
+            total = int(tx.scalar(select(func.count()).select_from(invites)) or 0)
+        names, shown = view.names(), invites_of(fed, offset, limit)
+        return {
+            "total": total,
+            "policy": fed.config.enrolment.policy,
+            "may_change": view.may_change(visitor),
+            "invites": [{**one, "used_by_name": names.get(one["used_by"] or "", "")} for one in shown],
+        }
+
+    @found.post("/invites")
+    def create(visitor: Changing, given: _NewInvite) -> dict[str, Any]:
+        """The answer is the only one that has the invite itself: the hub keeps its hash."""
+        view.require_running()
+        made = make_invites(fed, 1, given.note, given.valid_hours * 3600)[0]
+        return {**made, "valid_hours": given.valid_hours, "code": qr_rows(made["invite"])}
+
+    @found.delete("/invites/{invite}")
+    def cancel(visitor: Changing, invite: str) -> dict[str, Any]:
+        view.require_running()
+        return {"cancelled": cancel_invites(fed, [invite])}
+
+    return found
+
+
+def qr_rows(text: str) -> list[str]:
+    """A QR code as rows of ``0`` and ``1`` (a dark module), without its quiet zone."""
+    return ["".join(str(int(bool(module))) for module in row) for row in segno.make_qr(text).matrix]

@@ -1,0 +1,172 @@
+"""The ledger: its entries, the newest signed head, the proof that an entry is under it, and all of it as a file.
+
+Whoever reaches the hub's port can have every proof, and with it every entry; what is not for everybody is sealed or not
+in the ledger. So viewers get entries as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from sqlalchemy import func, select
+from starlette.responses import Response, StreamingResponse
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger.entries import Entry
+from gym_fed.ledger.export import first_line, lines
+from gym_fed.ledger.heads import EntryProof
+from gym_fed.ledger.merkle import inclusion_steps, leaf_hash
+from gym_fed.web.app import Looking
+from gym_server.ledger.rows import entry_of
+from gym_server.store.tables import accounts, ledger, ledger_subjects
+from gym_server.web.hub_view import HubView, router
+
+MAX_BODY_BYTES = 2000
+"""Of an entry in a list; a larger body is left out there, and read by itself."""
+MAX_DOWNLOADS = 2
+"""Files of the whole ledger that are sent at once."""
+_CHUNK_BYTES = 256 * 2**10
+
+
+def routes(view: HubView) -> APIRouter:
+    """``ledger``, ``ledger/{sequence}`` with its proof, and ``ledger/export``."""
+    found = router()
+    fed = view.fed
+    downloads = threading.BoundedSemaphore(MAX_DOWNLOADS)
+
+    @found.get("/ledger")
+    def listed(
+        visitor: Looking,
+        before: Annotated[int, Query(ge=0, le=2**53)] = 0,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+        kind: Annotated[str, Query(max_length=60)] = "",
+        contributor: Annotated[str, Query(max_length=80)] = "",
+    ) -> dict[str, Any]:
+        query = select(ledger).order_by(ledger.c.sequence.desc()).limit(limit + 1)
+        if before:
+            query = query.where(ledger.c.sequence < before)
+        if kind:
+            query = query.where(ledger.c.kind == kind)
+        if contributor:
+            of = ledger_subjects.c.contributor == contributor
+            query = query.join(ledger_subjects, ledger_subjects.c.sequence == ledger.c.sequence).where(of)
+        counted = select(ledger.c.kind, func.count()).group_by(ledger.c.kind).order_by(ledger.c.kind)
+        with fed.database.reading() as tx:
+            rows = tx.execute(query).all()
+            kinds = [{"kind": name, "count": count} for name, count in tx.execute(counted)]
+            # The names of everybody whom a shown entry is about.
+            about = select(ledger_subjects.c.contributor).where(
+                ledger_subjects.c.sequence.in_([row.sequence for row in rows])
+            )
+            named = select(accounts.c.contributor, accounts.c.name).where(accounts.c.contributor.in_(about))
+            names = {row.contributor: row.name for row in tx.execute(named)}
+        head = fed.ledger.newest_head()
+        return {
+            "server": fed.server,
+            "public_key": fed.ledger.public_key.hex(),
+            "head": head and head.to_dict(),
+            "total": sum(one["count"] for one in kinds),
+            "kinds": kinds,
+            "entries": [_shown(entry_of(row)) for row in rows[:limit]],
+            "next": rows[limit - 1].sequence if len(rows) > limit else None,
+            "names": names,
+        }
+
+    @found.get("/ledger/export")
+    def export(visitor: Looking) -> Response:
+        head = fed.ledger.newest_head()
+        if head is None:
+            raise GymError(
+                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "contributors write the first one"
+            )
+        if not downloads.acquire(blocking=False):
+            raise GymError(
+                ErrorCode.BUSY,
+                f"{MAX_DOWNLOADS} downloads of the ledger are under way",
+                "try again when one has ended",
+            )
+        return _Download(_file(view, head.size), downloads, f"{fed.server}-{head.size}.jsonl")
+
+    @found.get("/ledger/{sequence}")
+    def proof(visitor: Looking, sequence: int) -> dict[str, Any]:
+        if not 1 <= sequence <= 2**53:
+            raise GymError(ErrorCode.NOT_FOUND, f"the ledger has no entry {sequence}")
+        proven = fed.ledger.proof(sequence)
+        return {
+            "proof": proven.to_dict(),
+            "body": proven.entry.body_json,
+            "public_key": fed.ledger.public_key.hex(),
+            "check": _check(proven, fed.ledger.public_key),
+        }
+
+    return found
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    size = len(entry.body_json.encode())
+    body = entry.body if size <= MAX_BODY_BYTES else None
+    return {
+        "sequence": entry.sequence,
+        "kind": entry.kind,
+        "hash": entry.hash,
+        "body": body,
+        "body_bytes": size,
+        "at": entry.body.get("at"),
+        "at_bucket_seconds": entry.body.get("at_bucket_seconds"),
+        "server_round": entry.body.get("server_round"),
+    }
+
+
+def _check(proven: EntryProof, public_key: bytes) -> dict[str, Any]:
+    """The verification that a reader can do again, and every value that it passes through."""
+    head, sequence = proven.head, proven.entry.sequence
+    try:
+        proven.verify(public_key)
+        problem = ""
+    except GymError as error:
+        problem = error.message
+    is_own = head.size == sequence and not proven.path
+    steps = [] if is_own else inclusion_steps(proven.entry.hash, sequence - 1, head.size, proven.path)
+    return {
+        "valid": not problem,
+        "problem": problem,
+        "is_own_head": is_own,
+        "leaf": leaf_hash(proven.entry.hash).hex(),
+        "steps": [{"side": side, "sibling": sibling, "node": node} for side, sibling, node in steps],
+        "root": head.head.root,
+    }
+
+
+def _file(view: HubView, size: int) -> Iterator[bytes]:
+    """What `gym-server ledger export` writes, in pieces."""
+    book = view.fed.ledger
+    entries = (entry for entry in book.entries() if entry.sequence <= size)
+    heads = (head for head in book.heads() if head.size <= size)
+    waiting = [first_line(book.public_key)]
+    length = 0
+    for line in lines(entries, heads):
+        waiting.append(line)
+        length += len(line)
+        if length >= _CHUNK_BYTES:
+            yield ("\n".join(waiting) + "\n").encode()
+            waiting, length = [], 0
+    if waiting:
+        yield ("\n".join(waiting) + "\n").encode()
+
+
+class _Download(StreamingResponse):
+    """A file of the ledger; its place among the downloads is given back however it ends."""
+
+    def __init__(self, content: Iterator[bytes], places: threading.BoundedSemaphore, name: str) -> None:
+        disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
+        super().__init__(content, media_type="application/x-ndjson", headers=disposition)
+        self._places = places
+
+    async def __call__(self, *arguments: Any) -> None:
+        try:
+            await super().__call__(*arguments)
+        finally:
+            self._places.release()

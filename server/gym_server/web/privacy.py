@@ -1,0 +1,42 @@
+"""What privacy the hub promises, what of its budget is spent, and on whom."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from gym_fed.web.app import Looking
+from gym_server.privacy.budget import num_spent_on, report, rounds_paid
+from gym_server.web.hub_view import HubView, router
+
+_MAX_ROUNDS_AHEAD = 1000
+"""How far ahead the end of the budget is looked for."""
+
+
+def routes(view: HubView) -> APIRouter:
+    """``privacy``: `gym-server privacy` with a page of its contributors."""
+    found = router()
+    fed = view.fed
+
+    @found.get("/privacy")
+    def privacy(
+        visitor: Looking,
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> dict[str, Any]:
+        known, shown = view.names(), report(fed, offset, limit)
+        secure, local = fed.config.secure_aggregation, fed.config.recipe.privacy
+        return {
+            **shown,
+            "contributors": [
+                {**one, "name": known.get(one["contributor"], "")} for one in shown["contributors"]
+            ],
+            "total": num_spent_on(fed) if shown["central"] else 0,
+            "rounds_paid": rounds_paid(fed, _MAX_ROUNDS_AHEAD) if shown["central"] else None,
+            "max_rounds_ahead": _MAX_ROUNDS_AHEAD,
+            "secure_aggregation": None if secure is None else {"threshold": secure.threshold},
+            "local": None if local is None else local.model_dump(mode="json"),
+        }
+
+    return found

@@ -1,0 +1,73 @@
+"""What holds for every screen of both faces: no colour, no overflow, no barrier, a small first view, no stranger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.conftest import Served
+from tests.support import chromium
+from tests.support.screens import FACES, Screen, screens
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
+MOST_REQUESTS, MOST_BYTES = 10, 150_000
+Shown = Callable[[Screen], None]
+
+every_screen = pytest.mark.parametrize("screen", screens(), ids=str)
+
+
+@pytest.fixture
+def show(page: Page, request: pytest.FixtureRequest) -> Shown:
+    """Opens a screen."""
+
+    def opened(screen: Screen) -> None:
+        if not screen.is_written:
+            pytest.skip(f"{screen.module}.js is not written")
+        served: Served = request.getfixturevalue(screen.face)
+        page.goto(served.url)
+        page.goto(served.address + screen.url(served.parameters))
+        chromium.settled(page)
+
+    return opened
+
+
+def test_both_lists_of_screens_are_read() -> None:
+    assert {screen.face for screen in screens()} == FACES.keys()
+    assert len(screens()) > 20
+
+
+@every_screen
+def test_a_screen_has_no_colour_and_fits_its_window(screen: Screen, page: Page, show: Shown) -> None:
+    show(screen)
+    assert page.locator("#main .state.failed").count() == 0, page.inner_text("#main")
+    for theme, width, picture in chromium.looks(page):
+        assert chromium.most_colourful(picture) <= chromium.MOST_APART, (theme, width)
+        assert chromium.sticks_out(page) == [], (theme, width)
+
+
+@every_screen
+def test_a_screen_has_no_serious_violation_in_either_theme(screen: Screen, page: Page, show: Shown) -> None:
+    show(screen)
+    for theme in chromium.THEMES:
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        assert chromium.violations(page, AXE) == [], theme
+
+
+@every_screen
+def test_a_first_view_is_within_the_budget(
+    screen: Screen, page: Page, watch: chromium.Watch, show: Shown
+) -> None:
+    show(screen)
+    watch.forget()
+    page.context.new_cdp_session(page).send("Network.clearBrowserCache")
+    page.reload()
+    chromium.settled(page)
+    page.wait_for_timeout(200)
+    assert len(watch.requests) <= MOST_REQUESTS, watch.requests
+    assert watch.num_bytes <= MOST_BYTES
