@@ -18,6 +18,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import whole_number
 
 MAX_READERS = 400
 MAX_READERS_OF_ADDRESS = 64
@@ -93,7 +94,7 @@ class Feed:
         """The stream of one page.
 
         Args:
-            last_event_id: The header ``Last-Event-ID``.
+            last_event_id: The header ``Last-Event-ID``; what is no number counts as none.
             address: Whose streams are counted together.
 
         Raises:
@@ -105,11 +106,7 @@ class Feed:
                 "as many pages are open as this server feeds",
                 "close some, and reload",
             )
-        last = (
-            int(last_event_id)
-            if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19
-            else None
-        )
+        last = whole_number(last_event_id or "", 18)
         return StreamingResponse(
             self._stream(last, address),
             media_type="text/event-stream",

@@ -101,7 +101,7 @@ class WebServer:
             ssl_keyfile=None if tls is None else str(tls.key),
             ssl_keyfile_password=None if tls is None else tls.passphrase,
         )
-        self._server = _QuietServer(config)
+        self._server = _GuestServer(config)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -150,7 +150,7 @@ class WebServer:
         self._feed.close()
 
 
-class _QuietServer(uvicorn.Server):
+class _GuestServer(uvicorn.Server):
     """Leaves signals to its owner."""
 
     @contextmanager

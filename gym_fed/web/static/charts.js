@@ -1,13 +1,14 @@
 // Charts by uPlot. Dash, weight and marker distinguish series, never hue.
 import {el, leave, replace, number} from "/static/app.js";
 
+const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2, 1, 2]];
 const WIDTHS = [1.75, 1.75, 1.75, 1.5, 1.25, 1.25];
 const MARKERS = ["", "hollow", "", "filled", "hollow", "filled"];
 
 // chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...]},
 // and marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range was chosen by dragging.
-export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null}) {
+export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, whole = xLabel === "version"}) {
   const holder = el("div", {class: "plot"});
   const legend = el("div", {class: "legend"});
   const said = el("p", {class: "visually-hidden"});
@@ -22,7 +23,7 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     return {
       width, height, legend: {show: false}, cursor: {points: {size: 6}, drag: {x: true, y: false, setScale: !onZoom}},
       scales: {x: {time: false, range: limits ? () => limits : undefined}, y: log ? {distr: 3} : {}},
-      axes: [{...axis, label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick)))}],
+      axes: [{...axis, ...(whole && {incrs: WHOLE}), label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick)))}],
       series: [{}, ...series.map((one, at) => ({
         label: one.name, stroke: ink, width: WIDTHS[at % 6], dash: DASHES[at % 6], spanGaps: true,
         points: {show: one.points.length < 3 || (MARKERS[at % 6] !== "" && one.points.length < 80), size: 6, width: 1.25, stroke: ink, fill: MARKERS[at % 6] === "filled" ? ink : style.getPropertyValue("--paper").trim()},

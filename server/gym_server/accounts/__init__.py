@@ -1,4 +1,5 @@
 """Who may speak to the hub: enrolment, invites, keys, nodes, sessions.
 
-Neighbours: imports federation, ledger, rewards, rounds, store; imported by cli, federation, rpc, variants.
+Neighbours: imports federation, ledger, rewards, rounds, store; imported by cli, federation, rpc, variants,
+web.
 """

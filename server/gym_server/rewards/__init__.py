@@ -4,5 +4,5 @@
 ``appraisal`` makes credits of that; ``reputations`` keeps scores and reputations, in the transaction of the round.
 
 Neighbours: imports federation, ledger, rounds, store; imported by accounts, cli, federation, rounds, rpc,
-strategy.
+strategy, web.
 """

@@ -60,7 +60,7 @@ class Database:
 
     Args:
         url: Of SQLAlchemy.
-        read_only: For whoever only looks: there are no write transactions, and settings keep their defaults.
+        read_only: For those who only look: there are no write transactions, and settings keep their defaults.
     """
 
     def __init__(self, url: str, read_only: bool = False) -> None:
@@ -156,6 +156,21 @@ class Database:
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         with mapped_errors(self._url), self.engine.connect().execution_options(**options) as connection:
             yield connection
+
+    @contextmanager
+    def change_counter(self) -> Iterator[Callable[[], int | None]]:
+        """A function for one thread: its value is another one once anything was committed; None: nobody can say.
+
+        SQLite says to a connection (``PRAGMA data_version``) what others have written, so one is kept.
+        """
+        if not self._is_sqlite:
+            yield lambda: None
+            return
+        connection = self.engine.raw_connection()
+        try:
+            yield lambda: int(connection.execute("PRAGMA data_version").fetchone()[0])
+        finally:
+            connection.close()
 
     def setting(self, key: str, default: str) -> str:
         """The stored value of ``key``, stored as ``default`` on first use."""

@@ -39,7 +39,7 @@ class ObjectStore:
         url: Where objects live; a plain path is a local folder.
         staging: Local folder for parts, and for copies of remote objects that are being mapped.
         max_copy_bytes: What these copies may have together.
-        read_only: For whoever only looks: no folder is made.
+        read_only: For those who only look: no folder is made.
     """
 
     def __init__(

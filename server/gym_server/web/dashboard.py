@@ -12,11 +12,11 @@ from gym_fed.web.app import Face
 from gym_fed.web.keys import KEYS_NAME, WebKeys
 from gym_fed.web.server import Tls, WebServer
 from gym_server.federation import Federation
-from gym_server.web import contributors, health, home, invites, ledger, model, privacy, variants
+from gym_server.web import contributors, health, home, invites, ledger, model, privacy, rounds, variants
 from gym_server.web.feed import HubFeed
 from gym_server.web.hub_view import HubView
 
-SCREENS = (home, contributors, model, privacy, ledger, invites, variants, health)
+SCREENS = (home, rounds, contributors, model, privacy, ledger, invites, variants, health)
 """Modules with ``routes(view)``; each is one screen's part of the API."""
 
 

@@ -6,10 +6,10 @@ since then from the database, so there is no gap and no double.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import func, select
@@ -19,12 +19,17 @@ from gym_fed.web.events import RELOAD, Event, Feed
 from gym_server.federation import Federation
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import ledger
+from gym_server.web.entries import entry_events
 from gym_server.web.home import snapshot
 
 log = logging.getLogger("gym_server")
 
 _LEAST_SECONDS = 0.25
 """Between two looks: 4 Hz at most."""
+_UNCOUNTED_SECONDS = 1.0
+"""Between two looks at a database that does not say whether it changed."""
+_MOST_SECONDS = 10.0
+"""Between two looks at the state, part of which changes by time alone: who is connected."""
 _MAX_MISSED = 500
 """Entries that a page which comes back is sent; a page that missed more reads its data again."""
 
@@ -32,8 +37,8 @@ _MAX_MISSED = 500
 class HubFeed:
     """Publishes what changes at a hub.
 
-    Events: ``snapshot`` (the state of the round, see ``gym_server.web.home``), and from the ledger ``verdict``,
-    ``version`` and ``ledger``, each with its entry.
+    Events: ``snapshot`` (the state of the round, see ``gym_server.web.home``); from the ledger ``verdict``, ``version``
+    and ``ledger``, each an entry (``gym_server.web.entries``); and ``position``, how many entries a page begins with.
     """
 
     def __init__(self, fed: Federation) -> None:
@@ -41,7 +46,12 @@ class HubFeed:
         self.feed = Feed(self._since)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="web-feed", daemon=True)
-        self._is_blind = False
+        self._lock = threading.Lock()
+        self._position = 0
+        """The last entry that was published, or that no page was open for."""
+        self._seen: int | None = None
+        self.looks = 0
+        """How often the state was read for open pages; an idle hub's is not."""
 
     def start(self) -> None:
         self._thread.start()
@@ -52,53 +62,59 @@ class HubFeed:
             self._thread.join(timeout=5)
 
     def _since(self, last: int | None) -> Iterator[Event]:
-        """How a stream begins: the entries that a page missed, and the state."""
-        size = self._size()
-        if last is None:
-            # With an id: a page that was sent no entry yet resumes from here.
-            yield Event("position", {"sequence": size}, size)
-        else:
-            missed = self._entries(last, _MAX_MISSED + 1)
-            if len(missed) > _MAX_MISSED or last > size:  # or the ledger is an older one, from a backup
-                yield RELOAD
-                return
-            yield from missed
-        yield Event("snapshot", snapshot(self._fed), None)
+        """How a stream begins: the entries that a page missed, where the ledger is, and the state."""
+        with self._lock:
+            size = self._size()
+        if last is not None and not 0 <= size - last <= _MAX_MISSED:
+            yield RELOAD  # it missed too much, or the hub was restored from an older state
+            return
+        if last is not None:
+            yield from self._entries(last, size - last)
+        yield Event("position", {"sequence": size}, size)
+        yield Event("snapshot", snapshot(self._fed))
 
     def _watch(self) -> None:
-        position, before, seen = self._size(), None, None
+        """Look until the end, whatever happens to the database meanwhile."""
+        is_blind = False
         while not self._ended.is_set():
-            if not self.feed.has_readers.wait(1.0):
-                position, before = max(position, 0), None
-                continue
-            if self._ended.wait(_LEAST_SECONDS):
-                return
             try:
-                now = self._stamp()
-                if now == seen and now is not None:
-                    continue
-                seen = now
-                for event in self._entries(position, _MAX_MISSED):
-                    assert event.id is not None
-                    position = event.id
-                    self.feed.publish(event)
-                state = snapshot(self._fed)
+                with self._fed.database.change_counter() as counter:
+                    while not self._ended.is_set():
+                        if self.feed.has_readers.wait(_UNCOUNTED_SECONDS):
+                            self._publish(counter)
+                        else:
+                            self._skip(counter())
+                        is_blind = False
             except (SQLAlchemyError, StoreAway) as error:  # the hub continues; pages keep the last state
-                if not self._is_blind:
+                if not is_blind:
                     log.warning("the dashboard cannot read the state, and keeps trying: %s", error)
-                self._is_blind, seen = True, None
-                continue
-            self._is_blind = False
-            if state != before:
-                before = state
-                self.feed.publish(Event("snapshot", state))
+                is_blind, self._seen = True, None
+                self._ended.wait(_UNCOUNTED_SECONDS)
 
-    def _stamp(self) -> Any:
-        """A value that changes when anything was written; None where the database has no such value.
+    def _skip(self, count: int | None) -> None:
+        """Leave out what was written while no page was open. A page reads its position after this, or is open."""
+        with self._lock:
+            if not self.feed.has_readers.is_set() and (count is None or count != self._seen):
+                self._position, self._seen = self._size(), count
 
-        A connection of SQLite sees by ``data_version`` that another one has written, so the same one must be asked.
-        """
-        return None
+    def _publish(self, counter: Callable[[], int | None]) -> None:
+        """Publish changes while a page is open."""
+        seen, shown, looked_at = None, None, 0.0
+        while self.feed.has_readers.is_set():
+            count = counter()  # before the look: what comes during it is another count
+            is_idle = count is not None and count == seen
+            if not is_idle or time.monotonic() - looked_at > _MOST_SECONDS:
+                seen, looked_at = count, time.monotonic()
+                self.looks += 1
+                for event in self._entries(self._position, _MAX_MISSED):
+                    self.feed.publish(event)
+                    self._position = event.id or self._position
+                state = snapshot(self._fed)
+                if state != shown:
+                    shown = state
+                    self.feed.publish(Event("snapshot", state))
+            if self._ended.wait(_UNCOUNTED_SECONDS if count is None else _LEAST_SECONDS):
+                return
 
     def _size(self) -> int:
         with self._fed.database.reading() as tx:
@@ -107,17 +123,5 @@ class HubFeed:
     def _entries(self, after: int, most: int) -> list[Event]:
         query = select(ledger).where(ledger.c.sequence > after).order_by(ledger.c.sequence).limit(most)
         with self._fed.database.reading() as tx:
-            return [entry_event(row) for row in tx.execute(query)]
-
-
-_KINDS = {"verdict": "verdict", "version": "version"}
-
-
-def entry_event(row: Any) -> Event:
-    """An entry of the ledger as pages get it."""
-    body = json.loads(row.body)
-    return Event(
-        _KINDS.get(row.kind, "ledger"),
-        {"sequence": row.sequence, "kind": row.kind, "body": body},
-        row.sequence,
-    )
+            rows: list[Any] = list(tx.execute(query))
+            return entry_events(tx, rows)

@@ -1,18 +1,33 @@
-"""The first screen: the state of the round, who works on it, and how the hub does."""
+"""The first screen: the state of the round, who works on it, the last verdicts, and what the hub is."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import APIRouter
+from sqlalchemy import Connection, func, select
 
+from gym_fed.text import whole_number
 from gym_fed.web.app import Looking
-from gym_server.cli.live import look
 from gym_server.federation import Federation
+from gym_server.store.tables import (
+    accounts,
+    ledger,
+    messages,
+    nodes,
+    round_tasks,
+    rounds,
+    updates,
+    versions,
+)
+from gym_server.strategy.backoff import paused
+from gym_server.web.entries import entry_events
 from gym_server.web.hub_view import HubView, router
 
-MAX_TASKS = 500
+MAX_TASKS = 300
 """Contributors at work that one snapshot lists; the others are counted."""
+_MAX_VERDICTS = 20
 
 
 def routes(view: HubView) -> APIRouter:
@@ -22,18 +37,24 @@ def routes(view: HubView) -> APIRouter:
     @found.get("/overview")
     def overview(visitor: Looking) -> dict[str, Any]:
         fed = view.fed
-        head = fed.round_store.head()
+        recent = select(ledger).where(ledger.c.kind == "verdict").order_by(ledger.c.sequence.desc())
+        with fed.database.reading() as tx:
+            verdicts = entry_events(tx, list(tx.execute(recent.limit(_MAX_VERDICTS))))
         return {
             "name": fed.config.name,
             "server": fed.server,
             "fingerprint": fed.fingerprint,
             "base_model": fed.public_base_name,
             "base_digest": fed.base.digest,
-            "version": head.height,
-            "version_digest": head.digest,
+            "listen": fed.config.advertise or fed.config.listen,
+            "enrolment": fed.config.enrolment.policy,
+            "algorithm": fed.config.recipe.algorithm,
+            "aggregator": fed.config.soup.aggregator,
             "num_rounds": fed.config.rounds.num_rounds,
-            "min_contributors": fed.config.rounds.min_contributors,
+            "is_private": fed.ledger.private,
             "is_running": view.is_running,
+            "verdicts": [event.data for event in verdicts],
+            "now": time.time(),
             "snapshot": snapshot(fed),
         }
 
@@ -43,21 +64,69 @@ def routes(view: HubView) -> APIRouter:
 def snapshot(fed: Federation) -> dict[str, Any]:
     """The state of the round under way; an event of that name carries the same.
 
-    ``state`` is open, collecting, merging, committed or aborted, or empty before the first round; ``deadline`` is in
-    Unix seconds; ``tasks`` has a line for each contributor at work: ``{name, outcome, phase, done, total}``.
+    ``state`` is open, collecting, merging, committed or aborted, or empty before the first round; times are Unix
+    seconds; ``tasks`` has a line for each contributor at work, ``{name, outcome, phase, done, total}``, those who are
+    awaited first. In private rounds they are only counted: every open page is sent this.
     """
-    now = look(fed)
-    tasks = sorted(now.tasks.values(), key=lambda task: (bool(task.outcome), task.name))
+    with fed.database.reading() as tx:
+        current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
+        number = current.server_round if current else 0
+        by_outcome = _counts(tx, round_tasks.c.outcome, round_tasks.c.server_round == number)
+        by_verdict = _counts(tx, updates.c.verdict, updates.c.server_round == number)
+        head = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
+        connected = select(func.count(func.distinct(nodes.c.contributor)))
+        state = {
+            "server_round": number,
+            "state": current.state if current else "",
+            "opened_at": current.opened_at if current else None,
+            "deadline": current.deadline if current else None,
+            "reason": current.reason if current else "",
+            "quorum": fed.config.rounds.min_contributors,
+            "connected": tx.scalar(connected.where(nodes.c.connected_until > time.time())),
+            "accounts": tx.scalar(select(func.count()).select_from(accounts)),
+            "num_tasks": sum(by_outcome.values()),
+            "num_awaited": by_outcome.get("", 0),
+            "verdicts": {} if fed.ledger.private else by_verdict,
+            "version": head.height if head else 0,
+            "version_digest": head.digest if head else fed.base.digest,
+            "heldout": head.heldout_after if head else None,
+            "tasks": [] if fed.ledger.private else _tasks(tx, number),
+        }
+    return {**state, "paused": paused(fed.database)}
+
+
+def _counts(tx: Connection, column: Any, where: Any) -> dict[str, int]:
     return {
-        "server_round": now.server_round,
-        "state": now.state,
-        "deadline": now.deadline,
-        "connected": now.connected,
-        "accounts": len(now.members),
-        "tasks": [
-            {"name": t.name, "outcome": t.outcome, "phase": t.phase, "done": t.done, "total": t.total}
-            for t in tasks[:MAX_TASKS]
-        ],
-        "num_tasks": len(tasks),
-        "num_awaited": sum(not task.outcome for task in tasks),
+        value: count
+        for value, count in tx.execute(select(column, func.count()).where(where).group_by(column))
     }
+
+
+def _tasks(tx: Connection, server_round: int) -> list[dict[str, Any]]:
+    query = (
+        select(
+            round_tasks.c.node_id,
+            round_tasks.c.outcome,
+            messages.c.progress,
+            accounts.c.name,
+            nodes.c.contributor,
+        )
+        .outerjoin(messages, messages.c.message_id == round_tasks.c.message_id)
+        .outerjoin(nodes, nodes.c.node_id == round_tasks.c.node_id)
+        .outerjoin(accounts, accounts.c.contributor == nodes.c.contributor)
+        .where(round_tasks.c.server_round == server_round)
+        .order_by(round_tasks.c.outcome, accounts.c.name, round_tasks.c.node_id)
+        .limit(MAX_TASKS)
+    )
+    tasks = []
+    for row in tx.execute(query):
+        phase, _, counts = (row.progress or "").rpartition(" ")
+        done, _, total = counts.partition("/")
+        task = {
+            "name": row.name or f"node {row.node_id}",
+            "contributor": row.contributor,
+            "outcome": row.outcome,
+        }
+        task |= {"phase": phase, "done": whole_number(done) or 0, "total": whole_number(total) or 0}
+        tasks.append(task)
+    return tasks

@@ -1,0 +1,175 @@
+"""The screens of rounds: all of them by pages, and one with its verdicts, its recipe and how to replay it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from sqlalchemy import Connection, and_, func, or_, select
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.web.app import Looking
+from gym_server.store.tables import accounts, contributions, credits, rounds, updates, versions
+from gym_server.web.hub_view import MAX_ROWS, HubView, router
+
+MAX_POINTS = 1000
+"""Of the chart: of more versions every so manyth is drawn, and the newest always."""
+_OPEN_VERDICTS = ("merged", "aborted")
+"""What the ledger of a private hub says of an update by name."""
+_LARGEST = 2**31 - 1
+
+
+def routes(view: HubView) -> APIRouter:
+    """``rounds``, ``rounds/losses`` and ``rounds/N``."""
+    found = router()
+
+    @found.get("/rounds")
+    def page(
+        visitor: Looking,
+        before: Annotated[int | None, Query(ge=1, le=_LARGEST)] = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> dict[str, Any]:
+        """Rounds below ``before``, newest first."""
+        query = select(rounds).order_by(rounds.c.server_round.desc()).limit(limit)
+        if before is not None:
+            query = query.where(rounds.c.server_round < before)
+        with view.fed.database.reading() as tx:
+            total = tx.scalar(select(func.count()).select_from(rounds)) or 0
+            rows = list(tx.execute(query))
+            lines = _lines(tx, rows, view.is_sealed_from(visitor))
+        for line in lines:
+            line["opened_at"] = view.moment(visitor, line["opened_at"])
+            line["closed_at"] = view.moment(visitor, line["closed_at"])
+        last = rows[-1].server_round if rows else 1
+        return {"total": total, "rounds": lines, "before": last if last > 1 else None}
+
+    @found.get("/rounds/losses")
+    def losses(visitor: Looking) -> dict[str, Any]:
+        """Held-out loss by version: ``[height, before, after]``."""
+        columns = (versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
+        known = versions.c.heldout_after.is_not(None)
+        with view.fed.database.reading() as tx:
+            newest = int(tx.scalar(select(func.max(versions.c.height))) or 0)
+            step = newest // MAX_POINTS + 1
+            chosen = or_(versions.c.height % step == 1 % step, versions.c.height == newest)
+            rows = tx.execute(select(*columns).where(and_(known, chosen)).order_by(versions.c.height)).all()
+        return {"points": [list(row) for row in rows], "step": step}
+
+    @found.get("/rounds/{server_round}")
+    def one(
+        visitor: Looking,
+        server_round: Annotated[int, Path(ge=1, le=_LARGEST)],
+        offset: Annotated[int, Query(ge=0, le=_LARGEST)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 200,
+    ) -> dict[str, Any]:
+        """A round, and a part of its updates: refused ones last, otherwise as they came."""
+        sealed = view.is_sealed_from(visitor)
+        with view.fed.database.reading() as tx:
+            row = tx.execute(select(rounds).where(rounds.c.server_round == server_round)).first()
+            if row is None:
+                raise GymError(ErrorCode.NOT_FOUND, f"there is no round {server_round}", "see /rounds")
+            line = _lines(tx, [row], sealed)[0]
+            latest = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
+            total, sent = _updates(tx, server_round, offset, limit, sealed)
+        spec = json.loads(row.spec) if row.spec else {}
+        line |= {
+            "base_height": row.base_height,
+            "deadline": row.deadline,
+            "latest": latest,
+            "recipe": _recipe(spec.get("recipe") or {}),
+            "codec": (spec.get("codec") or {}).get("codec"),
+            "opened_at": view.moment(visitor, row.opened_at),
+            "closed_at": view.moment(visitor, row.closed_at),
+            "is_sealed": sealed,
+            "total": total,
+            "updates": sent,
+            "replay": f"gym-server ledger replay {server_round} --dir HUB" if line["version"] else None,
+        }
+        return line
+
+    return found
+
+
+def _lines(tx: Connection, rows: list[Any], sealed: bool) -> list[dict[str, Any]]:
+    """Rounds with their versions and the counts of their verdicts."""
+    numbers = [row.server_round for row in rows]
+    by = (updates.c.server_round, updates.c.verdict)
+    tally = select(*by, func.count()).where(updates.c.server_round.in_(numbers)).group_by(*by)
+    if sealed:
+        tally = tally.where(updates.c.verdict.in_(_OPEN_VERDICTS))
+    made = {
+        row.server_round: row
+        for row in tx.execute(select(versions).where(versions.c.server_round.in_(numbers)))
+    }
+    counts: dict[int, dict[str, int]] = {}
+    for number, verdict, count in tx.execute(tally):
+        counts.setdefault(number, {})[verdict] = count
+    return [_line(row, made.get(row.server_round), counts.get(row.server_round, {})) for row in rows]
+
+
+def _line(row: Any, version: Any, counts: dict[str, int]) -> dict[str, Any]:
+    line = {key: getattr(row, key) for key in ("server_round", "state", "reason", "opened_at", "closed_at")}
+    line |= {"verdicts": counts, "version": None if version is None else version.height}
+    made = ("digest", "soup_bytes", "heldout_before", "heldout_after", "num_updates")
+    return line | {key: None if version is None else getattr(version, key) for key in made}
+
+
+def _updates(
+    tx: Connection, server_round: int, offset: int, limit: int, sealed: bool
+) -> tuple[int, list[dict[str, Any]]]:
+    """How many updates of a round there are to see, and some of them."""
+    where = updates.c.server_round == server_round
+    if sealed:
+        where = and_(where, updates.c.verdict.in_(_OPEN_VERDICTS))
+    total = int(tx.scalar(select(func.count()).select_from(updates).where(where)) or 0)
+    columns = (
+        "update_id",
+        "contributor",
+        "verdict",
+        "code",
+        "reason",
+        "delta_bytes",
+        "norm",
+        "heldout_change",
+    )
+    query = (
+        select(
+            *(updates.c[name] for name in columns),
+            accounts.c.name,
+            contributions.c.score,
+            contributions.c.reputation,
+            credits.c.amount,
+        )
+        .outerjoin(accounts, accounts.c.contributor == updates.c.contributor)
+        .outerjoin(contributions, contributions.c.update_id == updates.c.update_id)
+        .outerjoin(
+            credits,
+            and_(
+                credits.c.server_round == updates.c.server_round,
+                credits.c.contributor == updates.c.contributor,
+                updates.c.verdict == "merged",
+            ),
+        )
+        .where(where)
+        # The order in which they came is not for everybody in private rounds.
+        .order_by(updates.c.verdict == "refused", updates.c.update_id if sealed else updates.c.received_at)
+        .limit(limit)
+        .offset(offset)
+    )
+    found = []
+    for row in tx.execute(query).mappings():
+        line = {"name": row["name"] or row["contributor"], "credit": row["amount"] or 0}
+        line |= {key: row[key] for key in ("update_id", "contributor", "verdict")}
+        if not sealed:
+            line |= {
+                key: row[key] for key in ("code", "reason", "norm", "heldout_change", "score", "reputation")
+            }
+            line["bytes"] = row["delta_bytes"]
+        found.append(line)
+    return total, found
+
+
+def _recipe(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What was set, as it was set."""
+    return {key: value for key, value in recipe.items() if value not in (None, {}, [])}
