@@ -2,7 +2,7 @@
 
 Neighbours: imports config, data, delta, downloads, errors, failpoints, files, identity, json_files, kinds,
 lazy, leaderboard, modeling, models, serving, soup, text, training, version; imported by cli, export,
-leaderboard, personalization, quickstart, registry, training.
+leaderboard, personalization, quickstart, registry, training, webui.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import append_lines, drop_torn_line, full_disk_named, make_folder
@@ -52,6 +53,18 @@ class BoardRow:
             if lines
         ]
         return ", ".join(words) or "self-reported"
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "line": self.line.entry.sequence,
+            "hash": self.line.entry.hash,
+            "signer": self.line.signer,
+            "status": self.status,
+            "reproduced_by": [line.signer for line in self.reproduced],
+            "disputed_by": [line.signer for line in self.differs],
+            **self.submission.model_dump(mode="json"),
+        }
 
     def require_another(self, public_key: bytes) -> None:
         """Refuse a key that has said something of the line before.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +18,8 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
 from gym_fed.models import NANO
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.rows.process import RowProcess
+from gym_fed.webui.model_names import model_of
+from gym_fed.webui.view_process import ViewProcess
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
 
 MAX_SMALL_BYTES = 32 * 2**20
@@ -36,7 +36,6 @@ _NOT_DATA = {
     "node_modules",
 }
 """A folder with one of these is a run's, a model's or a program's."""
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
 Name = Annotated[str, Query(min_length=1, max_length=1000)]
 
@@ -74,10 +73,10 @@ Reading = Annotated[dict[str, Any], Depends(_reading)]
 
 def routes(workbench: Workbench) -> APIRouter:
     """``data`` and what is below it."""
-    found, rows = APIRouter(), RowProcess(workbench.folder)
+    found, rows = APIRouter(), ViewProcess("gym_fed.webui.rows.views:RowViews", workbench.folder)
 
     def ask(view: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
-        name, model = _relative(workbench, request["name"]), _model(workbench, request["model"])
+        name, model = _relative(workbench, request["name"]), model_of(workbench, request["model"])
         return rows.ask({"view": view, **request, "name": name, "model": model, **more})
 
     @found.get("/data")
@@ -202,22 +201,6 @@ def _relative(workbench: Workbench, name: str) -> str:
     if not path.is_file():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {name!r}", "choose one of the list")
     return path.relative_to(workbench.folder).as_posix()
-
-
-def _model(workbench: Workbench, name: str) -> str:
-    """A model by its name, or by its folder below the workbench's.
-
-    Raises:
-        GymError: ``PERMISSION_DENIED`` for a path that leads out; ``MODEL_NOT_FOUND``.
-    """
-    if name == NANO:
-        return name
-    path = workbench.inside(name)
-    if path.exists():
-        return str(path)
-    if not _HUB_NAME.fullmatch(name):
-        raise GymError(ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", "give a folder, or OWNER/NAME")
-    return name
 
 
 def _free(folder: Path, name: str) -> str:

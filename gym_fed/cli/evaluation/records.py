@@ -171,22 +171,19 @@ def print_comparison(compared: RunComparison) -> None:
 
 
 def _list(folder: Path, as_json: bool) -> None:
-    from gym_fed.evaluation.records.keys import is_record_id
-    from gym_fed.evaluation.records.reader import read_document
+    from gym_fed.evaluation.records.listing import documents_of, record_paths
     from gym_fed.tables import TextTable
 
-    paths = sorted(path for path in (folder / "data").glob("*/*/*/*.json") if is_record_id(path.stem))
+    paths = record_paths(folder)
     if not paths and not folder.is_dir():
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "name the folder of records: --out"
         )
     found: list[dict[str, Any]] = []
     documents: list[RecordDocument] = []
-    for path in paths:
-        try:
-            document = read_document(path)
-        except GymError as error:
-            err.print(f"left out: {error}", style="yellow")
+    for path, document in documents_of(paths):
+        if isinstance(document, GymError):
+            err.print(f"left out: {document}", style="yellow")
             continue
         values = {
             result.evaluation_result_id: result.score_details.score for result in document.evaluation_results
@@ -204,20 +201,13 @@ def _list(folder: Path, as_json: bool) -> None:
 
 
 def _figures_of(document: RecordDocument) -> str:
-    from gym_fed.evaluation.groups import BriefFigure, brief_figures, listed
+    from gym_fed.evaluation.groups import listed
+    from gym_fed.evaluation.records.listing import brief_figures_of
     from gym_fed.tables import MAX_CELL
 
-    figures = [
-        BriefFigure(
-            one.evaluation_name,
-            one.metric_config.metric_id,
-            one.score_details.score,
-            one.score_details.uncertainty.num_samples,
-        )
-        for one in document.evaluation_results
-    ]
-    texts = [f"{one.task}/{one.metric} {one.value:.4f}" for one in brief_figures(figures)]
-    return listed(texts, MAX_CELL)
+    return listed(
+        [f"{one.task}/{one.metric} {one.value:.4f}" for one in brief_figures_of(document)], MAX_CELL
+    )
 
 
 def _print_figures(results: EvalResults) -> None:

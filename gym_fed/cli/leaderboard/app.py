@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from gym_fed.cli.evaluation.options import FolderOption
 from gym_fed.cli.variant.options import KeyOption, signing_key
 from gym_fed.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
-
-if TYPE_CHECKING:
-    from gym_fed.leaderboard.board import BoardRow
 
 app = typer.Typer(
     help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
@@ -36,7 +33,7 @@ def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson 
 
     opened = Leaderboard(_there(board), head=head)
     if as_json:
-        submissions = [_as_json(row) for row in opened.board_rows.values()]
+        submissions = [row.facts() for row in opened.board_rows.values()]
         print_json({"board": str(board), "head": opened.head, "submissions": submissions})
         return
     table = TextTable("line", "model", "organization", "key", "status", "figures")
@@ -162,16 +159,3 @@ def _there(board: Path) -> Path:
             "name it with --board, or add a first line",
         )
     return board
-
-
-def _as_json(row: BoardRow) -> dict[str, Any]:
-    said = row.submission
-    return {
-        "line": row.line.entry.sequence,
-        "hash": row.line.entry.hash,
-        "signer": row.line.signer,
-        "status": row.status,
-        "reproduced_by": [line.signer for line in row.reproduced],
-        "disputed_by": [line.signer for line in row.differs],
-        **said.model_dump(mode="json"),
-    }

@@ -1,4 +1,5 @@
 """Records of evaluations: one JSON document a run and every sample beside it, keyed by what the results depend on.
 
-Neighbours: imports evaluator, harness, own_rows, results, scoring, suites; imported by evaluator, running.
+Neighbours: imports evaluator, groups, harness, own_rows, results, scoring, suites; imported by evaluator,
+running.
 """

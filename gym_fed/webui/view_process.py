@@ -1,4 +1,7 @@
-"""The side of the server: one process that reads rows, started when it is first needed and ended when it is idle."""
+"""Reading that takes memory or time, in a process beside the server: begun when first needed, ended when idle.
+
+What it reads may be large, broken or hostile; the server stays small, and goes on when the process does not.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,22 @@ IDLE_SECONDS = 300.0
 _log = logging.getLogger(__name__)
 
 
-class RowProcess:
+class ViewProcess:
     """Sends requests to the process; from any thread, one at a time.
 
     Args:
+        views: ``module:NAME`` of a class of views, made with the folder; its ``answer`` gets a request.
         folder: Where it runs; names of files are below it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, views: str, folder: Path) -> None:
+        self._views, self._folder = views, folder
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._idle: threading.Timer | None = None
 
     def ask(self, request: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-        """The answer to a request of ``RowViews``.
+        """The answer to a request.
 
         Raises:
             GymError: What the process found wrong; ``DEADLINE_EXCEEDED``; ``INTERNAL`` when it has ended.
@@ -67,7 +71,7 @@ class RowProcess:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gym_fed.webui.rows.worker"],
+                [sys.executable, "-m", "gym_fed.webui.view_worker", self._views],
                 cwd=self._folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -89,8 +93,8 @@ class RowProcess:
             if not waiting.select(seconds):
                 raise GymError(
                     ErrorCode.DEADLINE_EXCEEDED,
-                    f"the file was not read within {seconds:.0f} seconds",
-                    "look at fewer rows, or at a smaller file",
+                    f"no answer came within {seconds:.0f} seconds",
+                    "choose less, or a smaller file",
                 )
         line = process.stdout.readline()
         if not line.endswith(b"\n"):
@@ -115,6 +119,6 @@ class RowProcess:
 def _ended(process: subprocess.Popen[bytes]) -> GymError:
     return GymError(
         ErrorCode.INTERNAL,
-        f"the process that reads rows has ended with {process.poll()}",
+        f"the process that reads for this page has ended with {process.poll()}",
         "it may have lacked memory; choose a smaller file",
     )

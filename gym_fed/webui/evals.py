@@ -1,0 +1,125 @@
+"""The screen ``evals``: records of evaluations and their comparison, the leaderboard, and the start of one as a job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.suites.listing import listing
+from gym_fed.leaderboard.board import Leaderboard
+from gym_fed.models import NANO
+from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.model_names import model_of
+from gym_fed.webui.view_process import ViewProcess
+from gym_fed.webui.workbench import MAX_ROWS, Workbench
+
+DEFAULT_FOLDER = "evals"
+DEFAULT_BOARD = "leaderboard.jsonl"
+
+Folder = Annotated[str, Query(max_length=1000)]
+RecordId = Annotated[str, Query(pattern=r"^[0-9a-f-]{1,36}$")]
+
+
+class _Evaluation(StrictModel):
+    """What `gym eval run` gets."""
+
+    model: str = Field(default=NANO, min_length=1, max_length=300)
+    suite: str = Field(default="tiny", pattern=r"^[A-Za-z0-9][\w.-]{0,79}$")
+    limit: int | None = Field(default=None, ge=1, le=10**6)
+    folder: str = Field(default=DEFAULT_FOLDER, min_length=1, max_length=300)
+
+
+def routes(workbench: Workbench) -> APIRouter:
+    """``evals`` and what is below it."""
+    found = APIRouter()
+    views = ViewProcess("gym_fed.webui.record_views:RecordViews", workbench.folder)
+
+    def ask(view: str, folder: str, **request: Any) -> dict[str, Any]:
+        place = workbench.inside(folder).relative_to(workbench.folder)
+        return views.ask({"view": view, "folder": str(place), **request})
+
+    @found.get("/evals")
+    def listed(visitor: Looking, folder: Folder = DEFAULT_FOLDER) -> dict[str, Any]:
+        jobs = [job.facts() for job in workbench.jobs.list() if job.command[1:2] == ["eval"]]
+        return {"folder": folder, **ask("list", folder), "jobs": jobs[:20]}
+
+    @found.get("/evals/suites")
+    def suites(visitor: Looking) -> dict[str, Any]:
+        known = listing()
+        return {
+            "suites": [
+                {"name": name, "about": suite.about, "tasks": len(suite.tasks)}
+                for name, suite in known.suites.items()
+            ]
+        }
+
+    @found.get("/evals/record")
+    def record(visitor: Looking, record: RecordId, folder: Folder = DEFAULT_FOLDER) -> dict[str, Any]:
+        return ask("record", folder, record=record)
+
+    @found.get("/evals/samples")
+    def samples(
+        visitor: Looking,
+        record: RecordId,
+        task: Annotated[str, Query(max_length=300)],
+        folder: Folder = DEFAULT_FOLDER,
+        start: Annotated[int, Query(ge=0, le=10**7)] = 0,
+        limit: Annotated[int, Query(ge=1, le=50)] = 10,
+        only: Literal["", "right", "wrong"] = "",
+        text: Annotated[str, Query(max_length=200)] = "",
+    ) -> dict[str, Any]:
+        return ask(
+            "samples", folder, record=record, task=task, start=start, limit=limit, only=only, text=text
+        )
+
+    @found.get("/evals/compare")
+    def compare(
+        visitor: Looking, first: RecordId, second: RecordId, folder: Folder = DEFAULT_FOLDER
+    ) -> dict[str, Any]:
+        return ask("compare", folder, first=first, second=second)
+
+    @found.get("/evals/board")
+    def board(visitor: Looking, board: Folder = DEFAULT_BOARD) -> dict[str, Any]:
+        path = workbench.inside(board)
+        if not path.is_file():
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND,
+                f"no leaderboard at {board}",
+                "a record becomes its first line by gym leaderboard add RECORD",
+            )
+        opened = Leaderboard(path)
+        rows = [row.facts() for row in opened.board_rows.values()]
+        return {"board": board, "head": opened.head, "submissions": rows[-MAX_ROWS:], "total": len(rows)}
+
+    @found.post("/evals/start")
+    def start(given: _Evaluation, visitor: Changing) -> dict[str, Any]:
+        title = f"Evaluate {given.model} on {given.suite}"
+        return workbench.jobs.start(_command(workbench, given), title=title, folder=given.folder).facts()
+
+    return found
+
+
+def _command(workbench: Workbench, given: _Evaluation) -> list[str]:
+    """The command as it would be typed.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED``; ``MODEL_NOT_FOUND``; ``USAGE`` for an unknown suite.
+    """
+    known = listing()
+    if given.suite not in known.suites and given.suite not in known.tasks:
+        raise GymError(ErrorCode.USAGE, f"no suite {given.suite}", f"one of {', '.join(known.suites)}")
+    workbench.inside(given.folder)
+    model_of(workbench, given.model)
+    name = (
+        given.model
+        if given.model == NANO or not (workbench.folder / given.model).exists()
+        else f"./{given.model}"
+    )
+    command = ["gym", "eval", "run", name, "--suite", given.suite]
+    if given.limit is not None:
+        command += ["--limit", str(given.limit)]
+    return [*command, "--out", f"./{given.folder}" if given.folder.startswith("-") else given.folder]
