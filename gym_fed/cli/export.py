@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.export_formats import formats, print_formats
+from gym_fed.cli.export_formats import print_formats
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.stages import ends_well_on_sigterm, stages
 from gym_fed.console import AsJson, MemberName, err, print_result
@@ -127,6 +127,7 @@ def export(
     from gym_fed.data.reading import load_rows
     from gym_fed.export.choice import settled
     from gym_fed.export.formats.base import Options
+    from gym_fed.export.listing import formats
     from gym_fed.export.needs import weights_of
     from gym_fed.export.room import require_room
     from gym_fed.export.run import export as write

@@ -6,6 +6,7 @@ standard input does: with the workbench, however that ends, and when another mod
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -193,3 +194,9 @@ class ModelServers:
 
     def _publish(self) -> None:
         self._workbench.feed.publish(Event("serving", self.facts()))
+
+
+@functools.cache
+def servers_of(workbench: Workbench) -> ModelServers:
+    """The servers of a workbench, which its screens share."""
+    return ModelServers(workbench)

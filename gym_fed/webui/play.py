@@ -16,7 +16,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.inventory import find_base, local_bases, local_variants
-from gym_fed.webui.model_servers import MAX_SERVERS, SERVED_NAME, ModelServers
+from gym_fed.webui.model_servers import MAX_SERVERS, SERVED_NAME, servers_of
 from gym_fed.webui.taught import Taught
 from gym_fed.webui.workbench import Workbench
 
@@ -94,7 +94,7 @@ class NewVariant(StrictModel):
 def routes(workbench: Workbench) -> APIRouter:
     """``play`` and what is below it."""
     found = APIRouter()
-    servers, taught = ModelServers(workbench), Taught(workbench)
+    servers, taught = servers_of(workbench), Taught(workbench)
 
     @found.get("/play")
     def play(visitor: Looking) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import pytest
 from peft import LoraConfig
 
 from gym_fed import other_words
-from gym_fed.cli.export_formats import formats
 from gym_fed.errors import GymError
 from gym_fed.export.checking import _readers
 from gym_fed.export.choice import format_by_suffix, settled
 from gym_fed.export.formats.adapter import PeftAdapter
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.formats.gguf import Gguf
+from gym_fed.export.listing import formats
 from gym_fed.export.source import Source
 from gym_fed.other_words import OtherWordNote
 from tests.support.installed import install

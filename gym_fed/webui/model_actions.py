@@ -1,0 +1,246 @@
+"""What is done to models from the pages: the commands of jobs, and what renaming and deleting would break."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.variant import VariantName
+from gym_fed.json_files import read_object
+from gym_fed.kinds import AGGREGATORS, CODECS, EXPORT_FORMATS, METHODS
+from gym_fed.training.run.folder_lock import is_held
+from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants
+from gym_fed.webui.model_servers import servers_of
+from gym_fed.webui.workbench import Workbench
+
+ModelId = Annotated[str, Field(min_length=1, max_length=4096)]
+OutputPath = Annotated[str, Field(min_length=1, max_length=1024)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+MAX_MERGED = 64
+_MOVABLE = ("run", "folder", "adapter", "gguf")
+
+
+class ExportAction(StrictModel):
+    """Write a model for other programs."""
+
+    action: Literal["export"]
+    model: ModelId
+    variant: VariantName | None = None
+    format: Word
+    quantization: Word | None = None
+    output: OutputPath
+
+    def command(self, workbench: Workbench) -> list[str]:
+        """See ``command_of``."""
+        find_base(workbench, self.model)
+        _require_member(self.format, EXPORT_FORMATS.names(), "format")
+        return [
+            *("gym", "export", f"--format={self.format}"),
+            *([] if self.quantization is None else [f"--quantization={self.quantization}"]),
+            *([] if self.variant is None else [f"--variant={self.variant}"]),
+            *(f"--output={_new(workbench, self.output)}", "--", self.model),
+        ]
+
+
+class EncodeAction(StrictModel):
+    """Write a fine-tune as its difference to its base, in few bits."""
+
+    action: Literal["encode"]
+    base: ModelId
+    tuned: ModelId
+    codec: Word = "bitdelta"
+    output: OutputPath
+
+    def command(self, workbench: Workbench) -> list[str]:
+        """See ``command_of``."""
+        for model in (self.base, self.tuned):
+            find_base(workbench, model)
+        _require_member(self.codec, ("auto", *CODECS.names()), "codec")
+        output = _new(workbench, self.output)
+        return [
+            "gym",
+            "delta",
+            "encode",
+            f"--output={output}",
+            f"--codec={self.codec}",
+            "--",
+            self.base,
+            self.tuned,
+        ]
+
+
+class MergeAction(StrictModel):
+    """Merge fine-tunes of one base."""
+
+    action: Literal["merge"]
+    base: ModelId
+    updates: list[ModelId] = Field(min_length=2, max_length=MAX_MERGED)
+    rule: Word
+    output: OutputPath
+
+    def command(self, workbench: Workbench) -> list[str]:
+        """See ``command_of``."""
+        for model in (self.base, *self.updates):
+            find_base(workbench, model)
+        _require_member(self.rule, merge_rules(), "rule")
+        return [
+            *("gym", "soup", "merge", f"--rule={self.rule}", f"--base={self.base}"),
+            *(f"--output={_new(workbench, self.output)}", "--", *self.updates),
+        ]
+
+
+ModelAction = Annotated[ExportAction | EncodeAction | MergeAction, Field(discriminator="action")]
+
+
+def command_of(workbench: Workbench, action: ExportAction | EncodeAction | MergeAction) -> list[str]:
+    """The command of an action, as it would be typed.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND``, ``FILE_EXISTS``, ``PERMISSION_DENIED``; ``USAGE`` for an unknown name.
+    """
+    return action.command(workbench)
+
+
+def merge_rules() -> list[str]:
+    """Merge methods first, then aggregators."""
+    return [*METHODS.names(), *AGGREGATORS.names()]
+
+
+def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
+    """What is at work with a model now, in words; empty: nothing."""
+    found = [
+        f"play has loaded it ({one['base']})"
+        for one in servers_of(workbench).facts()
+        if one["base"] == model.id
+    ]
+    place = _place(workbench, model)
+    if place.is_dir() and is_held(place):
+        found.append("a run trains in it")
+    for job in workbench.jobs.list():
+        if job.status == "running" and any(_names(workbench, word, place) for word in job.command[1:]):
+            found.append(f"the job “{job.title}” is running")
+    return found
+
+
+def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:
+    """What names this model as its base, in words; it could not be loaded afterwards."""
+    place = _place(workbench, model)
+    found = []
+    for other in local_bases(workbench):
+        if other.kind in _MOVABLE and other.id != model.id:
+            folder = _place(workbench, other)
+            if any(_names(workbench, base, place) for base in _bases(folder)):
+                found.append(f"{other.kind} {other.id}")
+    found += [f"variant {row['name']}" for row in local_variants() if row["base_model"] == model.name]
+    return found
+
+
+def rename(workbench: Workbench, model: LocalModel, to: str, *, confirmed: bool) -> str:
+    """Give a model of the workbench's folders another name beside it; returns its new id.
+
+    Raises:
+        GymError: As ``_require_free``; ``FILE_EXISTS``; ``USAGE`` for no name.
+    """
+    place = _require_free(workbench, model, confirmed)
+    if not to or to in (".", "..") or any(sign in to for sign in "/\\\x00") or to.startswith(("-", ".")):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{to!r} is no name of a folder",
+            "without slashes, and not beginning with . or -",
+        )
+    if model.kind == "gguf" and not to.endswith(".gguf"):
+        to = f"{to}.gguf"
+    target = place.with_name(to)
+    if os.path.lexists(target):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{target} exists", "choose another name")
+    place.rename(target)
+    return str(target.relative_to(workbench.folder)) if workbench.folder in target.parents else str(target)
+
+
+def delete(workbench: Workbench, model: LocalModel, *, confirmed: bool) -> None:
+    """Delete a model of the workbench's folders, and all that its folder holds.
+
+    Raises:
+        GymError: As ``_require_free``.
+    """
+    place = _require_free(workbench, model, confirmed)
+    if place.is_symlink() or not place.is_dir():
+        place.unlink()
+    else:
+        shutil.rmtree(place)
+
+
+def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> Path:
+    """Where a model is, which nothing uses.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED`` for one that is not this workbench's; ``STATE_LOCKED`` for one in use;
+            ``BUSY`` with their names where others depend on it and that was not confirmed.
+    """
+    if model.kind not in _MOVABLE:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{model.id} does not lie in this workbench's folders",
+            "models of the Hub's cache are removed with: hf cache delete",
+        )
+    if uses := uses_of(workbench, model):
+        raise GymError(ErrorCode.STATE_LOCKED, f"{model.id} is in use: {'; '.join(uses)}", "end that first")
+    depending = dependents_of(workbench, model)
+    if depending and not confirmed:
+        raise GymError(
+            ErrorCode.BUSY,
+            f"{model.id} is the base of {', '.join(depending)}",
+            "confirm to go on all the same",
+        )
+    return _place(workbench, model)
+
+
+def _new(workbench: Workbench, output: str) -> str:
+    """A path below the workbench's folder where nothing is yet, as commands get it."""
+    place = workbench.inside(output)
+    if place == workbench.folder or os.path.lexists(place):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name")
+    return str(place.relative_to(workbench.folder))
+
+
+def _place(workbench: Workbench, model: LocalModel) -> Path:
+    return workbench.folder / model.id
+
+
+def _names(workbench: Workbench, word: str, place: Path) -> bool:
+    """Whether a word of a command or a config is this path, or one below it."""
+    if not word or "\x00" in word or len(word) > 4096:
+        return False
+    named = workbench.folder / os.path.expanduser(word.partition("=")[2] or word)
+    named = Path(os.path.normpath(named))
+    return named == place or place in named.parents
+
+
+def _bases(folder: Path) -> list[str]:
+    """Models that an adapter or a run says it was made from."""
+    found = []
+    for name, key in (("adapter_config.json", "base_model_name_or_path"), ("config.yaml", "model")):
+        try:
+            document = (
+                read_object(folder / name)
+                if name.endswith(".json")
+                else yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+            )
+        except (OSError, GymError, ValueError, yaml.YAMLError, RecursionError):
+            continue
+        if isinstance(document, dict) and isinstance(document.get(key), str):
+            found.append(document[key])
+    return found
+
+
+def _require_member(name: str, known: object, what: str) -> None:
+    names = list(known) if isinstance(known, (list, tuple)) else []
+    if name not in names:
+        raise GymError(ErrorCode.USAGE, f"{what} {name!r} is unknown", f"one of {', '.join(names)}")
