@@ -1,0 +1,67 @@
+// What several screens of the hub share: pages of a list, news that load it again, a question, strips of verdicts.
+import {action, el, leave, message, number, on, replace} from "/static/app.js";
+
+// Loads again soon after something of these kinds happened; many events are one load.
+export function refreshOn(kinds, load) {
+  let waiting = null;
+  const soon = () => { if (waiting === null) waiting = setTimeout(() => { waiting = null; Promise.resolve(load()).catch(() => {}); }, 500); };
+  for (const kind of kinds) on(kind, soon);
+  leave(() => clearTimeout(waiting));
+}
+
+export function pager({offset, limit, total, turn, label}) {
+  if (total <= limit) return null;
+  const last = Math.min(total, offset + limit);
+  return el("nav", {class: "row pager", "aria-label": label},
+    el("span", {class: "quiet small"}, `${number(offset + 1)} to ${number(last)} of ${number(total)}`),
+    el("button", {type: "button", disabled: offset === 0, onclick: () => turn(Math.max(0, offset - limit))}, "Previous"),
+    el("button", {type: "button", disabled: last >= total, onclick: () => turn(offset + limit)}, "Next"));
+}
+
+export function dialog(title, ...children) {
+  const close = el("button", {type: "button", onclick: () => node.close()}, "Close");
+  const node = el("dialog", {"aria-label": title, onclose: () => node.remove()}, el("div", {class: "spread"}, el("h2", {}, title), close), children);
+  document.body.append(node);
+  leave(() => node.remove());
+  node.showModal();
+  return node;
+}
+
+// Asks for one line of text before something happens: ask("Revoke", "Why it is revoked", {label, button, run}).
+export function ask(title, text, {label, button, run, help = ""}) {
+  const field = el("input", {id: "asked", type: "text", required: true, maxlength: 500, autocomplete: "off"});
+  const form = el("form", {class: "ask", onsubmit: (event) => { event.preventDefault(); form.querySelector("button.primary").click(); }},
+    el("p", {}, text),
+    el("div", {class: "field"}, el("label", {for: "asked"}, label), field, help && el("span", {class: "help"}, help)),
+    action(button, async () => {
+      if (!field.reportValidity()) return;
+      await run(field.value.trim());
+      node.close();
+    }, {primary: true}));
+  const node = dialog(title, form);
+  field.focus();
+}
+
+// ---- verdicts ----
+
+export const SHAPES = [["merged", "merged"], ["admitted", "waits for its merge"], ["rejected", "rejected at the merge"], ["refused", "refused at admission"], ["aborted", "round without a version"], ["absent", "no update"]];
+
+// One mark a round, oldest first: strip(verdicts, newest round, how many rounds).
+export function strip(verdicts, newest, rounds) {
+  const known = new Map(verdicts.map((one) => [one.server_round, one]));
+  const counts = {}, marks = [];
+  for (let round = Math.max(1, newest - rounds + 1); round <= newest; round++) {
+    const one = known.get(round), verdict = one ? one.verdict : "absent";
+    counts[verdict] = (counts[verdict] || 0) + 1;
+    marks.push(el("i", {class: verdict, title: one ? `Round ${round}: ${verdict}${one.reason ? `, ${one.reason}` : ""}` : `Round ${round}: no update`}));
+  }
+  const said = SHAPES.filter(([kind]) => counts[kind]).map(([kind, text]) => `${counts[kind]} ${text}`).join(", ");
+  return el("span", {class: "strip", role: "img", "aria-label": said || "no rounds yet"}, marks);
+}
+
+export const stripLegend = () => el("ul", {class: "strip-legend", "aria-label": "Shapes of verdicts"},
+  SHAPES.map(([kind, text]) => el("li", {}, el("span", {class: "strip", "aria-hidden": "true"}, el("i", {class: kind})), text)));
+
+export const person = (id, name) => el("a", {href: `/contributors/${encodeURIComponent(id)}`, title: id}, name || id);
+
+export function failure(node, error) { replace(node, el("p", {class: "problem", role: "alert"}, message(error))); }

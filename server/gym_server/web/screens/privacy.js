@@ -1,0 +1,68 @@
+// The privacy budget: what is promised, what is spent, on whom, and for how many rounds it lasts.
+import {api, copyable, el, facts, figure, number, progress, remember, replace, section, state, table} from "/static/app.js";
+import {pager, person, refreshOn} from "/screens/parts.js";
+
+export const title = "Privacy";
+const LIMIT = 50;
+
+export async function show(root, _, query) {
+  let offset = Number(query.get("offset")) || 0;
+  const body = el("div", {class: "screen"});
+
+  async function load() {
+    const found = await api(`privacy?offset=${offset}&limit=${LIMIT}`);
+    const central = found.central;
+    replace(body, central.epsilon ? budget(found, central) : nothing(found), others(found));
+  }
+  const turn = (to) => { offset = to; remember({offset: offset || ""}); return load(); };
+
+  function budget(found, central) {
+    const over = central.epsilon_after_next_round > central.epsilon;
+    const gauge = el("div", {class: "budget"}, progress(central.epsilon_spent, central.epsilon, `epsilon ${number(central.epsilon_spent)} of ${number(central.epsilon)} is spent`),
+      el("div", {class: "spread small quiet"}, el("span", {}, "0"), el("span", {}, `budget ${number(central.epsilon)}`)));
+    const next = el("i", {class: "next", title: "after the next round"});
+    next.style.left = `${Math.min(100, (100 * central.epsilon_after_next_round) / central.epsilon)}%`;
+    gauge.firstChild.append(next);
+    return [
+      el("div", {class: "figures"},
+        figure("Epsilon spent", number(central.epsilon_spent), `of ${number(central.epsilon)}`),
+        figure("After the next round", number(central.epsilon_after_next_round), over ? "beyond the budget" : "the mark on the bar"),
+        figure("Rounds left", found.rounds_paid >= found.max_rounds_ahead ? `${number(found.max_rounds_ahead)}+` : number(found.rounds_paid), `${number(central.rounds)} are paid`),
+        figure("Delta", central.target_delta.toExponential(0).replace("e", " · 10^"), "the share that epsilon leaves out")),
+      gauge,
+      over && state("struck", "The budget is spent: no further round is begun."),
+      found.rounds_without_noise ? el("p", {class: "problem"}, `${found.rounds_without_noise} committed rounds were merged without noise and are not covered.`) : null,
+      el("div", {class: "columns"},
+        section("By mechanism", table([
+          {name: "Mechanism", of: (event) => event.mechanism},
+          {name: "Noise multiplier", number: true, of: (event) => number(event.noise_multiplier)},
+          {name: "Rounds", number: true, of: (event) => number(event.count)},
+        ], central.events, {label: "Spent by mechanism", none: "Nothing is spent yet: no round has been merged."})),
+        section("What is promised", facts([
+          ["Mechanism", central.mechanism], ["Noise multiplier", number(central.noise_multiplier)],
+          ["Clipping norm", `${number(central.clipping_norm)} (${central.clipping}${central.adaptive_clipping ? ", adaptive" : ""})`],
+          ["Accountant", central.accountant === "rdp" ? "Renyi divergences" : "closed form, privacy loss distributions"],
+          ["Neighbours", central.adjacency], ["Sampling", central.sampling]]))),
+      section("By contributor", table([
+        {name: "Contributor", of: (one) => person(one.contributor, one.name)},
+        {name: "Rounds", number: true, of: (one) => number(one.rounds)},
+        {name: "Epsilon", number: true, of: (one) => number(one.epsilon)},
+        {name: "Of the budget", of: (one) => progress(one.epsilon, central.epsilon, `${number(one.epsilon)} of ${number(central.epsilon)}`)},
+      ], found.contributors, {label: "Epsilon by contributor", none: "Nothing is spent on anybody yet."}),
+      pager({offset, limit: LIMIT, total: found.total, turn, label: "Pages of contributors"})),
+    ];
+  }
+
+  root.append(el("header", {}, el("h1", {}, "Privacy"), el("p", {class: "quiet"}, "what the hub lets out of what it is sent")), body);
+  await load();
+  refreshOn(["version", "ledger"], load);
+}
+
+const nothing = (found) => el("div", {class: "state empty"},
+  el("p", {}, "This hub promises no differential privacy: soups are merged without noise."),
+  found.rounds_without_noise ? el("p", {}, `${number(found.rounds_without_noise)} rounds were merged so, which is why privacy cannot be switched on here any more. Begin another hub with this model as its base.`)
+    : [el("p", {}, "Add a privacy section to gym-server.yaml before the first round:"), copyable("privacy:\n  mechanism: gaussian\n  noise_multiplier: 5.0\n  clipping_norm: 1.0\n  epsilon: 5.0\n  target_delta: 1.0e-5")]);
+
+const others = (found) => section("Beside it", facts([
+  ["Secure aggregation", found.secure_aggregation ? `on, threshold ${found.secure_aggregation.threshold}: the operator sees sums alone` : "off: the operator sees single updates"],
+  ["On contributors' machines", found.local ? `DP-SGD, epsilon ${number(found.local.epsilon)}` : "no local privacy is asked for"]]));
