@@ -19,7 +19,7 @@ export async function show(root, _, query) {
     const found = await api(`contributors?${new URLSearchParams({offset, limit: LIMIT, find, sort})}`);
     replace(total, `${number(found.total)} ${find ? "found" : found.total === 1 ? "account" : "accounts"}`);
     const columns = [
-      {name: "Contributor", of: (one) => el("div", {class: "who"}, person(one.contributor, one.name), el("span", {class: "id quiet"}, one.contributor.slice(0, 13)))},
+      {name: "Contributor", of: (one) => el("div", {class: "named"}, person(one.contributor, one.name), el("span", {class: "id quiet"}, one.contributor.slice(0, 13)))},
       {name: "Account", of: (one) => account(one)},
       {name: "Credits", number: true, of: (one) => number(one.balance)},
       {name: "Reputation", number: true, of: (one) => one.reputation.toFixed(3)},

@@ -18,7 +18,7 @@ export async function show(root, _, query) {
     replace(figures,
       figure("Entries", number(found.total)),
       figure("Newest signed head", signed ? number(signed.size) : null, signed ? when(signed.at) : "nothing is signed yet"),
-      figure("Signed by", el("span", {class: "id small"}, found.server)));
+      figure("Signed by", short(found.server, 9), "the hub's id"));
     replace(kinds, el("option", {value: ""}, "every kind"), found.kinds.map((one) => el("option", {value: one.kind, selected: one.kind === kind}, `${one.kind} (${number(one.count)})`)));
     kinds.value = kind;
     replace(rows, found.total ? table([
@@ -26,8 +26,8 @@ export async function show(root, _, query) {
       {name: "Kind", of: (entry) => (entry.kind === "sealed" ? state("half", "sealed") : entry.kind)},
       {name: "Round", number: true, of: (entry) => (entry.server_round ? el("a", {href: `/rounds/${entry.server_round}`}, entry.server_round) : null)},
       {name: "What", class: "reason", of: (entry) => what(entry, found.names)},
-      {name: "Written", of: (entry) => written(entry)},
-      {name: "Hash", of: (entry) => short(entry.hash, 10)},
+      {name: "Written", class: "nowrap", of: (entry) => written(entry)},
+      {name: "Hash", class: "nowrap", of: (entry) => short(entry.hash, 10)},
       {name: "", of: (entry) => el("button", {type: "button", "aria-label": `Proof of entry ${entry.sequence}`, onclick: () => prove(entry.sequence)}, "Proof")},
     ], found.entries, {label: "Entries, the newest first", none: "No entry is like this."})
       : empty("The ledger has no entry yet. The first contributor who joins writes one."));
@@ -63,6 +63,7 @@ function what(entry, names) {
 function brief(value) {
   if (Array.isArray(value)) return `[${value.length}]`;
   if (typeof value === "object") return `{${Object.keys(value).length}}`;
+  if (typeof value === "number") return number(value);
   const text = String(value);
   return /^(sha256:)?[0-9a-f]{32,}$/.test(text) ? `${text.replace("sha256:", "").slice(0, 12)}…` : text.length > 80 ? `${text.slice(0, 80)}…` : text;
 }
@@ -85,7 +86,7 @@ async function prove(sequence) {
   const link = el("a", {class: "button", href: URL.createObjectURL(new Blob([text], {type: "application/json"})), download: `entry-${sequence}-proof.json`}, "Download the proof");
   node.addEventListener("close", () => URL.revokeObjectURL(link.href));
   replace(body,
-    el("p", {role: "status"}, check.valid ? state("filled", `Valid: the hub signed a head of ${number(signed.size)} entries that this one is under`) : state("struck", `Not valid: ${check.problem}`)),
+    el("p", {class: "sentence", role: "status"}, check.valid ? state("filled", `Valid: the hub signed a head of ${number(signed.size)} entries that this one is under`) : state("struck", `Not valid: ${check.problem}`)),
     section("1. The entry's hash", el("p", {class: "quiet small"}, "sha256 over canonical JSON of body, kind, previous_hash and sequence"),
       facts([["Kind", proof.entry.kind], ["Hash of the entry before", id(proof.entry.previous_hash)], ["Hash", id(proof.entry.hash)]]),
       el("details", {}, el("summary", {}, "Body, canonical"), el("pre", {class: "code"}, found.body))),

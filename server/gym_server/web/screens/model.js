@@ -20,9 +20,9 @@ export async function show(root, _, query) {
       figure("Fetched by each contributor", bytes(found.soups_bytes), `${number(found.total)} soups since the base`));
     replace(base, facts([["Base model", found.base_model], ["Its digest", el("span", {class: "id"}, found.base_digest)]]));
     replace(chain, found.total ? [
-      found.chain_is_whole ? state("filled", "Each digest follows from the version before it and its soup") : el("p", {class: "problem", role: "alert"}, "A digest does not follow from the version before it. Run gym-server ledger verify."),
+      found.chain_is_whole ? el("p", {class: "sentence"}, state("filled", "Each digest follows from the version before it and its soup")) : el("p", {class: "problem", role: "alert"}, "A digest does not follow from the version before it. Run gym-server ledger verify."),
       table([
-        {name: "Version", number: true, of: (one) => el("span", {class: "link"}, one.height)},
+        {name: "Version", number: true, of: (one) => one.height},
         {name: "Digest", of: (one) => short(one.digest.replace("sha256:", ""), 16)},
         {name: "Soup", of: (one) => short(one.soup, 16)},
         {name: "Round", number: true, of: (one) => el("a", {href: `/rounds/${one.server_round}`}, one.server_round)},

@@ -30,7 +30,7 @@ export async function show(root, _, query) {
         figure("Rounds left", found.rounds_paid >= found.max_rounds_ahead ? `${number(found.max_rounds_ahead)}+` : number(found.rounds_paid), `${number(central.rounds)} are paid`),
         figure("Delta", central.target_delta.toExponential(0).replace("e", " · 10^"), "the share that epsilon leaves out")),
       gauge,
-      over && state("struck", "The budget is spent: no further round is begun."),
+      over && el("p", {class: "sentence"}, state("half", "The budget is spent: no further round is begun.")),
       found.rounds_without_noise ? el("p", {class: "problem"}, `${found.rounds_without_noise} committed rounds were merged without noise and are not covered.`) : null,
       el("div", {class: "columns"},
         section("By mechanism", table([
@@ -65,4 +65,4 @@ const nothing = (found) => el("div", {class: "state empty"},
 
 const others = (found) => section("Beside it", facts([
   ["Secure aggregation", found.secure_aggregation ? `on, threshold ${found.secure_aggregation.threshold}: the operator sees sums alone` : "off: the operator sees single updates"],
-  ["On contributors' machines", found.local ? `DP-SGD, epsilon ${number(found.local.epsilon)}` : "no local privacy is asked for"]]));
+  ["On contributors' machines", found.local ? `DP-SGD, noise multiplier ${number(found.local.noise_multiplier)}, norm of a gradient at most ${number(found.local.max_grad_norm)}` : "no local privacy is asked for"]]));
