@@ -54,7 +54,7 @@ class _Reader:
     """One open page."""
 
     def __init__(self) -> None:
-        self.queue: deque[bytes] = deque()
+        self.queue: deque[tuple[int | None, bytes]] = deque()
         self.is_behind = False
         self.woken = asyncio.Event()
 
@@ -82,7 +82,7 @@ class Feed:
         """Send an event to every open page."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._put, event.encoded())
+            loop.call_soon_threadsafe(self._put, event.id, event.encoded())
 
     def close(self) -> None:
         """End every stream, so that the server can stop. For the loop's thread."""
@@ -120,12 +120,17 @@ class Feed:
         self._addresses[address] = self._addresses.get(address, 0) + 1
         self.has_readers.set()
         try:
-            # What is published meanwhile is queued and can come twice: pages skip an id that they have had.
+            sent = -1
             for event in await asyncio.to_thread(lambda: list(self._since(last))):
+                sent = sent if event.id is None else event.id
                 yield event.encoded()
             while True:
                 while reader.queue:
-                    yield reader.queue.popleft()
+                    number, data = reader.queue.popleft()
+                    if number is not None and number <= sent:
+                        continue  # published while the page was sent how its stream begins
+                    sent = sent if number is None else number
+                    yield data
                 if reader.is_behind:
                     yield RELOAD.encoded()
                     return
@@ -142,11 +147,11 @@ class Feed:
             if not self._readers:
                 self.has_readers.clear()
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, number: int | None, data: bytes) -> None:
         for reader in self._readers:
             if len(reader.queue) >= QUEUE_LENGTH:
                 reader.is_behind = True
                 reader.queue.clear()
-            else:
-                reader.queue.append(data)
+            elif not reader.is_behind:
+                reader.queue.append((number, data))
             reader.woken.set()

@@ -19,8 +19,8 @@ _MAX_FIELDS = 40
 def entry_events(tx: Connection, rows: Sequence[Any]) -> list[Event]:
     """Rows of the ledger as events, each with its sequence as the id.
 
-    ``data`` is ``{sequence, kind, ...}`` with the fields of the body. In place of a list or an object is how many
-    parts it has, under ``num_`` and its name. Where the body names a contributor, ``name`` is what that one chose.
+    ``data`` is ``{sequence, kind, name, body}``. In place of a list or an object of the body is how many parts it has,
+    under ``num_`` and its name. ``name`` is what the contributor chose that the body names, or null.
     """
     bodies = [_trimmed(json.loads(row.body)) for row in rows]
     named = {body["contributor"] for body in bodies if isinstance(body.get("contributor"), str)}
@@ -28,12 +28,7 @@ def entry_events(tx: Connection, rows: Sequence[Any]) -> list[Event]:
     events = []
     for row, body in zip(rows, bodies, strict=True):
         name = names.get(body.get("contributor", ""))
-        data = {
-            **body,
-            **({} if name is None else {"name": name}),
-            "sequence": row.sequence,
-            "kind": row.kind,
-        }
+        data = {"sequence": row.sequence, "kind": row.kind, "name": name, "body": body}
         events.append(Event(_KINDS.get(row.kind, "ledger"), data, row.sequence))
     return events
 

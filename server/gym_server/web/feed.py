@@ -47,7 +47,7 @@ class HubFeed:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="web-feed", daemon=True)
         self._lock = threading.Lock()
-        self._position = 0
+        self._position = self._size()
         """The last entry that was published, or that no page was open for."""
         self._seen: int | None = None
         self.looks = 0

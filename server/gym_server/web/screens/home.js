@@ -67,9 +67,9 @@ export async function show(root) {
 
   on("snapshot", draw);
   on("verdict", verdicts.add);
-  on("version", (entry) => {
-    if (entry.heldout_after === null || entry.heldout_after === undefined || points.some(([height]) => height === entry.height)) return;
-    points.push([entry.height, entry.heldout_after]);
+  on("version", ({body}) => {
+    if (body.heldout_after === null || body.heldout_after === undefined || points.some(([height]) => height === body.height)) return;
+    points.push([body.height, body.heldout_after]);
     curve.set([{name: "after the round", points}]);
   });
   const clock = setInterval(tick, 1000);
@@ -166,9 +166,9 @@ function verdictList(entries) {
   const none = empty("No update has been judged yet.");
   const box = el("div", {class: "scroll-y", tabindex: "0", role: "region", "aria-label": "Latest verdicts"}, entries.length ? node : none);
   const had = new Set();
-  const line = (entry) => el("li", {}, shown(entry.verdict), el("span", {}, contributor(entry.contributor, entry.name)),
-    el("a", {class: "quiet small", href: `/rounds/${entry.server_round}`}, `round ${entry.server_round}`),
-    entry.reason && el("p", {class: "quiet small why"}, entry.reason));
+  const line = ({name, body}) => el("li", {}, shown(body.verdict), el("span", {}, contributor(body.contributor, name)),
+    el("a", {class: "quiet small", href: `/rounds/${body.server_round}`}, `round ${body.server_round}`),
+    body.reason && el("p", {class: "quiet small why"}, body.reason));
   for (const entry of entries) { had.add(entry.sequence); node.append(line(entry)); }
   return {
     node: box,

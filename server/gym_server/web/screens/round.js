@@ -36,8 +36,8 @@ export async function show(root, {round}) {
 
   await load();
   const changed = () => { if (!isOver && waiting === null) waiting = setTimeout(() => { waiting = null; load(); }, 1000); };
-  on("verdict", (entry) => { if (String(entry.server_round) === round) changed(); });
-  on("version", (entry) => { if (String(entry.server_round) === round) changed(); });
+  on("verdict", ({body}) => { if (String(body.server_round) === round) changed(); });
+  on("version", ({body}) => { if (String(body.server_round) === round) changed(); });
   on("snapshot", (now) => { if (String(now.server_round) === round) changed(); });
   leave(() => clearTimeout(waiting));
 }
