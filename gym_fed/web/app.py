@@ -7,8 +7,10 @@ to all, since they hold nothing; every route under ``/api`` and ``/events`` requ
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,8 +28,8 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.version import __version__
 from gym_fed.web.access import Access, Role, Visitor
 from gym_fed.web.events import Feed
+from gym_fed.web.joined import STATIC, joined_files
 
-STATIC = Path(__file__).parent / "static"
 MAX_BODY_BYTES = 4 * 2**20
 POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -75,7 +77,6 @@ def create_app(face: Face, access: Access) -> FastAPI:
         title=f"gym-fed {face.name}", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
     app.state.access = access
-    index = face.screens / "index.html"
 
     @app.get("/api/v1/session")
     def session(request: Request) -> dict[str, Any]:
@@ -85,10 +86,17 @@ def create_app(face: Face, access: Access) -> FastAPI:
             return {**about, "visitor": None}
         return {**about, "visitor": found.name, "role": found.role.name.lower(), "csrf": found.csrf}
 
+    def page_of(request: Request) -> Response:
+        """The page with its session in it, which saves the first view a request."""
+        text = (face.screens / "index.html").read_text(encoding="utf-8")
+        meta = f'<meta name="session" content="{escape(json.dumps(session(request)))}">'
+        headers = {"Cache-Control": "no-store"}
+        return HTMLResponse(text.replace("</head>", f"{meta}\n</head>", 1), headers=headers)
+
     @app.get("/login")
-    def login_by_url(token: str = "") -> Response:
+    def login_by_url(request: Request, token: str = "") -> Response:
         if not token:
-            return FileResponse(index)
+            return page_of(request)
         response = RedirectResponse("/", 303)
         access.set_cookie(response, access.login(token))
         return response
@@ -112,15 +120,16 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     app.include_router(face.routes, prefix="/api/v1")
     app.include_router(face.beside)
+    app.include_router(joined_files())
     app.mount("/static", StaticFiles(directory=STATIC), "static")
     app.mount("/screens", StaticFiles(directory=face.screens), "screens")
 
     @app.get("/{path:path}")
-    def page(path: str) -> Response:
+    def page(request: Request, path: str) -> Response:
         """One page for every screen: its script looks at the path."""
         if path.startswith(("api/", "events", "static/", "screens/")):
             raise GymError(ErrorCode.NOT_FOUND, f"/{path} is not here")
-        return FileResponse(index, headers={"Cache-Control": "no-cache"})
+        return page_of(request)
 
     _handle_errors(app)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)

@@ -164,9 +164,11 @@ def webui(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
     folder = tmp_path_factory.mktemp("webui") / "bench"
     shutil.copytree(trained, folder)
-    server = open_webui(open_workbench(folder, folder / "runs"), "127.0.0.1:0", "bench")
+    workbench = open_workbench(folder, folder / "runs")
+    job = workbench.jobs.start(["gym", "--version"], title="the version")
+    server = open_webui(workbench, "127.0.0.1:0", "bench")
     server.start()
-    yield Served(server.address, server.url, folder, {"path": RUN, "name": DATA})
+    yield Served(server.address, server.url, folder, {"path": RUN, "name": DATA, "id": job.id})
     server.stop()
 
 

@@ -119,7 +119,8 @@ let shownAt = 0;
 
 export async function start({screens, links}) {
   routes = screens;
-  Object.assign(session, await api("session"));
+  const given = document.querySelector("meta[name=session]");
+  Object.assign(session, given ? JSON.parse(given.content) : await api("session"));
   frame(links);
   if (!session.visitor) { loginScreen(); return; }
   connect();
@@ -300,6 +301,9 @@ export function copyable(text, label = "Copy") {
     event.target.textContent = "Copied";
   }}, label));
 }
+
+// A path with its folders, for a URL.
+export const pathUrl = (path) => path.split("/").map(encodeURIComponent).join("/");
 
 // ---- formats ----
 

@@ -1,4 +1,4 @@
-// Charts by uPlot. Dash, weight and marker distinguish series, never hue.
+// Charts by uPlot, which the server sends before this module. Dash, weight and marker distinguish series, never hue.
 import {el, leave, replace, number} from "/static/app.js";
 
 const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));

@@ -1,5 +1,5 @@
 // The list of runs, newest first: status by shape, last figures, the loss as a line; several are chosen to be compared.
-import {ago, api, el, empty, leave, loading, navigate, number, on, remember, replace, state, table} from "/static/app.js";
+import {ago, api, el, empty, leave, loading, navigate, number, on, pathUrl, remember, replace, state, table} from "/static/app.js";
 import {spark} from "/static/charts.js";
 import {jobState} from "/screens/jobs.js";
 
@@ -7,7 +7,7 @@ export const title = "Runs";
 
 const SHAPES = {finished: "filled", running: "half", "running?": "half", unfinished: "hollow", unreadable: "struck", waiting: "half"};
 export const runState = (status) => state(SHAPES[status] || "hollow", status === "unfinished" ? "stopped" : status);
-export const runLink = (path) => `/runs/${path.split("/").map(encodeURIComponent).join("/")}`;
+export const runLink = (path) => `/runs/${pathUrl(path)}`;
 const MOST_COMPARED = 6;
 
 export async function show(root, parameters, query) {

@@ -1,6 +1,5 @@
 // Training: the YAML is the truth. The form beside it edits it in place, the reader of `gym train` checks it as one types.
-import {action, api, bytes, copyable, duration, el, facts, leave, loading, mayChange, navigate, number, post, remember, replace, say, state} from "/static/app.js";
-import {runLink} from "/screens/runs.js";
+import {action, api, bytes, copyable, duration, el, facts, leave, loading, mayChange, navigate, number, pathUrl, post, remember, replace, say, state} from "/static/app.js";
 
 export const title = "Train";
 
@@ -222,7 +221,7 @@ export async function show(root, parameters, query) {
       missing.length > 0 && download(missing),
       taken === "unfinished" && el("p", {class: "problem"}, `runs of this name: ${path} was stopped. The same configuration goes on from its checkpoint; another is refused.`),
       taken === "finished" && el("p", {}, el("label", {class: "choice"}, el("input", {type: "checkbox", onchange: (event) => { overwrite = event.target.checked; drawStart(); }}), ` ${path} holds a finished run. Delete it first.`)),
-      taken === "running" && el("p", {class: "problem"}, "A run is at work there. ", el("a", {href: runLink(path)}, "Watch it"), ", or choose another output_dir."),
+      taken === "running" && el("p", {class: "problem"}, "A run is at work there. ", el("a", {href: `/runs/${pathUrl(path)}`}, "Watch it"), ", or choose another output_dir."),
       el("div", {class: "row"}, start, action("Will it fit?", plan), el("a", {class: "button", download: name, href: URL.createObjectURL(new Blob([text.value], {type: "application/yaml"}))}, "Download YAML")),
       estimate,
       el("div", {}, el("p", {class: "small quiet"}, "The same on the command line, with the downloaded file"), copyable(`gym train ${name}${overwrite ? " --overwrite" : ""}`))]);
@@ -236,7 +235,7 @@ export async function show(root, parameters, query) {
     const button = action("Start training", async () => {
       const {path} = await post("train/start", {text: text.value, yes: agreed, overwrite});
       localStorage.removeItem(DRAFT);
-      navigate(runLink(path));
+      navigate(`/runs/${pathUrl(path)}`);
     }, {primary: true, confirm: overwrite ? "Delete the finished run, and train anew?" : ""});
     button.querySelector("button").disabled = isBlocked;
     replace(start, button);
