@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,13 @@ def show(page: Page, request: pytest.FixtureRequest) -> Shown:
     return opened
 
 
+def keep(picture: bytes, name: str) -> None:
+    """Write a picture into the folder ``GYM_SHOTS``, for people to look at."""
+    if folder := os.environ.get("GYM_SHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"{name}.png").write_bytes(picture)
+
+
 def test_both_lists_of_screens_are_read() -> None:
     assert {screen.face for screen in screens()} == FACES.keys()
     assert len(screens()) > 20
@@ -47,6 +55,7 @@ def test_a_screen_has_no_colour_and_fits_its_window(screen: Screen, page: Page, 
     show(screen)
     assert page.locator("#main .state.failed").count() == 0, page.inner_text("#main")
     for theme, width, picture in chromium.looks(page):
+        keep(picture, f"{screen.face}-{screen.module}-{theme}-{width}")
         assert chromium.most_colourful(picture) <= chromium.MOST_APART, (theme, width)
         assert chromium.sticks_out(page) == [], (theme, width)
 
