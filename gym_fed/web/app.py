@@ -167,32 +167,29 @@ Measuring = Annotated[Visitor, Depends(measuring)]
 Changing = Annotated[Visitor, Depends(changing)]
 
 
-def _handle_errors(app: FastAPI) -> None:
-    def response_of(error: GymError, status: int | None = None) -> JSONResponse:
-        body = {"code": error.code.value, "message": error.message, "hint": error.hint}
-        return JSONResponse({"error": body}, status or error.code.http_status)
+def _answer(error: GymError, status: int | None = None) -> JSONResponse:
+    body = {"code": error.code.value, "message": error.message, "hint": error.hint}
+    return JSONResponse({"error": body}, status or error.code.http_status)
 
+
+def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(GymError)
     async def refused(request: Request, error: GymError) -> Response:
         if error.code is ErrorCode.INTERNAL:
-            _log.error("%s failed", request.url.path, exc_info=error)
-        return response_of(error)
+            _log.error("%r failed", request.url.path, exc_info=error)
+        return _answer(error)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return response_of(GymError(ErrorCode.USAGE, f"{place}: {first['msg']}"))
+        return _answer(GymError(ErrorCode.USAGE, f"{place}: {first['msg']}"))
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        return response_of(
+        return _answer(
             GymError(ErrorCode.NOT_FOUND, f"{request.url.path}: {error.detail}"), error.status_code
         )
-
-    @app.exception_handler(Exception)
-    async def defect(request: Request, error: Exception) -> Response:
-        return response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
 
 
 class _Guarded:
@@ -206,8 +203,12 @@ class _Guarded:
             await self._app(scope, receive, send)
             return
 
+        begun = False
+
         async def sending(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 headers = {name.encode(): value.encode() for name, value in HEADERS.items()}
                 if scope["path"].startswith("/api/"):
                     headers[b"Cache-Control"] = b"no-store"
@@ -231,7 +232,12 @@ class _Guarded:
             if not declared.isdecimal() or len(declared) > 12 or int(declared) > MAX_BODY_BYTES:
                 raise GymError(ErrorCode.TOO_LARGE, f"the request has more than {MAX_BODY_BYTES} bytes")
         except GymError as error:
-            body = {"code": error.code.value, "message": error.message, "hint": error.hint}
-            await JSONResponse({"error": body}, error.code.http_status)(scope, receive, sending)
+            await _answer(error)(scope, receive, sending)
             return
-        await self._app(scope, receiving, sending)
+        try:
+            await self._app(scope, receiving, sending)
+        except Exception:  # noqa: BLE001 (a handler of the app's own would answer without the headers)
+            _log.exception("%r failed", scope["path"])
+            if not begun:
+                defect = GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace")
+                await _answer(defect)(scope, receive, sending)

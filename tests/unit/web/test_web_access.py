@@ -1,0 +1,320 @@
+"""Who may see and do what: logins, keys, sessions, and the checks on every request of both faces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import APIRouter
+from fastapi.testclient import TestClient
+from starlette.responses import Response
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.web import keys as web_keys
+from gym_fed.web.access import MAX_SESSIONS, Access
+from gym_fed.web.app import HEADERS, MAX_BODY_BYTES, Changing, Face, Looking, Operating, create_app
+from gym_fed.web.events import Feed
+from gym_fed.web.keys import WebKeys
+from gym_fed.web.server import WebServer
+
+HERE = "http://127.0.0.1:7000"
+SECRET = "the-token-of-the-url"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> WebKeys:
+    return WebKeys(tmp_path / "web_keys.json")
+
+
+@pytest.fixture
+def screens(tmp_path: Path) -> Path:
+    folder = tmp_path / "screens"
+    folder.mkdir()
+    (folder / "index.html").write_text("<!doctype html><title>here</title>")
+    (folder / "home.js").write_text("export const title = 'Home';")
+    (tmp_path / "secret.txt").write_text("never served")
+    return folder
+
+
+def routes() -> APIRouter:
+    found = APIRouter()
+
+    @found.get("/look")
+    def look(visitor: Looking) -> dict[str, Any]:
+        return {"visitor": visitor.name}
+
+    @found.get("/operate")
+    def operate(visitor: Operating) -> dict[str, Any]:
+        return {"visitor": visitor.name}
+
+    @found.post("/change")
+    def change(visitor: Changing, body: dict[str, Any]) -> dict[str, Any]:
+        return {"changed": visitor.name}
+
+    @found.get("/defect")
+    def defect(visitor: Looking) -> dict[str, Any]:
+        raise RuntimeError("password=hunter2")
+
+    return found
+
+
+def opened(screens: Path, base: str = HERE, **access: Any) -> TestClient:
+    """A browser in front of a face."""
+    given = Access("gym_test_7000", **{"token": SECRET, **access})
+    face = Face("test", "a <title>", screens, routes(), Feed(lambda last: []))
+    return TestClient(create_app(face, given), base, follow_redirects=False, raise_server_exceptions=False)
+
+
+def csrf(browser: TestClient) -> dict[str, str]:
+    return {"X-CSRF-Token": browser.get("/api/v1/session").json()["csrf"]}
+
+
+def code(response: Any) -> str:
+    return str(response.json()["error"]["code"])
+
+
+def test_the_printed_url_logs_in_and_leaves_no_token_in_the_address(screens: Path) -> None:
+    browser = opened(screens)
+    assert browser.get("/api/v1/look").status_code == 401
+    answer = browser.get(f"/login?token={SECRET}")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert browser.get("/api/v1/look").json() == {"visitor": "token"}
+    cookie = answer.headers["set-cookie"]
+    for flag in ("HttpOnly", "SameSite=strict", "Path=/", "Max-Age="):
+        assert flag in cookie
+    assert "Secure" not in cookie
+    assert SECRET not in cookie
+    assert "Domain" not in cookie
+
+
+def test_a_cookie_under_tls_is_for_tls_alone(screens: Path) -> None:
+    browser = opened(screens, base="https://hub.example.org", token=None, secure=True, keys=None)
+    given = Response()
+    browser.app.state.access.set_cookie(given, "a session")  # type: ignore[attr-defined]
+    assert "; Secure" in given.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("token", ["wrong", "x" * 5000, "\u0000", SECRET + "x", "ü"])
+def test_a_wrong_token_is_refused_and_begins_no_session(token: str, screens: Path) -> None:
+    browser = opened(screens)
+    answer = browser.get("/login", params={"token": token})
+    assert (answer.status_code, code(answer)) == (401, "unauthenticated")
+    assert not browser.cookies
+    assert browser.get("/api/v1/session").json()["visitor"] is None
+
+
+def test_a_key_logs_in_with_its_role_until_it_is_removed(screens: Path, keys: WebKeys) -> None:
+    looks, works = keys.add("vera", "viewer"), keys.add("otto", "operator")
+    assert looks not in keys.path.read_text()
+    assert keys.path.stat().st_mode & 0o777 == 0o600
+    viewer, operator = (opened(screens, keys=keys, token=None) for _ in range(2))
+    assert viewer.post("/api/v1/login", json={"key": looks}).status_code == 200
+    assert operator.post("/api/v1/login", json={"key": works}).status_code == 200
+    assert viewer.get("/api/v1/look").json() == {"visitor": "vera"}
+    assert operator.get("/api/v1/operate").json() == {"visitor": "otto"}
+    assert code(viewer.get("/api/v1/operate")) == "permission-denied"
+    keys.remove("vera")
+    assert viewer.get("/api/v1/look").status_code == 401
+    assert operator.get("/api/v1/look").status_code == 200
+    keys.remove("otto")
+    keys.add("otto", "viewer")
+    assert operator.get("/api/v1/look").status_code == 401, "the session had another role"
+
+
+def test_changing_takes_an_operator_and_the_token_of_the_session(screens: Path, keys: WebKeys) -> None:
+    browser = opened(screens, keys=keys)
+    browser.get(f"/login?token={SECRET}")
+    other = opened(screens)
+    other.get(f"/login?token={SECRET}")
+    right = csrf(browser)
+    for wrong in ({}, {"X-CSRF-Token": ""}, {"X-CSRF-Token": "ü".encode()}, csrf(other)):
+        answer = browser.post("/api/v1/change", json={}, headers=wrong)  # type: ignore[arg-type]
+        assert (answer.status_code, code(answer)) == (403, "permission-denied")
+    assert browser.post("/api/v1/change", json={}, headers=right).json() == {"changed": "token"}
+
+
+def test_a_viewer_changes_nothing(screens: Path, keys: WebKeys) -> None:
+    secret = keys.add("vera", "viewer")
+    for browser in (opened(screens, keys=keys), opened(screens, public=True)):
+        if not browser.app.state.access.public:  # type: ignore[attr-defined]
+            browser.post("/api/v1/login", json={"key": secret})
+        about = browser.get("/api/v1/session").json()
+        assert (about["role"], about["csrf"]) == ("viewer", "")
+        for headers in ({}, {"X-CSRF-Token": ""}):
+            answer = browser.post("/api/v1/change", json={}, headers=headers)
+            assert (answer.status_code, code(answer)) == (403, "permission-denied")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "hub.local:7000", "[", "a" * 300]
+)
+def test_without_keys_another_host_is_refused(host: str, screens: Path) -> None:
+    browser = opened(screens)
+    for path in ("/", "/api/v1/session", f"/login?token={SECRET}", "/static/app.js"):
+        answer = browser.get(path, headers={"Host": host})
+        assert (answer.status_code, code(answer)) == (403, "permission-denied")
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:7001", "http://127.0.0.1", "http://[", ""]
+)
+def test_a_page_of_another_site_is_refused(origin: str, screens: Path) -> None:
+    browser = opened(screens)
+    browser.get(f"/login?token={SECRET}")
+    answer = browser.post("/api/v1/change", json={}, headers={**csrf(browser), "Origin": origin})
+    assert (answer.status_code, code(answer)) == (403, "permission-denied")
+    assert (
+        browser.post("/api/v1/change", json={}, headers={**csrf(browser), "Origin": HERE}).status_code == 200
+    )
+
+
+def test_every_response_has_the_headers_that_keep_scripts_out(screens: Path) -> None:
+    browser = opened(screens)
+    answers = [
+        browser.get("/"),
+        browser.get("/static/app.js"),
+        browser.get("/screens/home.js"),
+        browser.get("/api/v1/look"),
+        browser.get("/api/v1/nothing"),
+        browser.get("/", headers={"Host": "evil.example"}),
+        browser.post("/api/v1/login", json={"other": 1}),
+        browser.request("TRACE", "/api/v1/session"),
+    ]
+    browser.get(f"/login?token={SECRET}")
+    answers.append(browser.get("/api/v1/defect"))
+    assert answers[-1].status_code == 500
+    for answer in answers:
+        for name, value in HEADERS.items():
+            assert answer.headers.get(name) == value, answer.url
+    policy = HEADERS["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answers[3].headers["Cache-Control"] == "no-store"
+
+
+def test_a_defect_tells_the_page_nothing_of_itself(screens: Path) -> None:
+    browser = opened(screens)
+    browser.get(f"/login?token={SECRET}")
+    answer = browser.get("/api/v1/defect")
+    assert (answer.status_code, code(answer)) == (500, "internal")
+    assert "hunter2" not in answer.text
+
+
+def test_a_large_body_is_refused_whatever_it_declares(screens: Path) -> None:
+    browser = opened(screens)
+    browser.get(f"/login?token={SECRET}")
+    headers = {**csrf(browser), "Content-Type": "application/json"}
+    large = b" " * (MAX_BODY_BYTES + 1)
+    assert browser.post("/api/v1/change", content=large, headers=headers).status_code == 413
+    streamed = browser.post("/api/v1/change", content=iter([large[:70000]] * 70), headers=headers)
+    assert streamed.status_code == 413
+    for length in ("-1", "1e9", "9" * 20):
+        answer = browser.post("/api/v1/change", content=b"{}", headers={**headers, "Content-Length": length})
+        assert answer.status_code == 413, length
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../secret.txt",
+        "/screens/../secret.txt",
+        "/screens/..%2fsecret.txt",
+        "/screens/%2e%2e/secret.txt",
+        "/screens//etc/passwd",
+        "/static/%2e%2e%2f%2e%2e%2fpyproject.toml",
+        "/screens/%00",
+        "/static/..\\..\\app.py",
+    ],
+)
+def test_no_path_leaves_the_folders_that_are_served(path: str, screens: Path) -> None:
+    answer = opened(screens).get(path)
+    assert "never served" not in answer.text
+    assert "root:" not in answer.text
+    assert answer.status_code in (400, 404) or answer.text == (screens / "index.html").read_text()
+
+
+def test_unknown_paths_of_the_api_are_not_pages(screens: Path) -> None:
+    browser = opened(screens)
+    for path in ("/api/v1/nothing", "/api/", "/static/nothing.js", "/screens/nothing.js"):
+        answer = browser.get(path)
+        assert (answer.status_code, code(answer)) == (404, "not-found")
+    assert browser.get("/rounds/7").text.startswith("<!doctype html>")
+
+
+def test_many_logins_are_throttled_and_a_wrong_key_costs_no_hash(
+    keys: WebKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = keys.add("otto", "operator")
+    hashed: list[str] = []
+
+    def hashing(given: str, salt: bytes) -> str:
+        hashed.append(given)
+        return "0" * 64
+
+    monkeypatch.setattr(web_keys, "_scrypt", hashing)
+    for number in range(100):
+        assert keys.find(f"gymweb-{number:064x}") is None
+    assert not hashed
+    for _ in range(30):
+        assert keys.find(secret[:20] + "0" * 50) is None
+    with pytest.raises(GymError) as refused:
+        keys.find(secret)
+    assert refused.value.code is ErrorCode.BUSY
+    assert len(hashed) == 30
+
+
+def test_the_key_names_of_other_visitors_and_strange_ones_are_refused(keys: WebKeys) -> None:
+    keys.add("ann", "viewer")
+    for name in ("token", "public", "ann", "", "a b", "<b>", "../x", "x" * 65):
+        with pytest.raises(GymError) as refused:
+            keys.add(name, "viewer")
+        assert refused.value.code is ErrorCode.USAGE
+    with pytest.raises(GymError):
+        keys.add("bob", "root")
+    with pytest.raises(GymError) as missing:
+        keys.remove("bob")
+    assert missing.value.code is ErrorCode.NOT_FOUND
+    keys.path.write_text('{"keys": [{"name": "x"}]}')
+    with pytest.raises(GymError) as broken:
+        keys.all()
+    assert broken.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_logging_out_ends_the_session_alone(screens: Path) -> None:
+    browser, other = opened(screens), None
+    browser.get(f"/login?token={SECRET}")
+    other = TestClient(browser.app, HERE, follow_redirects=False)
+    other.get(f"/login?token={SECRET}")
+    assert browser.post("/api/v1/logout", headers=csrf(browser)).status_code == 200
+    assert browser.get("/api/v1/look").status_code == 401
+    assert other.get("/api/v1/look").status_code == 200
+
+
+def test_sessions_expire_and_their_number_is_bounded(screens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = opened(screens)
+    browser.get(f"/login?token={SECRET}")
+    access: Access = browser.app.state.access  # type: ignore[attr-defined]
+    monkeypatch.setattr("gym_fed.web.access.SESSION_SECONDS", -1)
+    late = TestClient(browser.app, HERE, follow_redirects=False)
+    late.get(f"/login?token={SECRET}")
+    assert late.get("/api/v1/look").status_code == 401
+    for _ in range(MAX_SESSIONS + 5):
+        access.login(SECRET)
+    assert browser.get("/api/v1/look").status_code == 401, "the oldest session ended"
+
+
+def test_an_address_that_others_reach_needs_a_key(screens: Path, keys: WebKeys) -> None:
+    face = Face("test", "here", screens, routes(), Feed(lambda last: []))
+    with pytest.raises(GymError) as refused:
+        WebServer(face, "0.0.0.0:0", keys=keys, add_key="the command that adds one")
+    assert refused.value.code is ErrorCode.USAGE
+    assert "the command that adds one" in str(refused.value.hint)
+    keys.add("otto", "operator")
+    served = WebServer(face, "0.0.0.0:0", keys=keys, add_key="")
+    assert "token" not in served.url
+    with pytest.raises(GymError) as taken:
+        WebServer(face, served.address.removeprefix("http://"), keys=keys, add_key="")
+    assert taken.value.code is ErrorCode.ADDRESS_IN_USE
+    served.stop()
