@@ -117,7 +117,7 @@ def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
     }
     try:
         config, answer["notes"] = read(yaml_text)
-        answer["path"] = _path(workbench, str(config.output_dir))
+        answer["path"] = path_below_runs(workbench, str(config.output_dir))
         answer["taken"] = _taken(workbench, answer["path"])
         answer["missing"] = missing(config)
         answer["leaves"] = leaving(config)
@@ -133,7 +133,7 @@ def started(workbench: Workbench, wanted: _Start) -> dict[str, Any]:
         GymError: For a text that is refused; ``FILE_EXISTS`` where a finished run is; ``STATE_LOCKED``.
     """
     config, _ = read(wanted.text)
-    path = _path(workbench, str(config.output_dir))
+    path = path_below_runs(workbench, str(config.output_dir))
     folder, taken = workbench.runs / path, _taken(workbench, path)
     if taken == "running":
         raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a run is at work there", "choose another output_dir")
@@ -160,7 +160,7 @@ def started(workbench: Workbench, wanted: _Start) -> dict[str, Any]:
     return {"path": path, "job": job.facts(), "command": shlex.join(command)}
 
 
-def _path(workbench: Workbench, output_dir: str) -> str:
+def path_below_runs(workbench: Workbench, output_dir: str) -> str:
     """Where a run will be, below the folder of runs.
 
     Raises:

@@ -6,18 +6,23 @@ import re
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gym_fed.config.llamafactory.files import load_training_config
+from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.tracking import ALWAYS
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config
 from gym_fed.downloads import missing_model
 from gym_fed.downloads.needed import hub_places, models_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.webui.plain import plain, text
+
+_Config = TypeVar("_Config", bound=TrainingConfig)
 
 MAX_CHARACTERS = 200_000
 _MAX_PROBLEMS = 100
@@ -31,10 +36,20 @@ _one_at_a_time = threading.Lock()
 
 
 def read(yaml_text: str) -> tuple[TrainingConfig, list[str]]:
-    """The config of a text, and notes on words of other platforms and old names.
+    """The config of a text, and notes on words of other platforms and old names; see ``read_with``."""
+    return read_with(yaml_text, load_training_config)
+
+
+def read_search(yaml_text: str) -> tuple[SearchConfig, list[str]]:
+    """The config of a search, as `gym tune` reads it, and notes on old names; see ``read_with``."""
+    return read_with(yaml_text, lambda file: (load_config(file, SearchConfig), []))
+
+
+def read_with(yaml_text: str, load: Callable[[Path], tuple[_Config, list[str]]]) -> tuple[_Config, list[str]]:
+    """What ``load`` makes of a file with this text, and its notes.
 
     Raises:
-        GymError: As ``load_training_config``; places name ``config.yaml``.
+        GymError: As ``load``; places name ``config.yaml``.
     """
     if len(yaml_text) > MAX_CHARACTERS:
         raise GymError(ErrorCode.TOO_LARGE, f"{_SOURCE}: more than {MAX_CHARACTERS} characters")
@@ -44,7 +59,7 @@ def read(yaml_text: str) -> tuple[TrainingConfig, list[str]]:
         try:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                config, notes = load_training_config(file)
+                config, notes = load(file)
         except GymError as error:
             raise GymError(error.code, _named(error.message, folder), _named(error.hint, folder)) from error
     return config, [_named(text(note), folder) for note in (*notes, *(one.message for one in said))]

@@ -45,7 +45,7 @@ def form() -> dict[str, Any]:
     groups = []
     for part in _parts():
         own = [key for key in inspect.get_annotations(part) if key in schema["properties"]]
-        fields = [field for key in own for field in _fields(key, schema["properties"][key], definitions)]
+        fields = [field for key in own for field in fields_of(key, schema["properties"][key], definitions)]
         if fields:
             groups.append({"title": _TITLES[part.__name__], "fields": fields})
     return {
@@ -61,7 +61,7 @@ def _parts() -> list[type]:
     return [part for part in TrainingConfig.__mro__ if part.__name__ in _TITLES]
 
 
-def _fields(key: str, property: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
+def fields_of(key: str, property: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
     """The field of a key, or those of its section."""
     section = next((one for one in _forms(property) if "$ref" in one), None)
     if section is None:

@@ -1,0 +1,47 @@
+// A text of YAML with line numbers and the problems of a check beside them, which is run while one types.
+import {el, leave, replace, state} from "/static/app.js";
+
+// editor({label, value, readonly, check}) -> {node, problems, text(), set(value)}; check(text) gives {problems, notes}.
+export function editor({label, value, readonly = false, check}) {
+  const gutter = el("div", {class: "gutter", "aria-hidden": "true"});
+  const problems = el("div", {id: "problems", class: "problems", role: "status", "aria-live": "polite"});
+  const area = el("textarea", {class: "code", id: "yaml", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", rows: 24, readonly, "aria-label": label, "aria-describedby": "problems", oninput: () => changed(), onscroll: () => { gutter.scrollTop = area.scrollTop; }});
+  let timer = 0, turn = 0;
+  leave(() => { clearTimeout(timer); turn = -1; });
+
+  function lines(found) {
+    const bad = new Set(found.map((one) => one.line));
+    replace(gutter, area.value.split("\n").map((_, at) => el("span", {class: bad.has(at + 1) ? "bad" : ""}, String(at + 1))));
+    gutter.scrollTop = area.scrollTop;
+  }
+
+  function changed(wait = 250) {
+    lines([]);
+    clearTimeout(timer);
+    timer = setTimeout(run, wait);
+  }
+
+  async function run() {
+    const mine = ++turn;
+    let found;
+    try { found = await check(area.value); } catch (error) { if (mine === turn) replace(problems, el("p", {class: "problem"}, error.message)); return; }
+    if (mine !== turn || !found) return;
+    area.setAttribute("aria-invalid", found.problems.length ? "true" : "false");
+    lines(found.problems);
+    replace(problems, el("p", {}, found.problems.length ? state("struck", found.problems.length === 1 ? "One problem" : `${found.problems.length} problems`) : state("filled", "Valid")),
+      found.problems.length > 0 && el("ul", {class: "problem-list"}, found.problems.map((one) => el("li", {},
+        one.line ? el("button", {type: "button", class: "place", onclick: () => goTo(one.line, one.column), "aria-label": `Go to line ${one.line}, column ${one.column}`}, `${one.line}:${one.column}`) : el("span"),
+        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, ` ${one.hint}.`))))),
+      found.notes.map((note) => el("p", {class: "small quiet"}, `Note: ${note}`)));
+  }
+
+  function goTo(line, column) {
+    const start = area.value.split("\n").slice(0, line - 1).reduce((sum, one) => sum + one.length + 1, 0) + column - 1;
+    area.focus();
+    area.setSelectionRange(start, start + 1);
+  }
+
+  area.value = value;
+  changed(0);
+  return {node: el("div", {class: "editor"}, gutter, area), problems, text: () => area.value, set(text) { area.value = text; changed(0); }};
+}

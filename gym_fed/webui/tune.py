@@ -1,0 +1,222 @@
+"""The screen ``tune``: searches below the folder of runs with their trials, and the text that starts one.
+
+The YAML is the truth, as for ``train``; ``search.yaml`` in a search's folder is what resumes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.search import SearchSettings
+from gym_fed.config.yaml.strict import parse_config
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.training.run.folder_lock import is_held
+from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.jobs import Job
+from gym_fed.webui.plain import plain
+from gym_fed.webui.train import CONFIGS_NAME, path_below_runs
+from gym_fed.webui.train_check import MAX_CHARACTERS, problems_of, read_search
+from gym_fed.webui.train_form import fields_of, form
+from gym_fed.webui.workbench import MAX_ROWS, Workbench
+
+SEARCH_NAME = "search.yaml"
+MAX_TRIALS = 2000
+_MAX_FILE_BYTES = 16 * 2**20
+_MAX_DEPTH = 4
+
+PathParameter = Annotated[str, Query(min_length=1, max_length=500)]
+
+
+class _SearchText(StrictModel):
+    text: str = Field(max_length=MAX_CHARACTERS)
+
+
+class _Path(StrictModel):
+    path: str = Field(min_length=1, max_length=500)
+
+
+def routes(workbench: Workbench) -> APIRouter:
+    """``tune`` and what is below it."""
+    found = APIRouter(prefix="/tune")
+
+    @found.get("")
+    def listed(visitor: Looking) -> dict[str, Any]:
+        folders = sorted(_searches(workbench.runs), key=lambda path: path.stat().st_mtime, reverse=True)
+        rows = [_brief(workbench, folder) for folder in folders[:MAX_ROWS]]
+        return {"runs": str(workbench.runs), "searches": rows, "total": len(folders)}
+
+    @found.get("/form")
+    def fields(visitor: Looking) -> dict[str, Any]:
+        schema = SearchSettings.model_json_schema()
+        settings = {key: value for key, value in schema["properties"].items() if key != "parameters"}
+        keys = [field for group in form()["groups"] for field in group["fields"] if field["kind"] != "yaml"]
+        return {
+            "keys": [{"key": field["key"], "kind": field["kind"]} for field in keys],
+            "settings": [
+                field for key, value in settings.items() for field in fields_of(key, value, schema["$defs"])
+            ],
+        }
+
+    @found.get("/search")
+    def search(visitor: Looking, path: PathParameter) -> dict[str, Any]:
+        folder = _folder(workbench, path)
+        trials = _trials(folder)
+        return {
+            **_brief(workbench, folder),
+            "trials": trials[-MAX_TRIALS:],
+            "unfinished": _unfinished(folder, trials),
+            "best_text": _text(folder / "best.yaml")[:MAX_CHARACTERS],
+            "text": _text(folder / SEARCH_NAME)[:MAX_CHARACTERS],
+        }
+
+    @found.post("/check")
+    def check(wanted: _SearchText, visitor: Changing) -> dict[str, Any]:
+        try:
+            config, notes = read_search(wanted.text)
+            path = path_below_runs(workbench, str(config.output_dir))
+        except GymError as error:
+            return {"problems": problems_of(error, wanted.text), "notes": [], "search": _given(wanted.text)}
+        return {
+            "problems": [],
+            "notes": notes,
+            "search": _given(wanted.text),
+            "path": path,
+            "exists": (workbench.runs / path / SEARCH_NAME).exists(),
+        }
+
+    @found.post("/start")
+    def start(wanted: _SearchText, visitor: Changing) -> dict[str, Any]:
+        config, _ = read_search(wanted.text)
+        path = path_below_runs(workbench, str(config.output_dir))
+        name = re.sub(r"[^\w.-]+", "-", path.rpartition("/")[2]) or "search"
+        file = workbench.runs / CONFIGS_NAME / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}.yaml"
+        write_atomically(file, wanted.text.encode("utf-8", "replace"))
+        return _started(workbench, path, file)
+
+    @found.post("/resume")
+    def resume(wanted: _Path, visitor: Changing) -> dict[str, Any]:
+        folder = _folder(workbench, wanted.path)
+        path = folder.relative_to(workbench.runs).as_posix()
+        return _started(workbench, path, folder / SEARCH_NAME)
+
+    return found
+
+
+def _started(workbench: Workbench, path: str, file: Path) -> dict[str, Any]:
+    """Start `gym tune` on a file.
+
+    Raises:
+        GymError: ``STATE_LOCKED`` while the search runs.
+    """
+    folder = workbench.runs / path
+    if is_held(folder) or _job(workbench, folder, running=True) is not None:
+        raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a search is at work there", "stop it first")
+    shown = file.relative_to(workbench.folder) if file.is_relative_to(workbench.folder) else file
+    job = workbench.jobs.start(["gym", "tune", str(shown)], title=f"tune {path}", folder=folder)
+    return {"path": path, "job": job.facts()}
+
+
+def _searches(runs: Path) -> Iterator[Path]:
+    """Folders of searches below that of runs; what lies below a search are its trials."""
+    for place, folders, files in os.walk(runs):
+        if SEARCH_NAME in files:
+            yield Path(place)
+            folders.clear()
+        elif len(Path(place).relative_to(runs).parts) >= _MAX_DEPTH:
+            folders.clear()
+        folders[:] = [name for name in folders if name[0] != "."]
+
+
+def _brief(workbench: Workbench, folder: Path) -> dict[str, Any]:
+    trials, settings = _trials(folder), _given(_text(folder / SEARCH_NAME))
+    running = _job(workbench, folder, running=True)
+    last = running or _job(workbench, folder, running=False)
+    direction = settings.get("direction", "minimize")
+    complete = [
+        trial for trial in trials if trial["state"] == "complete" and isinstance(trial["value"], float)
+    ]
+    choose = min if direction == "minimize" else max
+    best = choose(complete, key=lambda trial: trial["value"], default=None)
+    return {
+        "path": folder.relative_to(workbench.runs).as_posix(),
+        "metric": settings.get("metric", "eval_loss"),
+        "direction": direction,
+        "wanted": settings.get("num_trials", SearchSettings.model_fields["num_trials"].default),
+        "parameters": settings.get("parameters", {}),
+        "ended": len(trials),
+        "complete": len(complete),
+        "best": best,
+        "is_running": bool(is_held(folder)) or running is not None,
+        "job": None if last is None else last.facts(),
+        "changed": folder.stat().st_mtime,
+    }
+
+
+def _job(workbench: Workbench, folder: Path, *, running: bool) -> Job | None:
+    """The newest job of a search."""
+    for job in workbench.jobs.list():
+        if job.folder == str(folder) and (job.status == "running" or not running):
+            return job
+    return None
+
+
+def _folder(workbench: Workbench, path: str) -> Path:
+    """The folder of a search.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED``; ``NOT_FOUND``.
+    """
+    folder = workbench.inside(path, root=workbench.runs)
+    if not (folder / SEARCH_NAME).is_file():
+        raise GymError(ErrorCode.NOT_FOUND, f"no search in {path!r}", "choose one of the list")
+    return folder
+
+
+def _trials(folder: Path) -> list[dict[str, Any]]:
+    """Trials that ended, as ``trials.json`` has them; none for a file that is not one of trials."""
+    try:
+        values = json.loads(_text(folder / "trials.json") or "[]")
+        return [plain({key: trial[key] for key in _OF_TRIAL}) for trial in values]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+_OF_TRIAL = ("number", "parameters", "state", "value", "folder", "why")
+
+
+def _unfinished(folder: Path, trials: list[dict[str, Any]]) -> list[str]:
+    """Folders of trials that run, or were interrupted and are run again first."""
+    ended = {trial["folder"] for trial in trials}
+    try:
+        names = sorted(os.listdir(folder / "trials"))
+    except OSError:
+        return []
+    return [name for name in names if name not in ended][:20]
+
+
+def _given(yaml_text: str) -> dict[str, Any]:
+    """The section ``search`` as it is written; empty where it cannot be read."""
+    try:
+        section = parse_config(Path(SEARCH_NAME), yaml_text)[0].get("search")
+    except GymError:
+        return {}
+    return dict(plain(section)) if isinstance(section, dict) else {}
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
