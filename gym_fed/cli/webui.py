@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from gym_fed.web.keys import WebKeys
 
 
-class _ServesByDefault(DefaultCommandGroup):
+class _OpensByDefault(DefaultCommandGroup):
     default_command = "serve"
     runs_without_words = True
 
 
-app = typer.Typer(cls=_ServesByDefault, help="Train, watch and try models in a browser.")
+app = typer.Typer(cls=_OpensByDefault, help="Train, watch and try models in a browser.")
 keys_app = typer.Typer(
     help="Add, list and remove the keys of those who log in from other machines.", no_args_is_help=True
 )

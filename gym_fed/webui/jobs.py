@@ -44,7 +44,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
-class Job:
+class WebJob:
     """A command that was started from a page.
 
     Attributes:
@@ -99,7 +99,7 @@ class Jobs:
         title: str,
         folder: Path | str | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> Job:
+    ) -> WebJob:
         """Start a command of ours, which outlives this process.
 
         Args:
@@ -136,7 +136,7 @@ class Jobs:
         )
         assert process.stdin is not None
         with process.stdin:
-            job = Job(
+            job = WebJob(
                 id=id,
                 title=title,
                 command=list(command),
@@ -150,7 +150,7 @@ class Jobs:
             self._children.append(process)
         return job
 
-    def list(self) -> list[Job]:
+    def list(self) -> list[WebJob]:
         """The newest ``MAX_LISTED`` jobs, the newest first."""
         if not self.folder.is_dir():
             return []
@@ -163,7 +163,7 @@ class Jobs:
                 continue
         return found
 
-    def get(self, id: str) -> Job:
+    def get(self, id: str) -> WebJob:
         """One job.
 
         Raises:
@@ -171,7 +171,7 @@ class Jobs:
         """
         place = self._place(id)
         try:
-            begun = Job(**read_object(place / "job.json", ErrorCode.STATE_CORRUPT))
+            begun = WebJob(**read_object(place / "job.json", ErrorCode.STATE_CORRUPT))
         except FileNotFoundError as error:
             raise GymError(ErrorCode.NOT_FOUND, f"there is no job {id}") from error
         except TypeError as error:
@@ -184,7 +184,7 @@ class Jobs:
             return job if is_running else replace(job, status="killed")
         return replace(job, status="ended", exit_code=ended.get("exit_code"), ended_at=ended.get("ended_at"))
 
-    def stop(self, id: str) -> Job:
+    def stop(self, id: str) -> WebJob:
         """Interrupt a job as Ctrl-C does, so that a run leaves a checkpoint; the second time end it, the third kill it.
 
         Raises:
@@ -237,7 +237,7 @@ class Jobs:
         except (OSError, GymError, KeyError, TypeError, ValueError):
             return 0
 
-    def _is_running(self, job: Job) -> bool:
+    def _is_running(self, job: WebJob) -> bool:
         with self._lock:  # what has ended is a zombie until its parent, which may be this process, has looked
             self._children = [child for child in self._children if child.poll() is None]
         try:

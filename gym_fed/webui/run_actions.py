@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import psutil
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
 from gym_fed.training.run.summary import read_config, read_json
-from gym_fed.webui.jobs import Job, Jobs
+from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import text
 from gym_fed.webui.run_detail import job_of
+
+_ENDING_SECONDS = 10.0
 
 
 def stop_run(folder: Path, jobs: Jobs) -> dict[str, Any]:
@@ -45,13 +48,13 @@ def stop_run(folder: Path, jobs: Jobs) -> dict[str, Any]:
     return {"job": None, "pid": process.pid}
 
 
-def resume_run(folder: Path, path: str, jobs: Jobs, working_folder: Path) -> Job:
+def resume_run(folder: Path, path: str, jobs: Jobs, working_folder: Path) -> WebJob:
     """Continue a run that was stopped, as a job.
 
     Raises:
         GymError: ``STATE_LOCKED`` while it runs; ``FILE_EXISTS`` when it is finished.
     """
-    if is_held(folder) or job_of(folder, [job for job in jobs.list() if job.status == "running"]):
+    if is_held(folder) or not _has_ended(folder, jobs):
         raise GymError(ErrorCode.STATE_LOCKED, f"{text(path)}: runs already", "watch it, or stop it first")
     if (folder / "result.json").exists():
         raise GymError(
@@ -59,6 +62,16 @@ def resume_run(folder: Path, path: str, jobs: Jobs, working_folder: Path) -> Job
         )
     command = resume_command(folder, working_folder)
     return jobs.start(command, title=f"train {text(path)}", folder=folder)
+
+
+def _has_ended(folder: Path, jobs: Jobs) -> bool:
+    """Whether no job works on a run; one that has just let go of the folder has some seconds to end."""
+    until = time.monotonic() + _ENDING_SECONDS
+    while job_of(folder, [job for job in jobs.list() if job.status == "running"]) is not None:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def resume_command(folder: Path, working_folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from gym_fed.errors import GymError
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.summary import read_config, read_json
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values
-from gym_fed.webui.jobs import Job
+from gym_fed.webui.jobs import WebJob
 from gym_fed.webui.plain import plain, text
 
 MAX_MARKS = 200
@@ -77,9 +77,18 @@ def marks_of(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda mark: (type(mark["step"]) is not int, mark["step"]))[-MAX_MARKS:]
 
 
-def job_of(folder: Path, jobs: list[Job]) -> Job | None:
+def job_of(folder: Path, jobs: list[WebJob]) -> WebJob | None:
     """The newest job that works on a run."""
     return next((job for job in jobs if job.folder == str(folder)), None)
+
+
+def status_of(line: dict[str, Any], job: WebJob | None) -> str:
+    """A run's status, with what its job is about to do: it takes seconds to load a model, and to save a checkpoint."""
+    if job is None or job.status != "running" or line["status"] not in ("unfinished", "running"):
+        return str(line["status"])
+    if job.stops:
+        return "stopping"
+    return "starting" if line["status"] == "unfinished" else "running"
 
 
 def _read(file: Path) -> Any:

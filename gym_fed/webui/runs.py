@@ -13,7 +13,7 @@ from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.curves import CurvesOfRuns
 from gym_fed.webui.plain import text
 from gym_fed.webui.run_actions import resume_command, resume_run, stop_run
-from gym_fed.webui.run_detail import detail, job_of, series_of
+from gym_fed.webui.run_detail import detail, job_of, series_of, status_of
 from gym_fed.webui.run_list import RunList
 from gym_fed.webui.watch import RunWatch
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
@@ -45,11 +45,10 @@ def routes(workbench: Workbench) -> APIRouter:
             for line in every.lines()
             if all(word in f"{line['path']} {line['algorithm']} {line['model']}".lower() for word in words)
         ]
-        known = {line["path"] for line in lines}
         waiting = [
             {**job.facts(), "path": path}
             for job in jobs.list()
-            if (path := _below(workbench, job.folder)) and path not in known
+            if (path := _below(workbench, job.folder)) and not (workbench.runs / path / "run.json").exists()
         ]
         return {
             "root": text(workbench.runs),
@@ -77,6 +76,7 @@ def routes(workbench: Workbench) -> APIRouter:
         if since is None:
             about = detail(folder, path, every.line(folder), curves)
             about["job"] = None if job is None else job.facts()
+            about["status"] = status_of(about, job)
             about["command"] = (
                 shlex.join(resume_command(folder, workbench.folder)) if not about["why"] else ""
             )

@@ -33,25 +33,25 @@ CONFIGS_NAME = ".configs"
 Yaml = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
-class _Text(StrictModel):
+class _YamlText(StrictModel):
     text: Yaml
 
 
-class _Edit(StrictModel):
+class _FormEdit(StrictModel):
     text: Yaml
     key: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$", max_length=120)
     value: StrictBool | StrictInt | StrictFloat | StrictStr | None = None
     """None takes the key out, so that its default holds."""
 
 
-class _Start(StrictModel):
+class _StartRequest(StrictModel):
     text: Yaml
     yes: bool = False
     """Whether the person agreed to the download that was offered."""
     overwrite: bool = False
 
 
-class _Name(StrictModel):
+class _ModelName(StrictModel):
     name: str = Field(max_length=200)
 
 
@@ -81,24 +81,24 @@ def routes(workbench: Workbench) -> APIRouter:
         return form()
 
     @found.post("/edit")
-    def edit(wanted: _Edit, visitor: Changing) -> dict[str, Any]:
+    def edit(wanted: _FormEdit, visitor: Changing) -> dict[str, Any]:
         return {"text": with_value(wanted.text, tuple(wanted.key.split(".")), wanted.value)}
 
     @found.post("/check")
-    def check(wanted: _Text, visitor: Changing) -> dict[str, Any]:
+    def check(wanted: _YamlText, visitor: Changing) -> dict[str, Any]:
         return checked(workbench, wanted.text)
 
     @found.post("/plan")
-    def plan(wanted: _Text, visitor: Changing) -> dict[str, Any]:
+    def plan(wanted: _YamlText, visitor: Changing) -> dict[str, Any]:
         return planner.plan(wanted.text)
 
     @found.post("/offer")
-    def offer(wanted: _Name, visitor: Changing) -> dict[str, Any]:
+    def offer(wanted: _ModelName, visitor: Changing) -> dict[str, Any]:
         made = offer_model(wanted.name)
         return {"name": text(made.name), "describe": text(made.describe()), "bytes": made.missing_bytes}
 
     @found.post("/start")
-    def start(wanted: _Start, visitor: Changing) -> dict[str, Any]:
+    def start(wanted: _StartRequest, visitor: Changing) -> dict[str, Any]:
         return started(workbench, wanted)
 
     return found
@@ -126,7 +126,7 @@ def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
     return answer
 
 
-def started(workbench: Workbench, wanted: _Start) -> dict[str, Any]:
+def started(workbench: Workbench, wanted: _StartRequest) -> dict[str, Any]:
     """Write the YAML and start the run: ``{path, job}``.
 
     Raises:

@@ -30,7 +30,7 @@ _PLACE = re.compile(r"(\d+):(\d+): (?:([\w.-]+): )?(.*)", re.DOTALL)
 _SOURCE = "config.yaml"
 """How messages name the text."""
 _REMOTE_KEYS = ("base_url", "url", "endpoint")
-"""Of a grader that asks a server."""
+"""Of a grader that calls a server."""
 _one_at_a_time = threading.Lock()
 """What notes are collected in is one for the whole process."""
 

@@ -1,6 +1,6 @@
 """Live news of runs: one thread looks at the files of the runs that open pages show, and publishes what was added.
 
-Without an open page it sleeps, and it looks at nothing that no page has asked for lately.
+Without an open page it sleeps, and it looks at nothing that no page has requested lately.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from gym_fed.errors import GymError
 from gym_fed.web.events import Event, Feed
 from gym_fed.webui.curves import CurvesOfRuns, last_values
-from gym_fed.webui.jobs import Jobs
+from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import text
-from gym_fed.webui.run_detail import job_of, marks_of, series_of
+from gym_fed.webui.run_detail import job_of, marks_of, series_of, status_of
 from gym_fed.webui.run_list import RunList
 
 INTEREST_SECONDS = 600.0
-"""A page that shows runs asks again before this has passed."""
+"""A page that shows runs requests them again before this has passed."""
 _LOOK_SECONDS = 1.0
 _MAX_WATCHED = 64
 _LIST = ""
@@ -89,8 +89,7 @@ class RunWatch:
             if path == _LIST:
                 self._publish_list()
                 continue
-            found = job_of(self._root / path, jobs)
-            self._publish_run(path, None if found is None else found.status)
+            self._publish_run(path, job_of(self._root / path, jobs))
 
     def _publish_list(self) -> None:
         lines = {line["path"]: line for line in self._runs.lines()}
@@ -103,13 +102,14 @@ class RunWatch:
         if changed or gone:
             self._feed.publish(Event("runs", {"changed": changed[:100], "gone": gone[:100]}))
 
-    def _publish_run(self, path: str, job_status: str | None) -> None:
+    def _publish_run(self, path: str, job: WebJob | None) -> None:
         folder = self._root / path
         if not (folder / "run.json").is_file():
             return
         curves = self._curves.of(folder)
         line = self._runs.line(folder)
-        now = (curves.version, curves.restarts, line["status"], job_status)
+        status = status_of(line, job)
+        now = (curves.version, curves.restarts, status)
         before = self._seen.get(path)
         self._seen[path] = (now, curves.last_step)
         if before is None or before[0] == now:
@@ -118,7 +118,7 @@ class RunWatch:
         news = {
             "path": text(path),
             "since": since,
-            "status": line["status"],
+            "status": status,
             "steps": line["steps"],
             "figures": {**line["figures"], **last_values(curves.series)},
             "marks": marks_of(folder),

@@ -63,7 +63,11 @@ SLOW = (
     "variants.md",
 )
 """Pages whose commands, trained or waited for, are tried by `make test-all` only."""
-SERVERS = {"gym-server run": "listens on", "gym api serving.yaml": "from openai import"}
+SERVERS = {
+    "gym-server run": "listens on",
+    "gym api serving.yaml": "from openai import",
+    "gym webui --port": "/login?token=",
+}
 """Commands that stay, and what each prints once it answers."""
 PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page)]
 

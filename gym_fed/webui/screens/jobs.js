@@ -7,7 +7,7 @@ const SHAPES = {running: "half", ended: "filled", killed: "struck"};
 
 // A job's status by shape and word; an exit code that is not 0 is said.
 export function jobState(job) {
-  if (job.status === "ended" && job.exit_code !== 0) return state("struck", job.exit_code < 0 ? `signal ${-job.exit_code}` : job.exit_code === 13 ? "stopped" : `failed, code ${job.exit_code}`);
+  if (job.status === "ended" && job.exit_code !== 0) return state("struck", job.exit_code < 0 ? `signal ${-job.exit_code}` : job.exit_code === 130 ? "stopped" : `failed, code ${job.exit_code}`);
   return state(SHAPES[job.status] || "hollow", job.status);
 }
 
@@ -22,7 +22,7 @@ export function stopButton(job, after = () => {}) {
 // A job's command, status and output, live; `after(job)` is called when it has ended.
 export function jobPanel(id, {after = () => {}} = {}) {
   const head = el("div", {class: "spread"}), text = el("pre", {class: "output", tabindex: "0", role: "log", "aria-label": "Output"}), root = el("div", {class: "job"}, head, text);
-  let offset = -32768, timer = null, ended = false, gone = false;
+  let offset = -32768, timer = null, ended = false, gone = false, wasShown = false;
   const show = (job) => {
     const took = (job.ended_at || Date.now() / 1000) - job.started_at;
     replace(head, el("span", {class: "row"}, jobState(job), el("span", {class: "quiet"}, job.ended_at || job.status === "running" ? duration(took) : "")),
@@ -30,6 +30,8 @@ export function jobPanel(id, {after = () => {}} = {}) {
     if (job.status !== "running" && !ended) { ended = true; after(job); }
   };
   const look = async () => {
+    if (wasShown && !root.isConnected) gone = true;
+    wasShown = root.isConnected;
     if (gone) return;
     try {
       const job = await api(`jobs/${id}`);

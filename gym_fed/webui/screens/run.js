@@ -86,9 +86,9 @@ export async function show(root, {path}, query) {
   }
 
   function drawTop() {
-    const {figures} = run, total = run.total_steps, isRunning = run.status.startsWith("running");
+    const {figures} = run, total = run.total_steps, isRunning = ["running", "running?", "starting", "stopping"].includes(run.status);
     replace(state, runState(run.status));
-    replace(buttons, mayChange() && isRunning && action("Stop", stop), mayChange() && run.status === "unfinished" && action("Resume", resume, {primary: true}),
+    replace(buttons, mayChange() && isRunning && action(run.status === "stopping" ? "End now" : "Stop", stop, {confirm: run.status === "stopping" ? "End it now? What it has not saved is lost." : ""}), mayChange() && run.status === "unfinished" && action("Resume", resume, {primary: true}),
       run.is_saved && run.status === "finished" && el("a", {class: "button", href: `/play?model=${encodeURIComponent(run.folder)}`}, "Try it"));
     const speed = figures["performance/tokens_per_second"], memory = Math.max(...Object.entries(figures).filter(([key]) => /^performance\/peak_.*bytes$/.test(key)).map(([, one]) => one), 0);
     const left = isRunning && total && figures["performance/seconds"] && run.series.loss?.length > 1 ? timeLeft(total) : "";
@@ -108,7 +108,7 @@ export async function show(root, {path}, query) {
     return every > 0 ? `${duration(((total - run.steps) / every) * run.figures["performance/seconds"])} left` : "";
   }
 
-  async function stop() { await post(`${runLink(path).slice(1)}/stop`); say("It stops after this step, with a checkpoint."); }
+  async function stop() { await post(`${runLink(path).slice(1)}/stop`); say("It stops after this step, with a checkpoint."); setTimeout(load, 300); }
   async function resume() { await post(`${runLink(path).slice(1)}/resume`); say("Resuming from the last checkpoint."); jobShown = ""; setTimeout(load, 1000); }
 
   function drawControls() {

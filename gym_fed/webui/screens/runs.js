@@ -5,7 +5,7 @@ import {jobState} from "/screens/jobs.js";
 
 export const title = "Runs";
 
-const SHAPES = {finished: "filled", running: "half", "running?": "half", unfinished: "hollow", unreadable: "struck", waiting: "half"};
+const SHAPES = {finished: "filled", running: "half", "running?": "half", unfinished: "hollow", unreadable: "struck", waiting: "half", starting: "half", stopping: "half"};
 export const runState = (status) => state(SHAPES[status] || "hollow", status === "unfinished" ? "stopped" : status);
 export const runLink = (path) => `/runs/${pathUrl(path)}`;
 const MOST_COMPARED = 6;

@@ -161,7 +161,7 @@ export async function show(root, parameters, query) {
 
   function row(field) {
     const id = `key-${field.key.replaceAll(".", "-")}`;
-    return el("div", {class: "field key"}, el("label", {for: id}, field.key), input(field, id), field.help && el("p", {class: "help"}, field.help));
+    return el("div", {class: "field key"}, el("label", {for: id}, field.key), input(field, id), field.help && el("p", {class: "help"}, marked(field.help)));
   }
 
   // A section of another algorithm or tuning method is not shown, unless it is looked for.
@@ -199,7 +199,7 @@ export async function show(root, parameters, query) {
     const nodes = [];
     let section = "";
     for (const field of own) {
-      if (field.section && field.section !== section) nodes.push(el("h3", {class: "section-name"}, field.section), field.section_help && el("p", {class: "help small quiet"}, field.section_help));
+      if (field.section && field.section !== section) nodes.push(el("h3", {class: "section-name"}, field.section), field.section_help && el("p", {class: "help small quiet"}, marked(field.section_help)));
       section = field.section || "";
       nodes.push(row(field));
     }
@@ -215,7 +215,7 @@ export async function show(root, parameters, query) {
     const isValid = !checked.problems.length;
     if (estimated !== text.value) replace(estimate);
     const {taken, path, missing, leaves} = checked;
-    const name = `${(path || "my-run").split("/").pop()}.yaml`;
+    const name = `${(path || "my-run").split("/").pop().replace(/[^\w.-]+/g, "-")}.yaml`;
     replace(actions, !isValid ? null : [
       el("div", {}, el("h3", {}, "What leaves this machine"), leaves.length ? el("ul", {}, leaves.map((line) => el("li", {}, line))) : el("p", {}, "Nothing.")),
       missing.length > 0 && download(missing),
@@ -272,3 +272,6 @@ export async function show(root, parameters, query) {
   const draft = localStorage.getItem(DRAFT);
   if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); } else { text.value = draft || FIRST; drawGutter([]); await check(); }
 }
+
+// Text of a docstring: what stands between two backticks is code.
+const marked = (help) => help.replaceAll("``", "`").split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));

@@ -16,7 +16,7 @@ import pytest
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.webui import jobs as jobs_module
-from gym_fed.webui.jobs import MAX_OUTPUT_BYTES, Job, Jobs
+from gym_fed.webui.jobs import MAX_OUTPUT_BYTES, Jobs, WebJob
 
 _SLEEPER = """
 import signal, sys, time
@@ -36,7 +36,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(tmp_path / "jobs", tmp_path)
 
 
-def wait(jobs: Jobs, job: Job, until: Callable[[Job], bool], seconds: float = 30.0) -> Job:
+def wait(jobs: Jobs, job: WebJob, until: Callable[[WebJob], bool], seconds: float = 30.0) -> WebJob:
     """The job, once it is so."""
     end = time.monotonic() + seconds
     while not until(found := jobs.get(job.id)):
@@ -45,7 +45,7 @@ def wait(jobs: Jobs, job: Job, until: Callable[[Job], bool], seconds: float = 30
     return found
 
 
-def wait_output(jobs: Jobs, job: Job, text: str) -> None:
+def wait_output(jobs: Jobs, job: WebJob, text: str) -> None:
     wait(jobs, job, lambda found: text in jobs.output(found.id)["text"])
 
 

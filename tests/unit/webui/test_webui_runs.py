@@ -1,0 +1,217 @@
+"""The screens ``runs`` and ``run``: what the API gives of a folder of runs, whatever lies in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from starlette.testclient import TestClient
+
+from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.web.events import Event, Feed
+from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns
+from gym_fed.webui.jobs import Jobs
+from gym_fed.webui.run_list import RunList
+from gym_fed.webui.watch import RunWatch
+from tests.support.webui_client import webui_client
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def make_run(folder: Path, *, steps: int = 5, finished: bool = False, **config: Any) -> Path:
+    """A run's files as `gym train` writes them."""
+    folder.mkdir(parents=True)
+    settings = {
+        "algorithm": "sft",
+        "model": "gym-nano",
+        "output_dir": str(folder),
+        "learning_rate": 0.001,
+        **config,
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "run.json").write_text(json.dumps({"num_processes": 1}))
+    lines = [{"step": step, "loss": 1 / step} for step in range(1, steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if finished:
+        (folder / "result.json").write_text(json.dumps({"steps": steps, "final_loss": 0.1}))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    make_run(tmp_path / "runs" / "a", finished=True)
+    make_run(tmp_path / "runs" / "group" / HOSTILE, model=HOSTILE, lora={"r": 8})
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def client(runs: Path) -> TestClient:
+    return webui_client(runs.parent)
+
+
+def get(client: TestClient, path: str, status: int = 200, **query: Any) -> Any:
+    response = client.get(f"/api/v1/{path}", params=query)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def test_the_list_has_status_figures_and_a_line_of_each_run(client: TestClient, runs: Path) -> None:
+    lock = FolderLock(runs / "group" / HOSTILE)
+    found = {run["path"]: run for run in get(client, "runs")["runs"]}
+    assert {path: run["status"] for path, run in found.items()} == {
+        "a": "finished",
+        f"group/{HOSTILE}": "running",
+    }
+    assert found["a"]["spark"] == [1 / step for step in range(1, 6)]
+    assert found[f"group/{HOSTILE}"]["model"] == HOSTILE
+    lock.release()
+    assert {run["status"] for run in get(client, "runs")["runs"]} == {"finished", "unfinished"}
+
+
+def test_a_search_takes_words_of_name_algorithm_and_model(client: TestClient) -> None:
+    assert get(client, "runs", search="gym-nano")["total"] == 1
+    assert get(client, "runs", search="GROUP sft")["total"] == 1
+    assert get(client, "runs", search="dpo") | {"root": ""} == {
+        "root": "",
+        "runs": [],
+        "total": 0,
+        "waiting": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.yaml": "]["},
+        {"config.yaml": "- 1"},
+        {"config.yaml": b"\xff\xfe"},
+        {"config.yaml": "algorithm: [1]\nmodel: {a: .nan}\nmax_steps: .inf\n2020-01-01: !!set {x}\n"},
+        {"metrics.jsonl": '{"step": "x", "loss": []}\n'},
+        {"metrics.jsonl": '{"step": 1, "loss": NaN}\n[]\n'},
+        {"result.json": "[]"},
+        {"result.json": '{"steps": {}, "privacy": 3}'},
+        {
+            "run.json": "[1]",
+            "environment.json": "[" * 5000,
+            "rollbacks.json": '[{"step": 1}, {"step": "x"}, 4]',
+        },
+    ],
+    ids=str,
+)
+def test_a_run_whose_files_are_odd_hides_no_others_and_shows_what_it_can(
+    client: TestClient, runs: Path, files: dict[str, str | bytes]
+) -> None:
+    odd = make_run(runs / "odd")
+    for name, content in files.items():
+        (odd / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert get(client, "runs")["total"] == 3
+    found = get(client, "runs/odd", **{"with": "a"})
+    assert found["others"][0]["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc", "link", "a/../../..", "a\x00b", "%2e%2e/x", "~", "."])
+def test_a_path_that_leads_out_or_names_no_run_is_refused(client: TestClient, runs: Path, name: str) -> None:
+    outside = make_run(runs.parent / "outside")
+    (runs / "link").symlink_to(outside)
+    quoted = "".join(f"%{byte:02x}" for byte in name.encode())
+    for response in (
+        client.get(f"/api/v1/runs/{quoted}"),
+        client.get("/api/v1/runs/a", params={"with": name}),
+        client.post(f"/api/v1/runs/{quoted}/stop"),
+        client.post(f"/api/v1/runs/{quoted}/resume"),
+    ):
+        assert response.status_code in (403, 404), (name, response.text)
+
+
+def test_a_hundred_thousand_steps_come_thinned_and_a_range_of_them_whole(
+    client: TestClient, runs: Path
+) -> None:
+    make_run(runs / "long", steps=100_000)
+    begun = time.monotonic()
+    found = get(client, "runs/long")["series"]["loss"]
+    assert 1000 < len(found) <= MAX_POINTS
+    assert (found[0], found[-1]) == ([1, 1.0], [100_000, 1e-5])
+    assert time.monotonic() - begun < 10
+    assert len(get(client, "runs/long", xmin=500, xmax=600)["series"]["loss"]) == 101
+    assert get(client, "runs/long", since=99_999)["series"]["loss"] == [[99_999, 1 / 99_999], [100_000, 1e-5]]
+
+
+def test_settings_roll_backs_and_spikes_of_compared_runs_are_given(client: TestClient, runs: Path) -> None:
+    (runs / "a" / "rollbacks.json").write_text(
+        json.dumps([{"step": 4, "metric": "loss", "value": "nan", "usual": 0.1, "to_step": 2, "skipped": []}])
+    )
+    (runs / "a" / "spikes.json").write_text(
+        json.dumps([{"step": 3, "metric": HOSTILE, "value": "9", "usual": 1}])
+    )
+    found = get(client, "runs/a", **{"with": [f"group/{HOSTILE}", f"group/{HOSTILE}"]})
+    assert [(mark["kind"], mark["step"], mark["to_step"]) for mark in found["marks"]] == [
+        ("spike", 3, None),
+        ("rollback", 4, 2),
+    ]
+    assert [other["path"] for other in found["others"]] == [f"group/{HOSTILE}"]
+    assert (found["others"][0]["settings"]["lora.r"], "lora.r" in found["settings"]) == (8, False)
+    assert "gym train runs/a/config.yaml" in found["command"]
+
+
+def test_at_most_five_runs_are_laid_over_one(client: TestClient) -> None:
+    assert client.get("/api/v1/runs/a", params={"with": ["a"] * 6}).status_code == 400
+
+
+def test_a_viewer_neither_stops_nor_resumes(runs: Path) -> None:
+    visitor = webui_client(runs.parent, login=False)
+    for action in ("stop", "resume"):
+        assert visitor.post(f"/api/v1/runs/a/{action}").status_code == 401
+    assert visitor.get("/api/v1/runs").status_code == 401
+
+
+def test_a_finished_run_is_not_resumed_and_one_that_nobody_runs_not_stopped(client: TestClient) -> None:
+    assert client.post("/api/v1/runs/a/resume").json()["error"]["code"] == "file-exists"
+    assert client.post("/api/v1/runs/a/stop").json()["error"]["code"] == "not-found"
+
+
+def test_only_the_process_that_has_the_lock_open_is_stopped(client: TestClient, runs: Path) -> None:
+    lock = FolderLock(runs / "a")
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (runs / "a" / ".lock").write_text(str(other.pid))  # a number that somebody wrote
+        assert client.post("/api/v1/runs/a/stop").json()["error"]["code"] == "not-found"
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        lock.release()
+
+
+class Published(Feed):
+    """A feed that keeps what was published."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda last: ())
+        self.events: list[Event] = []
+
+    def publish(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def test_new_points_alone_are_published_and_nothing_where_nothing_changed(runs: Path) -> None:
+    feed, curves, jobs = Published(), CurvesOfRuns(), Jobs(runs / ".jobs")
+    watch = RunWatch(runs, feed, curves, RunList(runs, curves), jobs)
+    watch.publish(["a", ""])
+    watch.publish(["a", ""])
+    assert feed.events == []
+    with (runs / "a" / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 6, "loss": 0.5}\n')
+    watch.publish(["a", ""])
+    news = {event.kind: event.data for event in feed.events}
+    assert (news["run"]["since"], news["run"]["series"]) == (5, {"loss": [(5, 0.2), (6, 0.5)]})
+    assert [line["path"] for line in news["runs"]["changed"]] == ["a"]
+    os.truncate(runs / "a" / "metrics.jsonl", 0)
+    watch.publish(["a"])
+    assert feed.events[-1].data["since"] is None  # the page reads it anew
