@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,6 +13,7 @@ import pytest
 
 from tests.support import chromium
 from tests.support.community import HONEST, MALICIOUS, ROUNDS, Community
+from tests.support.ports import free_port
 from tests.support.wait import SECONDS, until
 
 if TYPE_CHECKING:
@@ -26,12 +26,6 @@ NOTE_EVENTS = """async () => {
   for (const kind of ["snapshot", "verdict", "version", "ledger"])
     on(kind, (data, id) => window.noted.push([kind, id, data]));
 }"""
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def noted(page: Page, *kinds: str) -> list[Any]:

@@ -194,9 +194,9 @@ MODULES = {
 
 @cache
 def named_modules() -> frozenset[str]:
-    """Words of the packages' imports and of their strings, without docstrings: some modules are loaded by name."""
+    """Words of imports and of strings, without docstrings: some modules are loaded by name. ``web`` is of app.py."""
     found: set[str] = set()
-    for file in modules(*PACKAGES):
+    for file in [*modules(*PACKAGES), ROOT / "app.py"]:
         found.update(imported(file))
         prose = {id(n.value) for n in ast.walk(tree(file)) if isinstance(n, ast.Expr)}
         for node in ast.walk(tree(file)):
