@@ -23,7 +23,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.jobs import Job
+from gym_fed.webui.jobs import WebJob
 from gym_fed.webui.plain import plain
 from gym_fed.webui.train import CONFIGS_NAME, path_below_runs
 from gym_fed.webui.train_check import MAX_CHARACTERS, problems_of, read_search
@@ -163,7 +163,7 @@ def _brief(workbench: Workbench, folder: Path) -> dict[str, Any]:
     }
 
 
-def _job(workbench: Workbench, folder: Path, *, running: bool) -> Job | None:
+def _job(workbench: Workbench, folder: Path, *, running: bool) -> WebJob | None:
     """The newest job of a search."""
     for job in workbench.jobs.list():
         if job.folder == str(folder) and (job.status == "running" or not running):
