@@ -9,10 +9,10 @@ from fastapi import APIRouter
 from gym_fed.web.app import Face
 from gym_fed.web.keys import KEYS_NAME, WebKeys
 from gym_fed.web.server import WebServer
-from gym_fed.webui import data, evals, job_routes, models, play, runs, train, tune
+from gym_fed.webui import data, evals, job_routes, join, models, play, runs, train, tune
 from gym_fed.webui.workbench import Workbench
 
-SCREENS = (data, evals, job_routes, models, play, runs, train, tune)
+SCREENS = (data, evals, job_routes, models, play, runs, train, tune, join)
 """Modules with ``routes(workbench)``; each is one part of the API."""
 
 

@@ -37,7 +37,10 @@ def _options(version: VersionOption = False) -> None:
 @app.command()
 def join(
     server: Server = None,
-    invite: Annotated[str | None, typer.Option(help="An invite, or its token.", show_default=False)] = None,
+    invite: Annotated[
+        str | None,
+        typer.Option(envvar="GYM_INVITE", help="An invite, or its token.", show_default=False),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -78,6 +81,12 @@ def join(
     fingerprint: Annotated[
         str | None, typer.Option(help="The server's key, sha256:...", show_default=False)
     ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept", metavar="NAME", help="Accept what --json has shown under this name, and nothing else."
+        ),
+    ] = None,
     accept_restore: Annotated[
         bool, typer.Option("--accept-restore", help="Go on with a hub that was restored from a backup.")
     ] = False,
@@ -114,9 +123,8 @@ def join(
     folder = open_home(home, passphrase_file)
     try:
         with folder.locked():
-            result = run_join(
-                folder, options, TerminalConsent(yes, as_json, accept_restore), make_display(err, as_json)
-            )
+            consent = TerminalConsent(yes, as_json, accept_restore, accept or ())
+            result = run_join(folder, options, consent, make_display(err, as_json))
     except GymError as error:
         if not as_json:
             raise

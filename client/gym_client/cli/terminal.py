@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,16 @@ class TerminalConsent(Consent):
         yes: Accept everything that is asked.
         as_json: Show the terms as JSON on standard output.
         accept_restore: Go on with a hub that was restored; ``yes`` does not stand for that.
+        accepted: What was accepted before, as questions in JSON say in ``accept``: these terms, and no others.
     """
 
-    def __init__(self, yes: bool, as_json: bool, accept_restore: bool = False) -> None:
+    def __init__(
+        self, yes: bool, as_json: bool, accept_restore: bool = False, accepted: Iterable[str] = ()
+    ) -> None:
         self._yes = yes
         self._as_json = as_json
         self._accept_restore = accept_restore
+        self._accepted = frozenset(accepted)
 
     def server_key(self, address: Address, fingerprint: str) -> bool:
         if self._as_json:
@@ -58,8 +63,8 @@ class TerminalConsent(Consent):
         )
 
     def local_copy(self, name: str) -> bool:
-        if self._as_json:
-            self._write({"event": "local-copy", "base_model": name})
+        if self._is_accepted({"event": "local-copy", "base_model": name}):
+            return True
         return self._ask(
             f"The hub trains {name}. Read your local copy of it, if there is one, to work out the terms?",
             f"the hub names the base model {name}, and reading a local copy needs your consent",
@@ -67,9 +72,12 @@ class TerminalConsent(Consent):
         )
 
     def base(self, offer: BaseOffer) -> bool:
-        if self._as_json:
-            self._write({"event": "base-offer", **offer.to_dict()})
-        else:
+        if self._is_accepted(
+            {"event": "base-offer", **offer.to_dict()},
+            lines=[["", plain(line, MAX_TERM)] for line in offer.lines()],
+        ):
+            return True
+        if not self._as_json:
             for line in offer.lines():
                 err.print(plain(line, MAX_TERM))
         return self._ask(
@@ -79,11 +87,14 @@ class TerminalConsent(Consent):
         )
 
     def offer(self, offer: Offer) -> bool:
-        if self._as_json:
-            self._write({"event": "offer", **offer.to_dict()})
-        elif err.is_terminal:
+        if self._is_accepted(
+            {"event": "offer", **offer.to_dict()},
+            lines=[[label, plain(text, MAX_TERM)] for label, text in offer.lines()],
+        ):
+            return True
+        if err.is_terminal and not self._as_json:
             err.print(offer.panel())
-        else:
+        elif not self._as_json:
             for label, text in offer.lines():
                 err.print(plain(f"{label}: {text}" if label else f"  {text}", MAX_TERM))
         return self._ask("Join on these terms?", "joining needs your consent", "--yes")
@@ -102,6 +113,14 @@ class TerminalConsent(Consent):
 
     def _ask(self, question: str, problem: str, remedy: str) -> bool:
         return self._yes or confirm(question, problem, remedy)
+
+    def _is_accepted(self, question: dict[str, Any], **shown: Any) -> bool:
+        """Whether exactly this was accepted before; as JSON it is written with what accepts it."""
+        digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]
+        name = f"{question['event']}:{digest}"
+        if self._as_json:
+            self._write({**question, **shown, "accept": name})
+        return name in self._accepted
 
     def _write(self, value: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")

@@ -1,0 +1,32 @@
+"""`gym-client join --accept NAME`: a question in JSON says by which name it is accepted, and no other is."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gym_client.cli.terminal import TerminalConsent
+
+from gym_fed.errors import ErrorCode, GymError
+
+
+def terms(**changes: Any) -> Any:
+    found = {"server": "a hub", "update_bytes": 10, **changes}
+    return SimpleNamespace(to_dict=lambda: found, lines=lambda: [("data", "rows \x1b[31m")])
+
+
+def test_terms_are_accepted_by_name_and_changed_ones_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(GymError) as refused:
+        TerminalConsent(False, True).offer(terms())
+    assert refused.value.code is ErrorCode.USAGE
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["event"] == "offer"
+    assert "\x1b" not in shown["lines"][0][1]
+    again = TerminalConsent(False, True, accepted=[shown["accept"]])
+    assert again.offer(terms())
+    with pytest.raises(GymError):
+        again.offer(terms(update_bytes=11))
+    with pytest.raises(GymError):
+        again.local_copy("base")
