@@ -1,5 +1,5 @@
 """`gym webui`: the workbench of one machine in a browser. Runs are processes of their own, which outlive it.
 
-Neighbours: imports config, data, downloads, errors, evaluation, files, identity, json_files, kinds,
-leaderboard, models, serving, text, tracking, training, web; imported by cli.
+Neighbours: imports base_files, config, data, downloads, errors, evaluation, export, files, identity,
+json_files, kinds, leaderboard, models, serving, text, tracking, training, web; imported by cli.
 """
