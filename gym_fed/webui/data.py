@@ -81,9 +81,10 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/data")
     def listed(visitor: Looking) -> dict[str, Any]:
+        rows.begin()
         files = sorted(_data_files(workbench.folder), key=lambda path: str(path).casefold())
-        rows = [_file(workbench.folder, path) for path in files[:MAX_ROWS]]
-        return {"folder": str(workbench.folder), "files": rows, "total": len(files)}
+        shown = [_file(workbench.folder, path) for path in files[:MAX_ROWS]]
+        return {"folder": str(workbench.folder), "files": shown, "total": len(files)}
 
     @found.get("/data/registry")
     def registry(visitor: Looking) -> dict[str, Any]:

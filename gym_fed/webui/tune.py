@@ -76,6 +76,7 @@ def routes(workbench: Workbench) -> APIRouter:
             **_brief(workbench, folder),
             "trials": trials[-MAX_TRIALS:],
             "unfinished": _unfinished(folder, trials),
+            "best_file": _shown(workbench, folder / "best.yaml"),
             "best_text": _text(folder / "best.yaml")[:MAX_CHARACTERS],
             "text": _text(folder / SEARCH_NAME)[:MAX_CHARACTERS],
         }
@@ -122,9 +123,14 @@ def _started(workbench: Workbench, path: str, file: Path) -> dict[str, Any]:
     folder = workbench.runs / path
     if is_held(folder) or _job(workbench, folder, running=True) is not None:
         raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a search is at work there", "stop it first")
-    shown = file.relative_to(workbench.folder) if file.is_relative_to(workbench.folder) else file
-    job = workbench.jobs.start(["gym", "tune", str(shown)], title=f"tune {path}", folder=folder)
+    command = ["gym", "tune", _shown(workbench, file)]
+    job = workbench.jobs.start(command, title=f"tune {path}", folder=folder)
     return {"path": path, "job": job.facts()}
+
+
+def _shown(workbench: Workbench, file: Path) -> str:
+    """A file as it would be typed in the workbench's folder."""
+    return str(file.relative_to(workbench.folder) if file.is_relative_to(workbench.folder) else file)
 
 
 def _searches(runs: Path) -> Iterator[Path]:

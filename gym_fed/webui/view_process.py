@@ -52,14 +52,22 @@ class ViewProcess:
             except GymError:
                 self._end()
                 raise
-            self._idle = threading.Timer(IDLE_SECONDS, self.stop)
-            self._idle.daemon = True
-            self._idle.start()
+            self._start_timer()
         found: dict[str, Any] = json.loads(line)
         if "error" in found:
             raise GymError.from_dict(found["error"])
         answer: dict[str, Any] = found["answer"]
         return answer
+
+    def begin(self) -> None:
+        """Start the process, if it does not run, for requests that are likely to follow."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._cancel_timer()
+                self._running()
+                self._start_timer()
+            finally:
+                self._lock.release()
 
     def stop(self) -> None:
         """End the process; the next request starts another."""
@@ -109,6 +117,11 @@ class ViewProcess:
                 if stream is not None:
                     stream.close()
             self._process = None
+
+    def _start_timer(self) -> None:
+        self._idle = threading.Timer(IDLE_SECONDS, self.stop)
+        self._idle.daemon = True
+        self._idle.start()
 
     def _cancel_timer(self) -> None:
         if self._idle is not None:

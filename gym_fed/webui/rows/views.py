@@ -22,7 +22,7 @@ from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.steps import DedupStep, Judge, Report, text_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
-from gym_fed.models import load_tokenizer, quiet_loading
+from gym_fed.models import NANO, load_tokenizer, quiet_loading
 from gym_fed.webui.rows.parts import parts_of, turns_of
 
 SECONDS = 1.5
@@ -110,7 +110,8 @@ class RowViews:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._opened: OrderedDict[Any, _OpenedFile] = OrderedDict()
-        self._tokenizers: OrderedDict[str, Any] = OrderedDict()
+        # Read at once: the process is begun while a person still looks at the list of files.
+        self._tokenizers: OrderedDict[str, Any] = OrderedDict({NANO: load_tokenizer(NANO)})
         self._searches: OrderedDict[Any, _Deduplication] = OrderedDict()
 
     def answer(self, request: Request) -> Answer:

@@ -32,6 +32,7 @@ export async function show(root, {name}, query) {
   const load = async () => {
     const mine = ++turn, start = Number(values.start) || 0;
     replace(rows, loading());
+    said.textContent = "";
     let shown = [], next = start, answer = null;
     try {
       while (next !== null && shown.length < PAGE) {
@@ -39,7 +40,7 @@ export async function show(root, {name}, query) {
         if (mine !== turn) return;
         shown = shown.concat(answer.rows);
         if (answer.rows.length) replace(rows, shown.map((row) => rowOf(row, reading)));
-        said.textContent = answer.next === null || shown.length === PAGE ? "" : `Looking further: ${number(answer.next)} rows seen, ${shown.length} found.`;
+        said.textContent = answer.next === null || shown.length === PAGE ? "" : answer.rows_seen < start ? `On the way to row ${number(start + 1)}: ${number(answer.rows_seen)} rows read.` : `Looking further: ${number(answer.next)} rows read, ${shown.length} found.`;
         next = answer.next;
       }
     } catch (error) {

@@ -47,7 +47,7 @@ export async function search(root, path) {
       if (localStorage.getItem("gym.train.draft") && !window.confirm("Replace the text that is being written there?")) return;
       localStorage.setItem("gym.train.draft", found.best_text);
       navigate("/train");
-    }}, "Open in Train"), copyable(`gym train ${found.path}/best.yaml`))] : el("p", {class: "state"}, "The first finished trial writes it."));
+    }}, "Open in Train"), copyable(`gym train ${found.best_file}`))] : el("p", {class: "state"}, "The first finished trial writes it."));
   }
 
   async function again() {

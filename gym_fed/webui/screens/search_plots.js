@@ -53,5 +53,5 @@ function parsed(tick, key, trials) {
 }
 
 function plot(title, width, height, kind, ...marks) {
-  return el("figure", {class: "chart"}, el("figcaption", {}, title), el("svg", {viewBox: `0 0 ${width} ${height}`, class: `plotted ${kind}`, role: "img", "aria-label": `${title}; the table of trials has the numbers`}, marks));
+  return el("figure", {class: "chart"}, el("figcaption", {}, title), el("div", {class: "scroll", tabindex: kind === "parallel" ? "0" : null, role: kind === "parallel" ? "region" : null, "aria-label": kind === "parallel" ? title : null}, el("svg", {viewBox: `0 0 ${width} ${height}`, class: `plotted ${kind}`, role: "img", "aria-label": `${title}; the table of trials has the numbers`}, marks)));
 }
