@@ -41,7 +41,7 @@ from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import HubLock, locked_file
 from gym_server.store.objects import ObjectStore
-from gym_server.traffic import Traffic
+from gym_server.traffic import HubTraffic
 from gym_server.variants.variants import HubVariants
 
 CONFIG_NAME = "gym-server.yaml"
@@ -65,7 +65,7 @@ class Federation:
         self.config = config
         self.base = base
         self.database = database
-        self.traffic = Traffic()
+        self.traffic = HubTraffic()
         self.passphrase = PassphraseSource(PASSPHRASE_VARIABLE)
         self.key = SigningKey.load(folder / "keys" / "ledger.pem", self.passphrase.get)
         self.server = server_id(self.key.public_key)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Traffic:
+class HubTraffic:
     """Counts since the start; from any thread. Methods and codes are our own words, so there are few of them."""
 
     def __init__(self) -> None:

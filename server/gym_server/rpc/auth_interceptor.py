@@ -26,7 +26,7 @@ from gym_server.accounts.accounts import Accounts, Session
 from gym_server.accounts.keys import RevokedKey
 from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of
 from gym_server.store.away import StoreAway
-from gym_server.traffic import Traffic
+from gym_server.traffic import HubTraffic
 
 log = logging.getLogger("gym_server")
 
@@ -94,11 +94,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         accounts: Accounts,
         limits: LimitsConfig | None = None,
         on_call: Callable[[str], None] = lambda peer: None,
-        traffic: Traffic | None = None,
+        traffic: HubTraffic | None = None,
     ) -> None:
         limits = limits or LimitsConfig()
         self._accounts, self._on_call = accounts, on_call
-        self._traffic = traffic or Traffic()
+        self._traffic = traffic or HubTraffic()
         self._refusals = Refusals()
         self._known: OrderedDict[str, str] = OrderedDict()  # tokens that were good: their accounts
         burst = max(1.0, BURST_SECONDS * limits.calls_per_second)
