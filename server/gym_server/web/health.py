@@ -1,6 +1,6 @@
 """How the hub itself does: the process, its disk, its queue, refusals; and the same figures for Prometheus.
 
-What tells where the hub can be hurt (its disk, queue, calls and connections) is for the operator. In private rounds so
+What shows where the hub can be hurt (its disk, queue, calls and connections) is for the operator. In private rounds so
 are refusals: a reason follows from what is in an update.
 """
 

@@ -428,7 +428,7 @@ def test_metrics_are_the_figures_of_health_and_need_no_session(rounds: PrivateRo
     assert {"verdict": "merged", "code": "", "number": len(NAMES) * ROUNDS} in health["verdicts"]
 
 
-def test_metrics_tell_a_viewer_no_more_than_the_page_and_a_wrong_key_nothing(pages: HubPages) -> None:
+def test_metrics_show_a_viewer_no_more_than_the_page_does_and_a_wrong_key_nothing(pages: HubPages) -> None:
     seen = pages.viewer.get("/metrics").text
     assert "gym_hub_round" in seen
     for name in ("disk", "calls", "refusals", "messages", "connections"):
