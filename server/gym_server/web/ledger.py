@@ -1,7 +1,7 @@
 """The ledger: its entries, the newest signed head, the proof that an entry is under it, and all of it as a file.
 
-Anybody who reaches the hub's port can have every proof, and with it every entry; what is not for everybody is sealed, or
-not in the ledger. So viewers get entries as they are.
+Anybody who reaches the hub's port can have every proof, and with it every entry; what is not for everybody is sealed
+or not in the ledger. So viewers get entries as they are.
 """
 
 from __future__ import annotations

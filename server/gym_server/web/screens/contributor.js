@@ -9,7 +9,7 @@ const KINDS = {merged: "filled", admitted: "half", rejected: "struck", refused: 
 const ROWS = 25;
 
 export async function show(root, {id}) {
-  const head = el("header"), figures = el("div", {class: "figures"}), marks = el("div"), rows = el("div"), more = el("div"), keys = el("div"), acts = el("div", {class: "row"});
+  const head = el("header"), figures = el("div", {class: "figures"}), marks = el("div", {class: "marks"}), rows = el("div"), more = el("div"), keys = el("div"), acts = el("div", {class: "row"});
   const reputation = chart({title: "Reputation", xLabel: "round", height: 220});
   const earned = chart({title: "Credits earned, in all", xLabel: "round", height: 220});
   let shown = ROWS;

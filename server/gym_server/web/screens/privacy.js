@@ -28,7 +28,7 @@ export async function show(root, _, query) {
         figure("Epsilon spent", number(central.epsilon_spent), `of ${number(central.epsilon)}`),
         figure("After the next round", number(central.epsilon_after_next_round), over ? "beyond the budget" : "the mark on the bar"),
         figure("Rounds left", found.rounds_paid >= found.max_rounds_ahead ? `${number(found.max_rounds_ahead)}+` : number(found.rounds_paid), `${number(central.rounds)} are paid`),
-        figure("Delta", central.target_delta.toExponential(0).replace("e", " · 10^"), "the share that epsilon leaves out")),
+        figure("Delta", central.target_delta.toExponential(), "the share that epsilon leaves out")),
       gauge,
       over && el("p", {class: "sentence"}, state("half", "The budget is spent: no further round is begun.")),
       found.rounds_without_noise ? el("p", {class: "problem"}, `${found.rounds_without_noise} committed rounds were merged without noise and are not covered.`) : null,
