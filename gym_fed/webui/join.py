@@ -20,7 +20,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.jobs import Job
+from gym_fed.webui.jobs import WebJob
 from gym_fed.webui.workbench import Workbench
 
 MAX_RECEIPTS = 200
@@ -121,7 +121,7 @@ def routes(workbench: Workbench) -> APIRouter:
     return found
 
 
-def _join_jobs(workbench: Workbench) -> list[Job]:
+def _join_jobs(workbench: Workbench) -> list[WebJob]:
     """Of the newest jobs, those that join a hub, the newest first."""
     return [job for job in workbench.jobs.list() if job.command[:2] == _JOIN][:_HUB_JOBS]
 

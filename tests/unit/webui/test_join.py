@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.webui.jobs import Job, Jobs
+from gym_fed.webui.jobs import Jobs, WebJob
 from tests.support.webui_client import webui_client
 
 API = "/api/v1/join"
@@ -23,18 +23,18 @@ class FakeJobs:
     """Takes the place of ``Jobs`` as the pages' routes see it."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[WebJob] = []
         self.environments: list[dict[str, str]] = []
 
-    def start(self, command: list[str], *, title: str, env: dict[str, str] | None = None) -> Job:
+    def start(self, command: list[str], *, title: str, env: dict[str, str] | None = None) -> WebJob:
         self.environments.append(dict(env or {}))
-        self.jobs.insert(0, Job(f"job-{len(self.jobs)}", title, command, "", 1, 0.0, 0.0))
+        self.jobs.insert(0, WebJob(f"job-{len(self.jobs)}", title, command, "", 1, 0.0, 0.0))
         return self.jobs[0]
 
     def end(self) -> None:
-        self.jobs = [Job(**{**job.facts(), "status": "ended", "exit_code": 2}) for job in self.jobs]
+        self.jobs = [WebJob(**{**job.facts(), "status": "ended", "exit_code": 2}) for job in self.jobs]
 
-    def get(self, id: str) -> Job:
+    def get(self, id: str) -> WebJob:
         for job in self.jobs:
             if job.id == id:
                 return job
