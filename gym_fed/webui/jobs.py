@@ -90,6 +90,7 @@ class Jobs:
         self.folder = folder
         self._working_folder = working_folder
         self._children: list[subprocess.Popen[bytes]] = []
+        self._ended: dict[str, WebJob] = {}
         self._lock = threading.Lock()
 
     def start(
@@ -155,6 +156,7 @@ class Jobs:
         if not self.folder.is_dir():
             return []
         names = sorted((name for name in os.listdir(self.folder) if _ID.fullmatch(name)), reverse=True)
+        self._ended = {name: self._ended[name] for name in names if name in self._ended}
         found = []
         for name in names[:MAX_LISTED]:
             try:
@@ -169,6 +171,8 @@ class Jobs:
         Raises:
             GymError: ``NOT_FOUND``; ``STATE_CORRUPT``.
         """
+        if (known := self._ended.get(id)) is not None:
+            return known
         place = self._place(id)
         try:
             begun = WebJob(**read_object(place / "job.json", ErrorCode.STATE_CORRUPT))
@@ -181,8 +185,15 @@ class Jobs:
         try:
             ended = read_object(place / "status.json", ErrorCode.STATE_CORRUPT)
         except FileNotFoundError:
-            return job if is_running else replace(job, status="killed")
-        return replace(job, status="ended", exit_code=ended.get("exit_code"), ended_at=ended.get("ended_at"))
+            if is_running:
+                return job
+            found = replace(job, status="killed")
+        else:
+            found = replace(
+                job, status="ended", exit_code=ended.get("exit_code"), ended_at=ended.get("ended_at")
+            )
+        self._ended[id] = found  # nothing changes any more, and lists are made often
+        return found
 
     def stop(self, id: str) -> WebJob:
         """Interrupt a job as Ctrl-C does, so that a run leaves a checkpoint; the second time end it, the third kill it.

@@ -180,10 +180,10 @@ def path_below_runs(workbench: Workbench, output_dir: str) -> str:
 def _taken(workbench: Workbench, path: str) -> str:
     """What is at the place of a run: ``running``, ``finished``, ``unfinished``, or nothing."""
     folder = workbench.runs / path
+    if (folder / "result.json").exists():
+        return "finished"  # its process may still be ending
     if is_held(folder) or any(
         job.status == "running" and job.folder == str(folder) for job in workbench.jobs.list()
     ):
         return "running"
-    if (folder / "result.json").exists():
-        return "finished"
     return "unfinished" if (folder / "run.json").exists() else ""

@@ -7,7 +7,8 @@ const SHAPES = {running: "half", ended: "filled", killed: "struck"};
 
 // A job's status by shape and word; an exit code that is not 0 is said.
 export function jobState(job) {
-  if (job.status === "ended" && job.exit_code !== 0) return state("struck", job.exit_code < 0 ? `signal ${-job.exit_code}` : job.exit_code === 130 ? "stopped" : `failed, code ${job.exit_code}`);
+  if (job.status === "ended" && job.exit_code === 130) return state("hollow", "stopped");
+  if (job.status === "ended" && job.exit_code !== 0) return state("struck", job.exit_code < 0 ? `signal ${-job.exit_code}` : `failed, code ${job.exit_code}`);
   return state(SHAPES[job.status] || "hollow", job.status);
 }
 

@@ -223,7 +223,7 @@ export async function show(root, {path}, query) {
     const columns = [{name: "Setting", of: (key) => el("span", {class: "mono"}, key)}, ...every.map((one) => ({name: label(one), class: "mono", of: (key) => written(one.settings[key])}))];
     const figures = ["loss", "final_loss", "eval_loss", "reward", "performance/tokens_per_second"].filter((key) => every.some((one) => typeof one.figures[key] === "number"));
     const last = table([{name: "Last figure", of: heading}, ...every.map((one) => ({name: label(one), number: true, of: (key) => shown(one.figures[key])}))], figures, {label: "Last figures"});
-    return section("Settings that differ", differing.length ? table(columns, differing, {label: "Settings that differ"}) : el("p", {class: "quiet"}, "The settings are the same."), last);
+    return section("Settings that differ", differing.length ? el("div", {class: "differences"}, table(columns, differing, {label: "Settings that differ"})) : el("p", {class: "quiet"}, "The settings are the same."), last);
   }
 
   on("run", (news) => {
@@ -252,7 +252,8 @@ export async function show(root, {path}, query) {
 
 const limit = (text) => (text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : null);
 const shown = (value) => (typeof value === "number" ? number(value, 4) : null);
-const written = (value) => (value === null || value === undefined ? null : typeof value === "string" ? value : JSON.stringify(value));
+const written = (value) => (value === null || value === undefined ? null : typeof value === "string" ? value : JSON.stringify(value, (_, one) => (isEmpty(one) ? undefined : one), 1)?.replaceAll(/\n\s*/g, " ") ?? "[]");
+const isEmpty = (value) => value === null || (typeof value === "object" && !Object.keys(value).length);
 const heading = (key) => { const text = key.replace("performance/", "").replaceAll("_", " "); return text.charAt(0).toUpperCase() + text.slice(1); };
 
 // The end of a path that no other has.

@@ -13,11 +13,11 @@ const MOST_COMPARED = 6;
 export async function show(root, parameters, query) {
   const chosen = new Set();
   let lines = [], total = 0, place = "", waiting = [];
-  const list = el("div", {}, loading());
+  const list = el("div", {class: "runs-list"}, loading());
   const compare = el("div", {class: "compare", role: "status"});
   const search = el("input", {type: "search", placeholder: "Name, algorithm or model", "aria-label": "Search runs", value: query.get("search") || "", oninput: () => { clearTimeout(timer); timer = setTimeout(load, 250); }});
   let timer = null;
-  replace(root, el("header", {}, el("h1", {}, "Runs"), el("div", {class: "row"}, search, el("a", {class: "button primary", href: "/train"}, "New run"))), compare, list);
+  replace(root, el("header", {}, el("h1", {}, "Runs"), el("div", {class: "row"}, search, el("a", {class: "button", href: "/jobs"}, "Jobs"), el("a", {class: "button primary", href: "/train"}, "New run"))), compare, list);
 
   const choice = (run) => el("input", {type: "checkbox", "aria-label": `Compare ${run.path}`, checked: chosen.has(run.path), disabled: run.status === "unreadable", onchange: (event) => {
     if (event.target.checked) chosen.add(run.path); else chosen.delete(run.path);

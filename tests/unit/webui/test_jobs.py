@@ -105,11 +105,12 @@ def test_a_process_number_that_is_used_again_is_no_running_job(jobs: Jobs) -> No
     (place / "status.json").unlink()
     facts = json.loads((place / "job.json").read_text()) | {"pid": os.getpid()}
     (place / "job.json").write_text(json.dumps(facts))
-    assert jobs.stop(job.id).status == "killed"  # and this process got no signal
+    assert Jobs(jobs.folder).stop(job.id).status == "killed"  # and this process got no signal
+    again = Jobs(jobs.folder)
     own = psutil.Process()
     facts["process_started_at"] = own.create_time() - psutil.boot_time()
     (place / "job.json").write_text(json.dumps(facts))
-    assert jobs.get(job.id).status == "running"
+    assert again.get(job.id).status == "running"
 
 
 @pytest.mark.parametrize(
