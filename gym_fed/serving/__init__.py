@@ -7,5 +7,5 @@ with (
     print(engine.submit(GenerationRequest(prompt_ids=ids, variant="alice")).result().text)
 
 Neighbours: imports addresses, config, data, delta, errors, failpoints, files, identity, modeling, models,
-open_files, system_errors, text, version; imported by cli, evaluation, export, personalization, webui.
+open_files, system_errors, text, version; imported by cli, evaluation, export, personalization, web, webui.
 """

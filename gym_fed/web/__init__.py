@@ -2,5 +2,5 @@
 
 The pages are ES modules without a build step (``static/``). They read a JSON API and one stream of server-sent events.
 
-Neighbours: imports addresses, config, errors, files, text, version; imported by cli, webui.
+Neighbours: imports addresses, config, errors, files, serving, text, version; imported by cli, webui.
 """

@@ -16,13 +16,15 @@ import uvicorn
 
 from gym_fed.addresses import is_loopback, listening_socket, url_of
 from gym_fed.config.schema.endpoint import Endpoint
+from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.http.connections import Connections
 from gym_fed.web.access import Access, new_token
 from gym_fed.web.app import Face, create_app
 from gym_fed.web.keys import WebKeys
 
-_MAX_REQUESTS = 600
-"""At once, open streams among them; more get 503."""
+_CONNECTIONS = ConnectionsConfig(max_connections=600)
+"""Open streams among them. Silent and slow ones are closed, so that none takes the files that the hub needs to open."""
 _STOP_SECONDS = 3
 
 _log = logging.getLogger(__name__)
@@ -86,17 +88,17 @@ class WebServer:
             f"gym_{face.name}_{port}", token=token, keys=keys, public=public, secure=tls is not None
         )
         self._feed = face.feed
+        self._connections = Connections(_CONNECTIONS)
         config = uvicorn.Config(
             create_app(face, access),
+            http=self._connections.protocol(),
             ws="none",
             access_log=False,
             log_config=None,
             log_level="error",  # a warning for every malformed request would fill the disk
             lifespan="off",
             server_header=False,
-            limit_concurrency=_MAX_REQUESTS,
             timeout_graceful_shutdown=_STOP_SECONDS,
-            h11_max_incomplete_event_size=64 * 2**10,
             ssl_certfile=None if tls is None else str(tls.certificate),
             ssl_keyfile=None if tls is None else str(tls.key),
             ssl_keyfile_password=None if tls is None else tls.passphrase,
@@ -137,11 +139,12 @@ class WebServer:
             _log.exception("the pages at %s ended", self.address)
 
     async def _serve(self) -> None:
-        ending = asyncio.create_task(self._end_streams())
+        beside = [asyncio.create_task(self._end_streams()), asyncio.create_task(self._connections.watch())]
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
-            ending.cancel()
+            for task in beside:
+                task.cancel()
 
     async def _end_streams(self) -> None:
         """A stopping server waits for open responses, and streams have no end of their own."""
