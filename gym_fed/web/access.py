@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from urllib.parse import urlsplit
 
@@ -30,6 +30,8 @@ CSRF_HEADER = "x-csrf-token"
 SESSION_SECONDS = 7 * 86_400
 MAX_SESSIONS = 1000
 """Beyond this the oldest session ends."""
+MAX_SESSIONS_OF_KEY = 100
+"""Beyond this the oldest of the same key ends, so that nobody's logins end the session of another."""
 
 
 class Role(IntEnum):
@@ -46,12 +48,15 @@ class Visitor:
     Attributes:
         name: Of the key; ``token`` for the one in the printed URL, ``public`` for who did not log in.
         csrf: What a request that changes something repeats; empty where nothing may be changed.
+        expires_at: Unix seconds.
+        key_id: Of the key; its name may be another key's by now.
     """
 
     name: str
     role: Role
     csrf: str = ""
     expires_at: float = field(default=0.0, repr=False)
+    key_id: str = field(default="", repr=False)
 
 
 TOKEN = "token"
@@ -157,7 +162,7 @@ class Access:
         Raises:
             GymError: ``UNAUTHENTICATED`` for a wrong one; ``BUSY`` after too many of them.
         """
-        return self._begin(*self._known(secret))
+        return self._begin(self._known(secret))
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
         """Who sent a request with ``Authorization: Bearer`` and the token or a key; None without such a header.
@@ -170,8 +175,7 @@ class Access:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        name, role = self._known(secret.strip())
-        return Visitor(name, role)
+        return self._known(secret.strip())
 
     def logout(self, request: HTTPConnection) -> None:
         """End the session of a request, where it has one."""
@@ -190,10 +194,10 @@ class Access:
             secure=self._secure,
         )
 
-    def _known(self, secret: str) -> tuple[str, Role]:
-        """Name and role of the token or a key."""
+    def _known(self, secret: str) -> Visitor:
+        """Whom the token or a key stands for; without a session."""
         if self._token is not None and hmac.compare_digest(secret.encode(), self._token.encode()):
-            return TOKEN, Role.OPERATOR
+            return Visitor(TOKEN, Role.OPERATOR)
         found = self._keys.find(secret) if self._keys is not None else None
         if found is None:
             raise GymError(
@@ -201,21 +205,23 @@ class Access:
                 "the token or key is unknown here",
                 "a token is new at every start: take the URL that the command printed last",
             )
-        return found.name, Role[found.role.upper()]
+        return Visitor(found.name, Role[found.role.upper()], key_id=found.key_id)
 
     def _is_known(self, visitor: Visitor) -> bool:
-        """Whether the key that began the session still has its role."""
+        """Whether the key that began the session is there with its role. Another key may have its name by now."""
         if visitor.name == TOKEN or self._keys is None:
             return True
-        return any(
-            key.name == visitor.name and Role[key.role.upper()] is visitor.role for key in self._keys.all()
-        )
+        began = (visitor.name, visitor.key_id, visitor.role)
+        return any((key.name, key.key_id, Role[key.role.upper()]) == began for key in self._keys.all())
 
-    def _begin(self, name: str, role: Role) -> str:
+    def _begin(self, known: Visitor) -> str:
         session = secrets.token_urlsafe(32)
-        csrf = secrets.token_urlsafe(32) if role is Role.OPERATOR else ""
+        csrf = secrets.token_urlsafe(32) if known.role is Role.OPERATOR else ""
         with self._lock:
-            self._sessions[session] = Visitor(name, role, csrf, time.time() + SESSION_SECONDS)
+            own = [other for other, one in self._sessions.items() if one.name == known.name]
+            if len(own) >= MAX_SESSIONS_OF_KEY:
+                del self._sessions[own[0]]
+            self._sessions[session] = replace(known, csrf=csrf, expires_at=time.time() + SESSION_SECONDS)
             while len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         return session

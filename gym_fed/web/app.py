@@ -31,6 +31,9 @@ from gym_fed.web.events import Feed
 from gym_fed.web.joined import STATIC, joined_files
 
 MAX_BODY_BYTES = 4 * 2**20
+"""Of an operator's request."""
+MAX_LOGIN_BYTES = 4096
+"""Of anybody else's: a body is held and parsed before a route looks who sent it."""
 POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -215,22 +218,25 @@ class _Guarded:
                 message["headers"] = [*message.get("headers", []), *headers.items()]
             await send(message)
 
-        read = 0
+        read, most = 0, MAX_LOGIN_BYTES
 
         async def receiving() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > MAX_BODY_BYTES:
-                raise HTTPException(413, f"more than {MAX_BODY_BYTES} bytes")
+            if read > most:
+                raise HTTPException(413, f"more than {most} bytes")
             return message
 
         request = Request(scope)
         try:
             self._access.require_place(request)
+            visitor = self._access.visitor(request)
+            if visitor is not None and visitor.role >= Role.OPERATOR:
+                most = MAX_BODY_BYTES
             declared = request.headers.get("content-length", "0")
-            if not declared.isdecimal() or len(declared) > 12 or int(declared) > MAX_BODY_BYTES:
-                raise GymError(ErrorCode.TOO_LARGE, f"the request has more than {MAX_BODY_BYTES} bytes")
+            if not declared.isdecimal() or len(declared) > 12 or int(declared) > most:
+                raise GymError(ErrorCode.TOO_LARGE, f"the request has more than {most} bytes")
         except GymError as error:
             await _answer(error)(scope, receive, sending)
             return

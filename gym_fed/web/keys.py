@@ -29,7 +29,7 @@ _PREFIX = "gymweb-"
 _RESERVED = ("token", "public")
 """Names of visitors without a key."""
 _LOGINS_PER_MINUTE = 30
-"""Over all visitors: a login costs scrypt's 16 MB and some tens of milliseconds."""
+"""With one key: a login costs scrypt's 16 MB and some tens of milliseconds, and nobody's keep others out."""
 
 
 class WebKey(StrictModel):
@@ -62,7 +62,7 @@ class WebKeys:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._attempts: list[float] = []
+        self._attempts: dict[str, list[float]] = {}
         self._seen: tuple[int, ...] = ()
         self._keys: tuple[WebKey, ...] = ()
 
@@ -140,10 +140,10 @@ class WebKeys:
             if found is None:
                 return None
             now = time.monotonic()
-            self._attempts = [at for at in self._attempts if at > now - 60]
-            if len(self._attempts) >= _LOGINS_PER_MINUTE:
+            attempts = [at for at in self._attempts.get(key_id, ()) if at > now - 60]
+            if len(attempts) >= _LOGINS_PER_MINUTE:
                 raise GymError(ErrorCode.BUSY, "too many logins", "try again in a minute")
-            self._attempts.append(now)
+            self._attempts[key_id] = [*attempts, now]
             right = hmac.compare_digest(found.scrypt, _scrypt(secret, bytes.fromhex(found.salt)))
         return found if right else None
 
