@@ -28,7 +28,7 @@ KEEPALIVE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Event:
+class PageEvent:
     """Something that pages are sent.
 
     Attributes:
@@ -47,7 +47,7 @@ class Event:
         return f"{head}data: {json.dumps(self.data, separators=(',', ':'))}\n\n".encode()
 
 
-RELOAD = Event("reload", {"why": "this page fell behind"})
+RELOAD = PageEvent("reload", {"why": "this page fell behind"})
 
 
 class _Reader:
@@ -67,7 +67,7 @@ class Feed:
             None in place of an id is for a page that has none yet.
     """
 
-    def __init__(self, since: Callable[[int | None], Iterable[Event]]) -> None:
+    def __init__(self, since: Callable[[int | None], Iterable[PageEvent]]) -> None:
         self._since = since
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers: set[_Reader] = set()
@@ -78,7 +78,7 @@ class Feed:
     def __len__(self) -> int:
         return len(self._readers)
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: PageEvent) -> None:
         """Send an event to every open page."""
         loop = self._loop
         if loop is not None and not loop.is_closed():

@@ -1,4 +1,4 @@
-"""The screen ``join``: contribute to a hub, by `gym-client join` as a job that asks and is answered.
+"""The screen ``join``: contribute to a hub, by `gym-client join` as a job whose questions the page answers.
 
 A job has no terminal. So `gym-client join --json` ends at its first open question. The page shows the question as the
 command printed it, and the answer starts the command again with what was accepted by name: these terms, and no others.

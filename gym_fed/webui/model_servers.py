@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.http.keys import KeyFile
-from gym_fed.web.events import Event
+from gym_fed.web.events import PageEvent
 from gym_fed.webui.inventory import find_base, has_variants, variants_folder
 from gym_fed.webui.workbench import Workbench
 
@@ -193,7 +193,7 @@ class ModelServers:
         return server.status in ("loading", "ready") and (server.has_variants or not has_variants())
 
     def _publish(self) -> None:
-        self._workbench.feed.publish(Event("serving", self.facts()))
+        self._workbench.feed.publish(PageEvent("serving", self.facts()))
 
 
 @functools.cache

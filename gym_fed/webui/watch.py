@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import GymError
-from gym_fed.web.events import Event, Feed
+from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import CurvesOfRuns, last_values
 from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import text
@@ -84,7 +84,7 @@ class RunWatch:
         self._seen["jobs"] = now
         for job in jobs:
             if before.get(job.id) != job.status:
-                self._feed.publish(Event("job", job.facts()))
+                self._feed.publish(PageEvent("job", job.facts()))
         for path in asked:
             if path == _LIST:
                 self._publish_list()
@@ -100,7 +100,7 @@ class RunWatch:
         changed = [line for path, line in lines.items() if before.get(path) != line]
         gone = [path for path in before if path not in lines]
         if changed or gone:
-            self._feed.publish(Event("runs", {"changed": changed[:100], "gone": gone[:100]}))
+            self._feed.publish(PageEvent("runs", {"changed": changed[:100], "gone": gone[:100]}))
 
     def _publish_run(self, path: str, job: WebJob | None) -> None:
         folder = self._root / path
@@ -124,4 +124,4 @@ class RunWatch:
             "marks": marks_of(folder),
             "series": series_of(curves, since=since),
         }
-        self._feed.publish(Event("run", news))
+        self._feed.publish(PageEvent("run", news))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder
-from gym_fed.web.events import Event, Feed
+from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.jobs import Jobs
 
 JOBS_NAME = ".jobs"
@@ -58,4 +58,4 @@ def open_workbench(folder: Path, runs: Path) -> Workbench:
     """
     make_folder(runs)
     jobs = Jobs(runs.resolve() / JOBS_NAME, folder.resolve())
-    return Workbench(folder.resolve(), runs.resolve(), jobs, Feed(lambda last: (Event("begin", {}),)))
+    return Workbench(folder.resolve(), runs.resolve(), jobs, Feed(lambda last: (PageEvent("begin", {}),)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.web.events import Event
+from gym_fed.web.events import PageEvent
 from gym_server.store.tables import accounts
 
 _KINDS = {"verdict": "verdict", "version": "version"}
@@ -16,7 +16,7 @@ _MAX_TEXT = 400
 _MAX_FIELDS = 40
 
 
-def entry_events(tx: Connection, rows: Sequence[Any]) -> list[Event]:
+def entry_events(tx: Connection, rows: Sequence[Any]) -> list[PageEvent]:
     """Rows of the ledger as events, each with its sequence as the id.
 
     ``data`` is ``{sequence, kind, name, body}``. In place of a list or an object of the body is how many parts it has,
@@ -29,7 +29,7 @@ def entry_events(tx: Connection, rows: Sequence[Any]) -> list[Event]:
     for row, body in zip(rows, bodies, strict=True):
         name = names.get(body.get("contributor", ""))
         data = {"sequence": row.sequence, "kind": row.kind, "name": name, "body": body}
-        events.append(Event(_KINDS.get(row.kind, "ledger"), data, row.sequence))
+        events.append(PageEvent(_KINDS.get(row.kind, "ledger"), data, row.sequence))
     return events
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from gym_fed.web.events import RELOAD, Event, Feed
+from gym_fed.web.events import RELOAD, Feed, PageEvent
 from gym_server.federation import Federation
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import ledger
@@ -61,7 +61,7 @@ class HubFeed:
         if self._thread.ident is not None:
             self._thread.join(timeout=5)
 
-    def _since(self, last: int | None) -> Iterator[Event]:
+    def _since(self, last: int | None) -> Iterator[PageEvent]:
         """How a stream begins: the entries that a page missed, where the ledger is, and the state."""
         with self._lock:
             size = self._size()
@@ -70,8 +70,8 @@ class HubFeed:
             return
         if last is not None:
             yield from self._entries(last, size - last)
-        yield Event("position", {"sequence": size}, size)
-        yield Event("snapshot", snapshot(self._fed))
+        yield PageEvent("position", {"sequence": size}, size)
+        yield PageEvent("snapshot", snapshot(self._fed))
 
     def _watch(self) -> None:
         """Look until the end, whatever happens to the database meanwhile."""
@@ -112,7 +112,7 @@ class HubFeed:
                 state = snapshot(self._fed)
                 if state != shown:
                     shown = state
-                    self.feed.publish(Event("snapshot", state))
+                    self.feed.publish(PageEvent("snapshot", state))
             if self._ended.wait(_UNCOUNTED_SECONDS if count is None else _LEAST_SECONDS):
                 return
 
@@ -120,7 +120,7 @@ class HubFeed:
         with self._fed.database.reading() as tx:
             return int(tx.scalar(select(func.max(ledger.c.sequence))) or 0)
 
-    def _entries(self, after: int, most: int) -> list[Event]:
+    def _entries(self, after: int, most: int) -> list[PageEvent]:
         query = select(ledger).where(ledger.c.sequence > after).order_by(ledger.c.sequence).limit(most)
         with self._fed.database.reading() as tx:
             rows: list[Any] = list(tx.execute(query))

@@ -16,7 +16,7 @@ from gym_server.store.tables import accounts
 from gym_server.web.feed import HubFeed
 from sqlalchemy.exc import OperationalError
 
-from gym_fed.web.events import QUEUE_LENGTH, Event, Feed
+from gym_fed.web.events import QUEUE_LENGTH, Feed, PageEvent
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.wait import SECONDS
 
@@ -177,7 +177,7 @@ async def test_a_database_that_is_away_is_waited_for(
     await page.next()
     whole, failed = live._entries, threading.Event()
 
-    def away(after: int, most: int) -> list[Event]:
+    def away(after: int, most: int) -> list[PageEvent]:
         if not failed.is_set():
             failed.set()
             raise OperationalError("select", {}, Exception("disk I/O error"))
@@ -190,12 +190,12 @@ async def test_a_database_that_is_away_is_waited_for(
     await page.close()
 
 
-async def test_a_slow_page_is_told_to_reload_and_the_others_are_not() -> None:
-    feed = Feed(lambda last: [Event("position", {}, 0)])
+async def test_a_slow_page_is_sent_reload_and_the_others_are_not() -> None:
+    feed = Feed(lambda last: [PageEvent("position", {}, 0)])
     slow, quick = Page(feed), Page(feed)
     assert (await slow.next())[0] == (await quick.next())[0] == "position"
     for number in range(1, QUEUE_LENGTH + 10):
-        feed.publish(Event("ledger", {}, number))
+        feed.publish(PageEvent("ledger", {}, number))
         assert (await quick.next())[1] == number
     assert (await slow.next())[0] == "reload"
     with pytest.raises(StopAsyncIteration):

@@ -1,4 +1,4 @@
-"""The screens of the round under way and of rounds: what they are told, by pages, quickly, and to whom."""
+"""The screens of the round under way and of rounds: what they get, by pages, quickly, and who gets it."""
 
 from __future__ import annotations
 

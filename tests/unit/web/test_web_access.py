@@ -194,7 +194,7 @@ def test_every_response_has_the_headers_that_keep_scripts_out(screens: Path) -> 
     assert answers[3].headers["Cache-Control"] == "no-store"
 
 
-def test_a_defect_tells_the_page_nothing_of_itself(screens: Path) -> None:
+def test_the_answer_to_a_defect_says_nothing_of_the_defect(screens: Path) -> None:
     browser = opened(screens)
     browser.get(f"/login?token={SECRET}")
     answer = browser.get("/api/v1/defect")

@@ -15,7 +15,7 @@ import yaml
 from starlette.testclient import TestClient
 
 from gym_fed.training.run.folder_lock import FolderLock
-from gym_fed.web.events import Event, Feed
+from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns
 from gym_fed.webui.jobs import Jobs
 from gym_fed.webui.run_list import RunList
@@ -194,9 +194,9 @@ class Published(Feed):
 
     def __init__(self) -> None:
         super().__init__(lambda last: ())
-        self.events: list[Event] = []
+        self.events: list[PageEvent] = []
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: PageEvent) -> None:
         self.events.append(event)
 
 
