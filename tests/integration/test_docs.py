@@ -67,6 +67,7 @@ SERVERS = {
     "gym-server run": "listens on",
     "gym api serving.yaml": "from openai import",
     "gym webui --port": "/login?token=",
+    "gym-server dashboard --": "/login?token=",
 }
 """Commands that stay, and what each prints once it answers."""
 PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page)]
