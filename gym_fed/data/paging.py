@@ -162,6 +162,8 @@ def is_data_file(path: Path) -> bool:
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(SUFFIXES) or name.endswith(".txt"):
         return False
+    if not path.is_file():  # opening a named pipe would wait for a writer
+        return False
     if not name.endswith(".json"):
         return True
     try:

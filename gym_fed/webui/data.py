@@ -12,6 +12,7 @@ from pydantic import Field
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.data.catalogue import catalogue
+from gym_fed.data.locations import SUFFIXES
 from gym_fed.data.paging import is_data_file
 from gym_fed.data.registry import DatasetRegistry, default_store
 from gym_fed.errors import ErrorCode, GymError
@@ -193,15 +194,17 @@ def _file(folder: Path, path: Path) -> dict[str, Any]:
 
 
 def _relative(workbench: Workbench, name: str) -> str:
-    """The name of a data file below the folder.
+    """The name of a data file below the folder. Hidden files and those of other suffixes are not for viewers.
 
     Raises:
         GymError: ``PERMISSION_DENIED``; ``FILE_NOT_FOUND``.
     """
     path = workbench.inside(name)
-    if not path.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {name!r}", "choose one of the list")
-    return path.relative_to(workbench.folder).as_posix()
+    place = path.relative_to(workbench.folder)
+    is_hidden = any(part.startswith(".") for part in place.parts)
+    if is_hidden or not path.name.lower().removesuffix(".gz").endswith(SUFFIXES) or not path.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no data file {name!r}", "choose one of the list")
+    return place.as_posix()
 
 
 def _free(folder: Path, name: str) -> str:

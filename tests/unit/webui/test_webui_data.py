@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,25 @@ def test_registry_and_catalogue_are_listed(
     [entry] = get(client, "data/registry")["datasets"]
     assert (entry["name"], entry["version"]) == ("me/asked", 1)
     assert "gsm8k" in {entry["name"] for entry in get(client, "data/catalogue")["entries"]}
+
+
+def test_hidden_files_those_of_other_suffixes_and_pipes_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    for name in (".ssh/known.txt", ".env.jsonl", "id_rsa", "server.key", "notes.md"):
+        (tmp_path / name).write_text("a secret")
+    for name in ("pipe.json", "pipe.jsonl"):
+        os.mkfifo(tmp_path / name)
+    client = webui_client(tmp_path)
+    assert get(client, "data")["files"] == []
+    for name in (
+        ".ssh/known.txt",
+        ".env.jsonl",
+        "id_rsa",
+        "server.key",
+        "notes.md",
+        "pipe.json",
+        "/dev/zero",
+    ):
+        answer = client.get("/api/v1/data/rows", params={"name": name})
+        assert answer.status_code in (403, 404), name
+        assert "a secret" not in answer.text
