@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,8 @@ MAX_RECEIPTS = 200
 _STATUS_SECONDS = 60.0
 _JOIN = ["gym-client", "join"]
 _HUB_JOBS = 50
+_statuses = threading.BoundedSemaphore(4)
+"""Each is a process that calls a hub."""
 
 Server = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[\]._:-]{1,255}$")]
 Invite = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
@@ -111,7 +114,13 @@ def routes(workbench: Workbench) -> APIRouter:
     def account(
         server: Annotated[str, Query(max_length=255, pattern=r"^[A-Za-z0-9\[\]._:-]+$")], visitor: Looking
     ) -> dict[str, Any]:
-        return _status(server)
+        if not _statuses.acquire(blocking=False):
+            raise GymError(ErrorCode.BUSY, "other pages ask hubs for their accounts", "try again in a moment")
+        try:
+            _require_known(server)
+            return _status(server)
+        finally:
+            _statuses.release()
 
     @found.post("/join/leave")
     def leave(given: HubRequest, visitor: Changing) -> dict[str, Any]:
@@ -174,6 +183,19 @@ def _receipt(receipt: dict[str, Any]) -> dict[str, Any]:
         "kind": entry.get("kind"),
         **{key: body[key] for key in named if isinstance(body.get(key), (str, int, float))},
     }
+
+
+def _require_known(server: str) -> None:
+    """A viewer's page has this machine call no address of its choice.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for a hub that was never joined here.
+    """
+    from gym_client.identity.home import Home
+    from gym_client.identity.pins import with_account
+
+    if all(pin.address != server for pin in with_account(Home.open())):
+        raise GymError(ErrorCode.NOT_FOUND, f"this machine has no account at {server}", "join it first")
 
 
 def _status(server: str) -> dict[str, Any]:

@@ -190,6 +190,13 @@ def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> P
             f"{model.id} does not lie in this workbench's folders",
             "models of the Hub's cache are removed with: hf cache delete",
         )
+    place = _place(workbench, model)
+    if any(root == place or place in root.parents for root in (workbench.folder, workbench.runs)):
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{model.id} holds the workbench's own folders",
+            "start gym webui in the folder above it, with --runs elsewhere",
+        )
     if uses := uses_of(workbench, model):
         raise GymError(ErrorCode.STATE_LOCKED, f"{model.id} is in use: {'; '.join(uses)}", "end that first")
     depending = dependents_of(workbench, model)
@@ -199,7 +206,7 @@ def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> P
             f"{model.id} is the base of {', '.join(depending)}",
             "confirm to go on all the same",
         )
-    return _place(workbench, model)
+    return place
 
 
 def _new(workbench: Workbench, output: str) -> str:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,8 @@ from gym_fed.webui.model_actions import (
 from gym_fed.webui.workbench import Workbench
 
 _REGISTRY_SECONDS = 60.0
+_one_at_a_time = threading.Lock()
+"""Each reading of the registry is a process."""
 Id = Annotated[str, Query(max_length=4096)]
 
 
@@ -130,8 +133,17 @@ def _registry(folder: Path) -> list[dict[str, Any]]:
     registry may be far away, and its reader needs torch.
 
     Raises:
-        GymError: ``UNAVAILABLE``.
+        GymError: ``UNAVAILABLE``; ``BUSY`` while another page reads it.
     """
+    if not _one_at_a_time.acquire(blocking=False):
+        raise GymError(ErrorCode.BUSY, "the registry is being read", "try again in a moment")
+    try:
+        return _read_registry(folder)
+    finally:
+        _one_at_a_time.release()
+
+
+def _read_registry(folder: Path) -> list[dict[str, Any]]:
     words = [sys.executable, "-m", "gym_fed.cli.main", "models", "list", "--json"]
     try:
         done = subprocess.run(

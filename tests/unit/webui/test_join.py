@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.webui import join
 from gym_fed.webui.jobs import Jobs, WebJob
 from tests.support.webui_client import webui_client
 
@@ -153,6 +154,9 @@ def test_an_account_is_what_gym_client_status_prints(
 ) -> None:
     ended = subprocess.CompletedProcess([], 0, json.dumps({"balance": 7}), "")
     monkeypatch.setattr(subprocess, "run", lambda *words, **more: ended)
+    unknown = client.get(f"{API}/account", params={"server": "hub:1"})
+    assert unknown.status_code == 404, "no page has this machine call an address of its choice"
+    monkeypatch.setattr(join, "_require_known", lambda server: None)
     assert client.get(f"{API}/account", params={"server": "hub:1"}).json() == {"balance": 7}
     ended.returncode, ended.stderr = 60, "error (unauthenticated): unknown\n"
     refused = client.get(f"{API}/account", params={"server": "hub:1"})

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from gym_fed.training.run.folder_lock import FolderLock
-from gym_fed.webui import model_actions
+from gym_fed.webui import model_actions, models
 from gym_fed.webui.jobs import Jobs
 from tests.support.nano_store import nano_store
 from tests.support.webui_client import webui_client
@@ -206,3 +206,20 @@ def test_a_page_of_another_site_changes_nothing(client: TestClient, tmp_path: Pa
     assert client.post(f"{API}/delete-variant", json={"name": "ann"}).status_code == 403
     assert do(client, action="export", model="lora", format="gguf", output="o").status_code == 403
     assert (tmp_path / "lora").is_dir()
+
+
+def test_the_workbenchs_own_folder_is_no_model_to_delete(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("of a person")
+    client = webui_client(tmp_path)
+    for confirmed in (False, True):
+        body = {"model": str(tmp_path.resolve()), "confirmed": confirmed}
+        assert client.post(f"{API}/delete", json=body).status_code == 403
+        assert client.post(f"{API}/rename", json={**body, "to": "other"}).status_code == 403
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_the_registry_is_read_once_at_a_time(tmp_path: Path) -> None:
+    client = webui_client(tmp_path)
+    with models._one_at_a_time:
+        assert client.get(f"{API}/registry").status_code == 429
