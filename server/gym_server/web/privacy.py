@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from gym_fed.errors import GymError
+from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.web.app import Looking
 from gym_server.privacy.budget import num_spent_on, report, rounds_paid
 from gym_server.web.hub_view import HubView, router
@@ -18,6 +22,8 @@ def routes(view: HubView) -> APIRouter:
     """``privacy``: `gym-server privacy` with a page of its contributors."""
     found = router()
     fed = view.fed
+    if fed.config.privacy is not None:
+        threading.Thread(target=_prepare, name="web-privacy", daemon=True).start()
 
     @found.get("/privacy")
     def privacy(
@@ -40,3 +46,9 @@ def routes(view: HubView) -> APIRouter:
         }
 
     return found
+
+
+def _prepare() -> None:
+    """Import what accounts for privacy, which takes seconds, before the first page asks."""
+    with suppress(GymError):
+        epsilon([NoiseEvent(noise_multiplier=1.0)], 1e-5)

@@ -1,5 +1,5 @@
 // One contributor: what they earned, how their reputation moved, every verdict of late; the operator's revocation.
-import {api, el, figure, number, post, replace, say, section, signed, state, table, when} from "/static/app.js";
+import {api, el, figure, loading, number, post, replace, say, section, signed, state, table, when} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {account} from "/screens/contributors.js";
 import {ask, refreshOn, strip, stripLegend} from "/screens/parts.js";
@@ -9,7 +9,7 @@ const KINDS = {merged: "filled", admitted: "half", rejected: "struck", refused: 
 const ROWS = 25;
 
 export async function show(root, {id}) {
-  const head = el("header"), figures = el("div", {class: "figures"}), marks = el("div", {class: "marks"}), rows = el("div"), more = el("div"), keys = el("div"), acts = el("div", {class: "row"});
+  const head = el("header"), figures = el("div", {class: "figures"}), marks = el("div", {class: "marks"}), rows = el("div", {}, loading()), more = el("div"), keys = el("div"), acts = el("div", {class: "row"});
   const reputation = chart({title: "Reputation", xLabel: "round", height: 220});
   const earned = chart({title: "Credits earned, in all", xLabel: "round", height: 220});
   let shown = ROWS;

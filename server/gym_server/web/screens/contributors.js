@@ -1,5 +1,5 @@
 // Everybody who has an account: credits, reputation, and what became of their updates of late.
-import {api, el, empty, number, remember, replace, state, table} from "/static/app.js";
+import {api, el, empty, loading, number, remember, replace, state, table} from "/static/app.js";
 import {pager, person, refreshOn, strip, stripLegend} from "/screens/parts.js";
 
 export const title = "Contributors";
@@ -8,7 +8,7 @@ const SORTS = [["enrolled", "Enrolment"], ["name", "Name"], ["credits", "Credits
 
 export async function show(root, _, query) {
   let offset = Number(query.get("offset")) || 0, find = query.get("find") || "", sort = query.get("sort") || "enrolled";
-  const total = el("p", {class: "quiet", "aria-live": "polite"}), rows = el("div"), pages = el("div");
+  const total = el("p", {class: "quiet", "aria-live": "polite"}), rows = el("div", {}, loading()), pages = el("div");
   const field = el("input", {id: "find", type: "search", maxlength: 80, value: find, placeholder: "name or id", oninput: () => later()});
   const order = el("select", {id: "sort", onchange: () => { sort = order.value; turn(0); }}, SORTS.map(([value, text]) => el("option", {value, selected: value === sort}, text)));
   let waiting = null;

@@ -1,11 +1,11 @@
 // How the hub itself does: the process, its disk, its queue, and what it refuses.
-import {api, bytes, copyable, duration, el, facts, figure, leave, number, progress, replace, section, state, table, when} from "/static/app.js";
+import {api, bytes, copyable, duration, el, facts, figure, leave, loading, number, progress, replace, section, state, table, when} from "/static/app.js";
 
 export const title = "Health";
 const SECONDS = 5;
 
 export async function show(root) {
-  const figures = el("div", {class: "figures"}), body = el("div", {class: "screen"}), head = el("div", {class: "row", role: "status"});
+  const figures = el("div", {class: "figures"}), body = el("div", {class: "screen"}, loading()), head = el("div", {class: "row", role: "status"});
 
   async function load() {
     const found = await api("health");

@@ -1,5 +1,5 @@
 // Invites: made and shown once with a code to scan, listed, cancelled. For the operator.
-import {action, api, copyable, el, empty, message, number, post, remember, replace, say, section, session, state, table, when} from "/static/app.js";
+import {action, api, copyable, el, empty, loading, message, number, post, remember, replace, say, section, session, state, table, when} from "/static/app.js";
 import {pager, person, refreshOn} from "/screens/parts.js";
 
 export const title = "Invites";
@@ -13,7 +13,7 @@ export async function show(root, _, query) {
     return;
   }
   let offset = Number(query.get("offset")) || 0;
-  const rows = el("div"), pages = el("div"), made = el("div", {"aria-live": "polite"}), maker = el("div"), policy = el("p", {class: "quiet"});
+  const rows = el("div", {}, loading()), pages = el("div"), made = el("div", {"aria-live": "polite"}), maker = el("div"), policy = el("p", {class: "quiet"});
   const turn = (to) => { offset = to; remember({offset: offset || ""}); return load(); };
 
   async function load() {

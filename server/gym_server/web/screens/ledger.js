@@ -1,5 +1,5 @@
 // The ledger: what the hub recorded and signed, newest first, with the proof of any entry.
-import {api, copyable, duration, el, empty, facts, figure, message, number, remember, replace, section, short, state, table, when} from "/static/app.js";
+import {api, copyable, duration, el, empty, facts, figure, loading, message, number, remember, replace, section, short, state, table, when} from "/static/app.js";
 import {dialog, person, refreshOn} from "/screens/parts.js";
 
 export const title = "Ledger";
@@ -7,7 +7,7 @@ const LIMIT = 50;
 
 export async function show(root, _, query) {
   let before = Number(query.get("before")) || 0, kind = query.get("kind") || "", contributor = query.get("contributor") || "";
-  const figures = el("div", {class: "figures"}), rows = el("div"), pages = el("nav", {class: "row", "aria-label": "Pages of entries"}), head = el("div");
+  const figures = el("div", {class: "figures"}), rows = el("div", {}, loading()), pages = el("nav", {class: "row", "aria-label": "Pages of entries"}), head = el("div");
   const kinds = el("select", {id: "kind", onchange: () => { kind = kinds.value; turn(0); }});
   const who = el("input", {id: "contributor", type: "search", maxlength: 80, value: contributor, placeholder: "whole id", onchange: () => { contributor = who.value.trim(); turn(0); }});
   const turn = (to) => { before = to; remember({before: before || "", kind, contributor}); return load(); };

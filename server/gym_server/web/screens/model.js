@@ -1,5 +1,5 @@
 // The model's versions: how well each does, and the chain of digests that they are.
-import {ago, api, bytes, el, empty, facts, figure, number, remember, replace, section, short, signed, state, table} from "/static/app.js";
+import {ago, api, bytes, el, empty, facts, figure, loading, number, remember, replace, section, short, signed, state, table} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {pager, refreshOn} from "/screens/parts.js";
 
@@ -8,7 +8,7 @@ const LIMIT = 25, CURVES = 6;
 
 export async function show(root, _, query) {
   let offset = Number(query.get("offset")) || 0, first = 0;
-  const figures = el("div", {class: "figures"}), chain = el("div", {class: "chain"}), pages = el("div"), base = el("div"), tasks = el("div");
+  const figures = el("div", {class: "figures"}), chain = el("div", {}, loading()), pages = el("div"), base = el("div"), tasks = el("div");
   const losses = chart({title: "Held-out loss by version", xLabel: "version", height: 240});
   const scores = chart({title: "Evaluations by version", xLabel: "version", height: 240});
 

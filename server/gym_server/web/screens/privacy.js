@@ -1,5 +1,5 @@
 // The privacy budget: what is promised, what is spent, on whom, and for how many rounds it lasts.
-import {api, copyable, el, facts, figure, number, progress, remember, replace, section, state, table} from "/static/app.js";
+import {api, copyable, el, facts, figure, loading, number, progress, remember, replace, section, state, table} from "/static/app.js";
 import {pager, person, refreshOn} from "/screens/parts.js";
 
 export const title = "Privacy";
@@ -7,7 +7,7 @@ const LIMIT = 50;
 
 export async function show(root, _, query) {
   let offset = Number(query.get("offset")) || 0;
-  const body = el("div", {class: "screen"});
+  const body = el("div", {class: "screen"}, loading());
 
   async function load() {
     const found = await api(`privacy?offset=${offset}&limit=${LIMIT}`);

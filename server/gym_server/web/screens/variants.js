@@ -1,11 +1,11 @@
 // Variants that contributors keep on the hub: counts for all; for the operator which they are, and taking them down.
-import {action, api, bytes, el, figure, number, post, replace, say, section, state, table, when} from "/static/app.js";
+import {action, api, bytes, el, figure, loading, number, post, replace, say, section, state, table, when} from "/static/app.js";
 import {ask, person, refreshOn} from "/screens/parts.js";
 
 export const title = "Variants";
 
 export async function show(root) {
-  const figures = el("div", {class: "figures"}), lists = el("div", {class: "screen"}), about = el("p", {class: "quiet"});
+  const figures = el("div", {class: "figures"}), lists = el("div", {class: "screen"}, loading()), about = el("p", {class: "quiet"});
   let pages = [""];
 
   async function load() {
@@ -13,7 +13,7 @@ export async function show(root) {
     replace(figures, figure("Variants", number(found.number)), figure("Owners", number(found.owners)), figure("Stored", bytes(found.bytes)), figure("The largest", found.number ? bytes(found.largest_bytes) : null), figure("Taken down", number(found.taken_down)));
     replace(about, found.enabled ? "" : "This hub keeps no variants (variants.enabled).");
     if (!found.is_operator) {
-      replace(lists, el("p", {class: "quiet"}, "Names and readers are shown to nobody who may not read the variant. Its owner sees them with gym variant list."));
+      replace(lists, el("p", {class: "quiet"}, "Names and readers are shown to nobody who may not read the variant. Its owner sees them with gym-client variant list."));
       return;
     }
     const {variants, taken_down: down, next} = await api(`variants/list?${new URLSearchParams({after: pages.at(-1)})}`);
