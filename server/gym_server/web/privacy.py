@@ -49,6 +49,6 @@ def routes(view: HubView) -> APIRouter:
 
 
 def _prepare() -> None:
-    """Import what accounts for privacy, which takes seconds, before the first page asks."""
+    """Import what accounts for privacy, which takes seconds, before the first page needs it."""
     with suppress(GymError):
         epsilon([NoiseEvent(noise_multiplier=1.0)], 1e-5)

@@ -13,7 +13,7 @@ export async function show(root) {
     replace(figures, figure("Variants", number(found.number)), figure("Owners", number(found.owners)), figure("Stored", bytes(found.bytes)), figure("The largest", found.number ? bytes(found.largest_bytes) : null), figure("Taken down", number(found.taken_down)));
     replace(about, found.enabled ? "" : "This hub keeps no variants (variants.enabled).");
     if (!found.is_operator) {
-      replace(lists, el("p", {class: "quiet"}, "Names and readers are shown to nobody who may not read the variant. Its owner sees them with gym-client variant list."));
+      replace(lists, el("p", {class: "quiet"}, "Names and readers are shown to nobody who may not read the variant. Its owner sees them with gym variant hub list."));
       return;
     }
     const {variants, taken_down: down, next} = await api(`variants/list?${new URLSearchParams({after: pages.at(-1)})}`);
@@ -27,7 +27,7 @@ export async function show(root) {
       {name: "Key", of: (one) => one.key_status},
       {name: "Put", of: (one) => when(one.put_at)},
       {name: "", of: (one) => (found.may_change ? el("button", {type: "button", onclick: () => takeDown(one)}, "Take down") : "")},
-    ], variants, {label: "Variants", none: "No contributor keeps a variant here. They put one with gym-client variant push."}),
+    ], variants, {label: "Variants", none: "No contributor keeps a variant here. They put one with gym variant push."}),
     el("div", {class: "row"}, pages.length > 1 && el("button", {type: "button", onclick: () => { pages.pop(); load(); }}, "Previous"), next && el("button", {type: "button", onclick: () => { pages.push(next); load(); }}, "Next"))),
     down.length ? section("Taken down", table([
       {name: "Owner", of: (one) => person(one.owner, one.owner_name)},
