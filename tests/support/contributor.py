@@ -91,7 +91,8 @@ class RawContributor:
         try:
             for event in stream:
                 if event.HasField("task"):
-                    return event.task
+                    task: pb.Task = event.task
+                    return task
         except grpc.RpcError as error:
             raise from_rpc_error(error, "hub") from None
         finally:
@@ -104,7 +105,10 @@ class RawContributor:
             self.stub.BeginUpload,
             pb.BeginUploadRequest(sha256=name, size_bytes=len(data) if declared is None else declared),
         )
-        return state if state.complete else self.call(self.stub.Upload, chunks(name, data, state.offset))
+        if not state.complete:
+            state = self.call(self.stub.Upload, chunks(name, data, state.offset))
+        assert isinstance(state, pb.UploadState)
+        return state
 
     def download(self, sha256: str) -> bytes:
         try:

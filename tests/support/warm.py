@@ -274,7 +274,8 @@ def _keep(connection: socket.socket) -> dict[str, Any]:
         signal.signal(number, signal.SIG_IGN)
     connection.sendall(b"%d\n" % child)
     ended = os.pidfd_open(child)
-    if ended not in select.select([ended, connection], [], [])[0]:
+    waited: list[Any] = [ended, connection]
+    if ended not in select.select(waited, [], [])[0]:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(OSError):
