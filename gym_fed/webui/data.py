@@ -106,10 +106,6 @@ def routes(workbench: Workbench) -> APIRouter:
             ]
         }
 
-    @found.get("/data/formats")
-    def formats(visitor: Looking) -> dict[str, Any]:
-        return {"formats": ["auto", *FORMATS.names()]}
-
     @found.get("/data/rows")
     def page(
         visitor: Looking,
@@ -123,7 +119,7 @@ def routes(workbench: Workbench) -> APIRouter:
         only: Literal["", "problems", "nothing_learnt"] = "",
     ) -> dict[str, Any]:
         filters = {"text": text, "least": least, "most": most, "column": column, "value": value, "only": only}
-        return ask("page", request, **filters, limit=limit)
+        return {**ask("page", request, **filters, limit=limit), "formats": ["auto", *FORMATS.names()]}
 
     @found.get("/data/row")
     def row(visitor: Looking, request: Reading) -> dict[str, Any]:

@@ -86,11 +86,7 @@ def routes(workbench: Workbench) -> APIRouter:
     def board(visitor: Looking, board: Folder = DEFAULT_BOARD) -> dict[str, Any]:
         path = workbench.inside(board)
         if not path.is_file():
-            raise GymError(
-                ErrorCode.FILE_NOT_FOUND,
-                f"no leaderboard at {board}",
-                "a record becomes its first line by gym leaderboard add RECORD",
-            )
+            return {"board": board, "head": "", "submissions": [], "total": 0}
         opened = Leaderboard(path)
         rows = [row.facts() for row in opened.board_rows.values()]
         return {"board": board, "head": opened.head, "submissions": rows[-MAX_ROWS:], "total": len(rows)}

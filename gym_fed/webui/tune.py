@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,19 +55,7 @@ def routes(workbench: Workbench) -> APIRouter:
     def listed(visitor: Looking) -> dict[str, Any]:
         folders = sorted(_searches(workbench.runs), key=lambda path: path.stat().st_mtime, reverse=True)
         rows = [_brief(workbench, folder) for folder in folders[:MAX_ROWS]]
-        return {"runs": str(workbench.runs), "searches": rows, "total": len(folders)}
-
-    @found.get("/form")
-    def fields(visitor: Looking) -> dict[str, Any]:
-        schema = SearchSettings.model_json_schema()
-        settings = {key: value for key, value in schema["properties"].items() if key != "parameters"}
-        keys = [field for group in form()["groups"] for field in group["fields"] if field["kind"] != "yaml"]
-        return {
-            "keys": [{"key": field["key"], "kind": field["kind"]} for field in keys],
-            "settings": [
-                field for key, value in settings.items() for field in fields_of(key, value, schema["$defs"])
-            ],
-        }
+        return {"runs": str(workbench.runs), "searches": rows, "total": len(folders), "form": _form()}
 
     @found.get("/search")
     def search(visitor: Looking, path: PathParameter) -> dict[str, Any]:
@@ -112,6 +101,20 @@ def routes(workbench: Workbench) -> APIRouter:
         return _started(workbench, path, folder / SEARCH_NAME)
 
     return found
+
+
+@cache
+def _form() -> dict[str, Any]:
+    """``{keys, settings}``: what a search may vary, and the fields of its own settings."""
+    schema = SearchSettings.model_json_schema()
+    settings = {key: value for key, value in schema["properties"].items() if key != "parameters"}
+    keys = [field for group in form()["groups"] for field in group["fields"] if field["kind"] != "yaml"]
+    return {
+        "keys": [{"key": field["key"], "kind": field["kind"]} for field in keys],
+        "settings": [
+            field for key, value in settings.items() for field in fields_of(key, value, schema["$defs"])
+        ],
+    }
 
 
 def _started(workbench: Workbench, path: str, file: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ const READING = ["model", "format", "columns", "max_length"];
 const FILTERS = ["text", "least", "most", "column", "value", "only"];
 
 export async function show(root, {name}, query) {
-  const {formats} = await api("data/formats");
+  let formats = ["auto", ...(query.get("format") ? [query.get("format")] : [])];
   const values = Object.fromEntries([...READING, ...FILTERS, "start"].map((key) => [key, query.get(key) || ""]));
   const reading = () => ({name, ...given(values, READING)});
   const about = el("div", {class: "figures"}), rows = el("div", {class: "rows"}), command = el("div");
@@ -47,6 +47,7 @@ export async function show(root, {name}, query) {
       if (mine === turn) replace(rows, failed(error, load));
       return;
     }
+    if (answer && answer.formats.length !== formats.length) { formats = answer.formats; replace(forms, ...draw()); }
     if (!shown.length) replace(rows, nothing(start, values, change));
     const known = answer && answer.about_rows;
     replace(about, figure("Rows", known === null ? "?" : number(known), answer && answer.num_rows === null ? "about, by the bytes read" : ""), figure("Format", answer ? answer.format : "?"),

@@ -1,13 +1,12 @@
 // Evaluations: start one, records with their figures, two of them compared row by row, and the leaderboard.
 import {action, ago, api, copyable, el, failed, leave, loading, mayChange, number, post, remember, replace, section, short, signed, state, table} from "/static/app.js";
-import {record} from "/screens/record.js";
 import {whisker} from "/screens/whisker.js";
 
 export const title = "Evals";
 
 export async function show(root, parameters, query) {
   const folder = query.get("folder") || "evals";
-  if (query.get("record")) { await record(root, folder, query.get("record")); return; }
+  if (query.get("record")) { await (await import("/screens/record.js")).record(root, folder, query.get("record")); return; }
   const [{suites}, first] = await Promise.all([api("evals/suites"), api(`evals?${new URLSearchParams({folder})}`)]);
   const chosen = [query.get("first"), query.get("second")].filter(Boolean);
   const records = el("div"), compared = el("div"), jobs = el("div", {"aria-live": "polite"}), board = el("div", {}, loading());
@@ -127,8 +126,8 @@ async function compare(holder, folder, chosen) {
 
 async function showBoard(holder) {
   let found;
-  try { found = await api("evals/board"); } catch (error) {
-    if (error.status !== 404) { replace(holder, failed(error, () => showBoard(holder))); return; }
+  try { found = await api("evals/board"); } catch (error) { replace(holder, failed(error, () => showBoard(holder))); return; }
+  if (!found.total) {
     replace(holder, el("div", {class: "state empty"}, el("p", {}, "There is no leaderboard in this folder. A record becomes its first line by:"), copyable("gym leaderboard add RECORD --model-name NAME --organization WHO")));
     return;
   }

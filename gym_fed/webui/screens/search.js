@@ -3,7 +3,7 @@ import {action, api, copyable, el, figure, leave, mayChange, navigate, number, p
 import {chart} from "/static/charts.js";
 import {parallel, slices} from "/screens/search_plots.js";
 import {runLink} from "/screens/runs.js";
-import {shapeOf, valueOf} from "/screens/trials.js";
+import {shapeOf, valueOf} from "/screens/tune.js";
 
 export async function search(root, path) {
   const load = () => api(`tune/search?${new URLSearchParams({path})}`);

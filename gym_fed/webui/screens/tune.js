@@ -1,7 +1,5 @@
 // Searches for settings: the list, a new one from its text and the form of its space, and one with its trials.
-import {action, ago, api, copyable, el, mayChange, navigate, number, post, replace, section, table} from "/static/app.js";
-import {search} from "/screens/search.js";
-import {settingsOf, shapeOf} from "/screens/trials.js";
+import {action, ago, api, copyable, el, mayChange, navigate, number, post, replace, section, state, table} from "/static/app.js";
 import {editor} from "/screens/yaml_editor.js";
 
 export const title = "Tune";
@@ -26,11 +24,15 @@ search:
 `;
 
 export async function show(root, parameters, query) {
-  if (query.get("search")) { await search(root, query.get("search")); return; }
-  const [form, {searches, total, runs}] = await Promise.all([api("tune/form"), api("tune")]);
+  if (query.get("search")) { await (await import("/screens/search.js")).search(root, query.get("search")); return; }
+  const {form, searches, total, runs} = await api("tune");
   root.append(el("header", {}, el("h1", {}, "Tune"), el("p", {class: "quiet small mono"}, runs)), section("Searches", listOf(searches),
     total > searches.length && el("p", {class: "quiet"}, `The newest ${number(searches.length)} of ${number(total)} searches.`)), newSearch(form));
 }
+
+export const shapeOf = (one) => (one.is_running ? state("half", "running") : one.ended >= one.wanted ? state("filled", "finished") : state("hollow", "stopped"));
+export const valueOf = (value) => (typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : typeof value === "string" ? value : JSON.stringify(value));
+export const settingsOf = (parameters) => Object.entries(parameters).map(([key, value]) => `${key} ${valueOf(value)}`).join(", ");
 
 function listOf(searches) {
   return table([

@@ -121,7 +121,7 @@ def test_a_search_starts_and_resumes_as_a_job(client: TestClient, folder: Path) 
 
 
 def test_the_form_is_the_schema(client: TestClient) -> None:
-    found = get(client, "tune/form")
+    found = get(client, "tune")["form"]
     settings = {field["key"]: field for field in found["settings"]}
     assert settings["sampler"]["choices"] == ["tpe", "random"]
     assert settings["pruner.name"]["default"] == "median"
