@@ -54,7 +54,7 @@ def ours(port: int) -> None:
     from fastapi import APIRouter
 
     from gym_fed.web.app import Face
-    from gym_fed.web.events import Event, Feed
+    from gym_fed.web.events import Feed, PageEvent
     from gym_fed.web.keys import WebKeys
     from gym_fed.web.server import WebServer
 
@@ -62,11 +62,11 @@ def ours(port: int) -> None:
         folder = Path(name)
         for file, text in (("index.html", INDEX), ("main.js", MAIN), ("home.js", HOME)):
             (folder / file).write_text(text)
-        feed = Feed(lambda last: (Event("tick", tick(time.time())),))
+        feed = Feed(lambda last: (PageEvent("tick", tick(time.time())),))
 
         def publish() -> None:
             while feed.has_readers.wait():
-                feed.publish(Event("tick", tick(time.time())))
+                feed.publish(PageEvent("tick", tick(time.time())))
                 time.sleep(1)
 
         threading.Thread(target=publish, daemon=True).start()
