@@ -22,6 +22,7 @@ Mark = tuple[int, int]
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_VALUES = 200_000
 _MAX_SHOWN_CHARS = 80
+_MAX_NUMBER_CHARS = 4000
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -109,10 +110,13 @@ class StrictLoader(yaml.SafeLoader):
     """The safe loader, whose every complaint about a value carries that value's place."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = str(node.tag).rpartition(":")[2]
+        if kind in ("int", "float") and len(node.value) > _MAX_NUMBER_CHARS:  # 1:1:1... takes YAML seconds
+            problem = f"a number of {len(node.value)} characters"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, KeyError, AttributeError) as error:  # such as month 13, or !!bool perhaps
-            kind = str(node.tag).rpartition(":")[2]
             problem = f"{shown(node.value)} is not a valid {kind}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 

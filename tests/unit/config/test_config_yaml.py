@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import dump_yaml, load_config, parse_overrides, validate
+from gym_fed.config.yaml.strict import parse_config
 from gym_fed.errors import ErrorCode, GymError
 
 
@@ -504,3 +505,14 @@ def test_mixed_precision_no_is_no(write) -> None:  # type: ignore[no-untyped-def
     assert load_config(write("{}\n"), TrainingConfig, ["mixed_precision=no"]).mixed_precision == "no"
     with pytest.raises(GymError, match="mixed_precision"):
         load_config(write("mixed_precision: yes\n"), TrainingConfig)
+
+
+@pytest.mark.parametrize(
+    "number", ["1:" * 90_000 + "1", "9" * 5000, "0b" + "1" * 90_000, "1:" * 90_000 + "1.5"]
+)
+def test_a_number_of_many_digits_is_refused_at_once(number: str) -> None:
+    with pytest.raises(GymError) as refused:
+        parse_config(Path("run.yaml"), f"a: {number}\n")
+    assert refused.value.code is ErrorCode.CONFIG_INVALID
+    assert "run.yaml:1:4" in refused.value.message
+    assert "a number of" in refused.value.message  # refused before YAML reads its digits

@@ -1,0 +1,35 @@
+"""Every route of both faces asks who sent a request, and what changes something is for operators' pages alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from gym_server.web import dashboard, health
+
+from gym_fed.web.app import changing, looking, measuring, operating
+from gym_fed.webui import app as webui
+from gym_fed.webui.workbench import open_workbench
+
+
+def asked(dependant: Dependant) -> Iterator[Any]:
+    for inner in dependant.dependencies:
+        yield inner.call
+        yield from asked(inner)
+
+
+def test_every_route_asks_for_a_visitor_and_every_change_for_an_operators_page(tmp_path: Path) -> None:
+    workbench, view = open_workbench(tmp_path, tmp_path / "runs"), MagicMock()
+    routers = [screen.routes(workbench) for screen in webui.SCREENS]
+    routers += [screen.routes(view) for screen in dashboard.SCREENS]
+    found = [route for router in (*routers, health.beside(view)) for route in router.routes]
+    assert len(found) > 60
+    for route in found:
+        assert isinstance(route, APIRoute)
+        calls = set(asked(route.dependant))
+        is_read = route.methods == {"GET"}
+        assert calls & ({looking, operating, measuring} if is_read else {changing}), route.path
