@@ -1,4 +1,4 @@
-"""Every route of both faces asks who sent a request, and what changes something is for operators' pages alone."""
+"""Every route of both faces checks who sent a request, and what changes something is for operators' pages alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def asked(dependant: Dependant) -> Iterator[Any]:
         yield from asked(inner)
 
 
-def test_every_route_asks_for_a_visitor_and_every_change_for_an_operators_page(tmp_path: Path) -> None:
+def test_every_route_checks_its_visitor_and_every_change_for_an_operators_page(tmp_path: Path) -> None:
     workbench, view = open_workbench(tmp_path, tmp_path / "runs"), MagicMock()
     routers = [screen.routes(workbench) for screen in webui.SCREENS]
     routers += [screen.routes(view) for screen in dashboard.SCREENS]

@@ -1,4 +1,4 @@
-"""What somebody without a key, or with one of a viewer, cannot do to the pages and to whoever else uses them."""
+"""What somebody without a key, or with one of a viewer, cannot do to the pages and to others who use them."""
 
 from __future__ import annotations
 
