@@ -11,11 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from gym_server.federation import Federation
+from gym_server.web.dashboard import Dashboard
+from gym_server.web.hub_view import HubView
 
 from demo.end_together import end_together
 from tests.support.chromium import Watch, chromium, settled
 from tests.support.community import Community
+from tests.support.large_hub import fill
+from tests.support.loopback_hub import LoopbackHub
 from tests.support.ports import free_port
+from tests.support.screens import screens
 
 READERS_OF_ADDRESS = 50
 """A hub feeds 64 pages of one address; loopback has many addresses."""
@@ -40,6 +46,39 @@ def first_view_of_hub(folder: Path) -> tuple[int, float, float]:
             if problems := watch.problems():
                 raise RuntimeError(f"the page failed: {problems}")
             return len(watch.requests), watch.num_bytes / 1000, seconds
+
+
+def screens_of_large_hub(folder: Path, num_rounds: int, turns: int) -> dict[str, list[float]]:
+    """Seconds until each screen of a hub with 200 contributors is shown whole, each in a fresh context, by its URL."""
+    hub = LoopbackHub(folder)
+    fill(hub.fed, num_rounds)
+    hub.close()
+    found: dict[str, list[float]] = {}
+    with (
+        Federation.open(folder) as fed,
+        Dashboard(fed, "127.0.0.1:0", public=False, is_running=False) as pages,
+    ):
+        pages.start()
+        known = {"round": str(num_rounds), "id": next(iter(HubView(fed, False).names()))}
+        with chromium() as browser:
+            for _ in range(turns):
+                for screen in screens():
+                    if screen.face == "hub":
+                        context = browser.new_context(viewport={"width": 1440, "height": 900})
+                        page = context.new_page()
+                        page.request.get(
+                            pages.url
+                        )  # the cookie alone: files of the page are still to be fetched
+                        watch = Watch(page)
+                        began = time.monotonic()
+                        page.goto(pages.server.address + screen.url(known), wait_until="commit")
+                        settled(page)
+                        found.setdefault(screen.pattern, []).append(time.monotonic() - began)
+                        failed = page.locator("#main .state.failed, form.login").count()
+                        if failed or watch.problems():
+                            raise RuntimeError(f"{screen.pattern} failed: {watch.problems()}")
+                        context.close()
+    return found
 
 
 def added_memory(folder: Path) -> float:

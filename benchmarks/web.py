@@ -1,6 +1,6 @@
 """What the pages cost: server CPU by open tab, bytes and seconds of a first view, a hub's memory and rounds.
 
-    python benchmarks/web.py --gradio-python PYTHON [--part page|hub|readers ...] [--quick] [--json]
+    python benchmarks/web.py --gradio-python PYTHON [--part page|hub|large|readers ...] [--quick] [--json]
 
 The parts:
 
@@ -8,6 +8,7 @@ The parts:
              in tabs of a real Chromium: CPU of the server by number of tabs, requests and bytes of the first view,
              seconds to the first chart
     hub      the first view of a hub's dashboard, and the memory that the dashboard adds to a hub
+    large    every screen of a hub with 200 contributors after 1,000 rounds: seconds until it is shown whole
     readers  rounds of a hub with 200 readers of its events, and without, in turns
 
 A tab counts as open while it is a window of its own: browsers slow down the timers of hidden ones, which would spare
@@ -28,7 +29,7 @@ from _report import Report, options
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _web_hub import added_memory, first_view_of_hub, rounds_with_readers
+from _web_hub import added_memory, first_view_of_hub, rounds_with_readers, screens_of_large_hub
 from _web_tabs import Measured, Side, measured
 
 TABS, QUICK_TABS = (1, 10), (1,)
@@ -36,6 +37,7 @@ AIM_TAB_MS, AIM_TABS = 10.0, 10
 AIM_BYTES, AIM_REQUESTS = 150.0, 10.0
 AIM_TIMES = 10.0
 AIM_ROUND = 1.1
+AIM_SCREEN_SECONDS = 1.0
 
 
 def main() -> None:
@@ -111,6 +113,17 @@ def hub_part(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
     report.figure("dashboard_memory_most", max(added))
 
 
+def large_part(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
+    """A hub that has been at work for long."""
+    rounds, turns = (100, 1) if arguments.quick else (1000, 3)
+    found = screens_of_large_hub(folder / "large", rounds, turns)
+    for screen, seconds in found.items():
+        report.compare(f"{screen} of {rounds} rounds, shown after", statistics.median(seconds), unit="s")
+    slowest = max(max(seconds) for seconds in found.values())
+    name = f"slowest view of any screen at {rounds} rounds, s"
+    report.aim(name, figure=slowest, aim=AIM_SCREEN_SECONDS, better="lower")
+
+
 def readers_part(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
     """Rounds of one hub, every other one with readers."""
     rounds = arguments.rounds or (4 if arguments.quick else 16)
@@ -130,7 +143,7 @@ def readers_part(arguments: argparse.Namespace, report: Report, folder: Path) ->
     report.aim(name, figure=statistics.median(shares), aim=AIM_ROUND, better="lower")
 
 
-PARTS = {"page": page_part, "hub": hub_part, "readers": readers_part}
+PARTS = {"page": page_part, "hub": hub_part, "large": large_part, "readers": readers_part}
 
 if __name__ == "__main__":
     main()
