@@ -2,5 +2,6 @@
 
 The pages are ES modules without a build step (``static/``). They read a JSON API and one stream of server-sent events.
 
-Neighbours: imports addresses, config, errors, files, serving, text, version; imported by cli, webui.
+Neighbours: imports addresses, child_process, config, errors, files, serving, text, version; imported by cli,
+webui.
 """

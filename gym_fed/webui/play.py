@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-import httpx
 from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import StreamingResponse
@@ -15,16 +12,14 @@ from starlette.responses import StreamingResponse
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
+from gym_fed.web.model_server import SERVED_NAME, stream_answer
 from gym_fed.webui.inventory import find_base, local_bases, local_variants
-from gym_fed.webui.model_servers import MAX_SERVERS, SERVED_NAME, servers_of
+from gym_fed.webui.model_servers import MAX_SERVERS, servers_of
 from gym_fed.webui.taught import Taught
 from gym_fed.webui.workbench import Workbench
 
 MAX_TEXT = 200_000
 TOP_LOGPROBS = 5
-_CONNECT_SECONDS = 5.0
-_ANSWER_SECONDS = 600.0
-"""Between two tokens; `gym api` ends an answer that takes longer."""
 
 BaseId = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -113,7 +108,7 @@ def routes(workbench: Workbench) -> APIRouter:
     def chat(given: AskedPrompt, visitor: Changing) -> StreamingResponse:
         server = servers.ready(given.base)
         return StreamingResponse(
-            _answer(f"{server.url}/chat/completions", server.key, given.body()),
+            stream_answer(f"{server.url}/chat/completions", server.key, given.body()),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
@@ -159,33 +154,3 @@ def _create(taught: Taught, base: str, name: str) -> list[str]:
         *("gym", "variant", "create", f"--data={taught.file(base)}", f"--user={name}", f"--base={base}"),
         *(["--replace"] if known else []),
     ]
-
-
-async def _answer(url: str, key: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
-    """The stream of `gym api`, as it comes. Its reader cancels the answer by leaving."""
-    timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
-    try:
-        async with (
-            httpx.AsyncClient(timeout=timeout, trust_env=False, verify=False) as client,
-            client.stream("POST", url, json=body, headers={"Authorization": f"Bearer {key}"}) as response,
-        ):
-            if response.status_code != 200:
-                yield _failed(_reason(await response.aread()))
-                return
-            async for part in response.aiter_raw():
-                yield part
-    except httpx.TransportError:
-        yield _failed("the model's server has ended; its output says why")
-
-
-def _reason(data: bytes) -> str:
-    """Why `gym api` refused, as it said."""
-    try:
-        return str(json.loads(data)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return "the model's server refused the request"
-
-
-def _failed(why: str) -> bytes:
-    """The event that ends a stream in place of ``[DONE]``, as `gym api` itself ends one."""
-    return f"data: {json.dumps({'error': {'message': why}})}\n\n".encode()

@@ -13,8 +13,8 @@ import pytest
 
 from gym_fed.serving.http.keys import KeyFile
 from gym_fed.web.access import CSRF_HEADER
+from gym_fed.web.model_server import ModelServer
 from gym_fed.webui.app import open_webui
-from gym_fed.webui.model_servers import ModelServer
 from gym_fed.webui.workbench import open_workbench
 from tests.support.nano_store import nano_store
 from tests.support.wait import SECONDS, until

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.child_process import leave_at_eof
 from gym_fed.cli.chat import their_file
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.default_command import DefaultCommandGroup
@@ -86,7 +84,7 @@ def serve(
 ) -> None:
     """Serve a base and its variants; `gym api serving.yaml` means the same. Ctrl-C lets running answers finish."""
     if until_eof:
-        threading.Thread(target=_leave_at_eof, name="until-eof", daemon=True).start()
+        leave_at_eof()
     named = {
         "base": base,
         "adapter": adapter,
@@ -134,14 +132,6 @@ def serve(
     )
     if not finished:
         raise GymError(ErrorCode.INTERRUPTED, "active answers were cancelled")
-
-
-def _leave_at_eof() -> None:
-    """A program that started this one and is gone, however it ended, has closed this end too."""
-    with suppress(OSError):
-        while os.read(sys.stdin.fileno(), 1 << 12):
-            pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _require_config(config: Path) -> None:

@@ -56,6 +56,24 @@ export function post(path, body = {}, method = "POST") {
   return api(path, {method, body: JSON.stringify(body), headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}});
 }
 
+// An answer while it is written: take(data) is called for every event of the stream.
+export async function streamed(path, body, signal, take) {
+  const response = await fetch(`/api/v1/${path}`, {method: "POST", credentials: "same-origin", signal, headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}, body: JSON.stringify(body)});
+  if (!response.ok) throw new ApiError(response.status, (await response.json()).error);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const {done, value} = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const text = event.replace(/^data: /, "");
+      if (text !== "[DONE]") take(JSON.parse(text));
+    }
+  }
+}
+
 // ---- live events ----
 
 // live({round: (data) => ..., open: () => ..., lost: () => ...}): one stream; an id that was had is skipped.

@@ -1,5 +1,5 @@
 // Chat with the models of this machine: streamed, one or two side by side, with each token's probability, and taught.
-import {action, api, bytes, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, session, state} from "/static/app.js";
+import {action, api, bytes, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "/static/app.js";
 import {answerText, tokenView} from "/screens/play_tokens.js";
 import {taughtPanel} from "/screens/play_taught.js";
 
@@ -177,28 +177,16 @@ export async function show(root, parameters, query) {
   async function stream(answer, signal) {
     const began = performance.now();
     try {
-      const response = await fetch("/api/v1/play/chat", {method: "POST", credentials: "same-origin", signal, headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}, body: JSON.stringify(asked(answer, answer.heard))});
-      if (!response.ok) throw new Error(message((await response.json()).error));
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      let rest = "";
-      for (;;) {
-        const {done, value} = await reader.read();
-        if (done) break;
-        const events = (rest + value).split("\n\n");
-        rest = events.pop();
-        for (const event of events) take(answer, event.replace(/^data: /, ""), began);
-      }
+      await streamed("play/chat", asked(answer, answer.heard), signal, (data) => take(answer, data, began));
       if (!answer.finish && !answer.error) answer.error = "The answer broke off.";
     } catch (error) {
       if (error.name === "AbortError") answer.finish = "stopped";
-      else answer.error = error.message;
+      else answer.error = message(error);
     }
     answer.took = performance.now() - began;
   }
 
-  function take(answer, text, began) {
-    if (text === "[DONE]") return;
-    const data = JSON.parse(text);
+  function take(answer, data, began) {
     if (data.error) { answer.error = data.error.message; return; }
     if (data.usage) answer.count = data.usage.completion_tokens;
     for (const choice of data.choices) {

@@ -1,0 +1,45 @@
+"""Child processes that end with their parent, and those that are to be in nobody's way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+_LOWEST_PRIORITY = 19
+_GOES_FIRST = 500
+"""Of -1000 to 1000: which process Linux ends first when memory runs out."""
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "RAYON")}
+
+
+def leave_at_eof() -> None:
+    """End this process when its standard input ends: its parent, however that ended, has closed the other end."""
+    threading.Thread(target=_wait_for_eof, name="until-eof", daemon=True).start()
+
+
+def background_environment(without: tuple[str, ...] = ()) -> dict[str, str]:
+    """This process's environment for a child that computes with one thread, on no GPU, and downloads nothing.
+
+    Args:
+        without: Variables that are none of the child's business.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    return {**kept, **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+
+
+def put_last(pid: int) -> None:
+    """Let every other process compute first, and be kept when memory runs out; to be called right after its start."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, _LOWEST_PRIORITY)
+    with suppress(OSError):  # where there is no /proc
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(_GOES_FIRST), encoding="ascii")
+
+
+def _wait_for_eof() -> None:
+    with suppress(OSError):
+        while os.read(sys.stdin.fileno(), 1 << 12):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)

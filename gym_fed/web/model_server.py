@@ -1,0 +1,186 @@
+"""A model that pages have answers from: a `gym api` as a child process on loopback.
+
+Its key is random and known to this process alone, so that no other page or program can use it. A child ends when its
+standard input does: with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+import httpx
+
+from gym_fed.child_process import put_last
+from gym_fed.serving.http.keys import KeyFile
+
+SERVED_NAME = "base"
+"""What every child calls its base, whatever its folder's name is; a variant is ``base:NAME``."""
+KEPT_LINES = 200
+LINE_LENGTH = 2000
+_STOP_SECONDS = 5
+_CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 600.0
+"""Between two tokens; `gym api` ends an answer that takes longer."""
+ENDED = "the model's server has ended; its output says why"
+
+
+class ModelServer:
+    """One `gym api`, from its start to its end.
+
+    Args:
+        base: What it serves: a name, or a folder.
+        folder: Where it runs.
+        variants: Folder of variants; None where there is none.
+        changed: Called after every change of its status.
+        settings: Further ``a.b=value`` of ``ServingConfig``.
+        environment: Of the process; None for this one's.
+        is_last: Whether everything else on the machine goes first.
+
+    Attributes:
+        status: ``loading``, ``ready``, ``failed``, or ``ended`` where it was stopped.
+        url: Of its API, once it is ready.
+        key: For its API.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        folder: Path,
+        variants: Path | None,
+        changed: Callable[[], None] = lambda: None,
+        *,
+        settings: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        is_last: bool = False,
+    ) -> None:
+        self.base, self.has_variants = base, variants is not None
+        self.status, self.url = "loading", ""
+        self.started_at, self.ready_at = time.time(), 0.0
+        self._changed = changed
+        self._output: deque[str] = deque(maxlen=KEPT_LINES)
+        self._private = TemporaryDirectory(prefix="gym-pages-")
+        keys = Path(self._private.name) / "api_keys.json"
+        self.key = KeyFile(keys).add("pages", everything=True)
+        store = [] if variants is None else [f"--variants={variants}"]
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gym_fed.cli.main", "api", f"--base={base}", *store),
+                *("--host=127.0.0.1", "--port=0", f"--api-keys={keys}"),
+                *(f"--set={one}" for one in (f"served_name={SERVED_NAME}", *settings)),
+                *("--until-eof", "--drain-seconds=0", "--json"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,  # Ctrl-C on the parent's terminal ends it by the end of its input
+            text=True,
+            errors="replace",
+        )
+        if is_last:
+            put_last(self._process.pid)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        said = self._in_thread(self._keep, self._process.stderr)
+        self._in_thread(self._watch, self._process.stdout, said)
+
+    def facts(self) -> dict[str, Any]:
+        """As pages get it: without the key, and without the address."""
+        ready_at = self.ready_at or time.time()
+        return {
+            "base": self.base,
+            "status": self.status,
+            "seconds": round(ready_at - self.started_at, 2),
+            "has_variants": self.has_variants,
+            "output": list(self._output),
+        }
+
+    def stop(self) -> None:
+        """End it; answers under way are cancelled."""
+        self.status = "ended"
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._in_thread(self._end)
+
+    def wait(self) -> None:
+        """Until the process has ended."""
+        self._process.wait()
+
+    def _in_thread(self, target: Callable[..., None], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, args=arguments, name="model-server", daemon=True)
+        thread.start()
+        return thread
+
+    def _keep(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._output.append(line.rstrip("\n")[:LINE_LENGTH])
+
+    def _watch(self, stream: IO[str], said: threading.Thread) -> None:
+        line = stream.readline()
+        with suppress(ValueError, KeyError):
+            self.url = str(json.loads(line)["url"])
+            if self.status == "loading":
+                self.status, self.ready_at = "ready", time.time()
+        self._changed()
+        self._process.wait()
+        said.join(_STOP_SECONDS)
+        self._private.cleanup()
+        if self.status != "ended":
+            self.status = "failed"
+        self._changed()
+
+    def _end(self) -> None:
+        for signal in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(_STOP_SECONDS)
+                return
+            except subprocess.TimeoutExpired:
+                signal()
+
+
+async def stream_answer(url: str, key: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    """The stream of `gym api`, as it comes. Its reader cancels the answer by leaving.
+
+    Args:
+        url: Of the API.
+        key: For it.
+        body: With ``stream``.
+    """
+    timeout = httpx.Timeout(ANSWER_SECONDS, connect=_CONNECT_SECONDS)
+    try:
+        async with (
+            httpx.AsyncClient(timeout=timeout, trust_env=False, verify=False) as client,
+            client.stream("POST", url, json=body, headers={"Authorization": f"Bearer {key}"}) as response,
+        ):
+            if response.status_code != 200:
+                yield _failed(refusal_of(await response.aread()))
+                return
+            async for part in response.aiter_raw():
+                yield part
+    except httpx.TransportError:
+        yield _failed(ENDED)
+
+
+def refusal_of(data: bytes) -> str:
+    """Why `gym api` refused, as it said."""
+    try:
+        return str(json.loads(data)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "the model's server refused the request"
+
+
+def _failed(why: str) -> bytes:
+    """The event that ends a stream in place of ``[DONE]``, as `gym api` itself ends one."""
+    return f"data: {json.dumps({'error': {'message': why}})}\n\n".encode()
