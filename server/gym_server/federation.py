@@ -6,6 +6,7 @@ hub/
     objects/            what is named by sha256
     keys/               ledger.pem, tls.key, tls.crt, session.key; the newest signed head
     staging/ residuals/ unfinished uploads; the server's error feedback, one file a version
+    newest-model/       the newest version as a model folder, and its answers, where `dashboard.ask` is on
     hub.lock            held while `gym-server run` lives
 """
 

@@ -10,6 +10,7 @@ from gym_server.federation import Federation
 from gym_server.web import dashboard, health
 from gym_server.web.feed import HubFeed
 from gym_server.web.hub_view import HubView
+from gym_server.web.newest_model import NewestModel
 from starlette.testclient import TestClient
 
 from gym_fed.web.access import CSRF_HEADER, Access
@@ -27,8 +28,8 @@ class HubPages:
         viewer: Anybody.
     """
 
-    def __init__(self, fed: Federation, is_running: bool = True) -> None:
-        view, routes = HubView(fed, is_running), APIRouter()
+    def __init__(self, fed: Federation, is_running: bool = True, newest: NewestModel | None = None) -> None:
+        view, routes = HubView(fed, is_running, newest), APIRouter()
         for screen in dashboard.SCREENS:
             routes.include_router(screen.routes(view))
         screens = Path(dashboard.__file__).parent / "screens"

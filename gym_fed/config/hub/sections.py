@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -180,12 +180,28 @@ class DashboardConfig(StrictModel):
     """host:port; port 0 takes any free one. On an address that others reach, keys are needed."""
     public: bool = False
     """Whether everybody may look without a key; who changes something needs one in any case."""
+    ask: bool = False
+    """Whether the newest version answers ``prompts`` after every round, and what operators ask, from a process of its
+    own: it takes the memory of one more model (docs/dashboard.md)."""
+    prompts: list[Annotated[str, Field(min_length=1, max_length=500)]] = Field(
+        default_factory=list, max_length=10
+    )
+    """What every version is asked, with temperature 0."""
 
     @field_validator("listen")
     @classmethod
     def _can_listen(cls, text: str) -> str:
         Endpoint.parse(text, least_port=0)
         return text
+
+    @field_validator("prompts")
+    @classmethod
+    def _say_something_once(cls, prompts: list[str]) -> list[str]:
+        if not all(prompt.strip() for prompt in prompts):
+            raise ValueError("a prompt is empty")
+        if len(set(prompts)) < len(prompts):
+            raise ValueError("a prompt is there twice")
+        return prompts
 
 
 class ServerSections(StrictModel):

@@ -140,6 +140,8 @@ storage:
 # dashboard:
 #   listen: 127.0.0.1:9444      # another address needs a key: gym-server dashboard-keys add
 #   public: false               # true: everybody may look
+#   ask: false                  # true: the newest version answers prompts, from a process of its own
+#   prompts: []                 # at most 10, answered after every round
 """
 
 

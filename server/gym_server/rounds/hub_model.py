@@ -48,6 +48,7 @@ class HubModel:
         self, base: BaseSpec, source: str, store: ObjectStore, gate: GateConfig, folder: Path
     ) -> None:
         self._base = base
+        self._source = source
         self._store = store
         self._gate = gate
         self._loaded = load_model(source)
@@ -101,6 +102,21 @@ class HubModel:
                 apply_delta(self._loaded.model, delta)
             self._height += 1
             self.digest = soup.version_digest
+
+    def save(self, output: Path, dtype: str | None = None) -> str:
+        """Write the current version with its tokenizer to a folder; in memory it then has that dtype, too.
+
+        Args:
+            output: The folder.
+            dtype: What the weights are rounded to; None: that of the base's own files. Versions are kept in float32.
+
+        Returns:
+            The dtype.
+        """
+        written = dtype or dtype_of(self._source)
+        self.model.to(getattr(torch, written)).save_pretrained(output)
+        self.tokenizer.save_pretrained(output)
+        return written
 
     def loss(self) -> float:
         """Held-out loss of the current version, in nats a token."""
@@ -201,7 +217,7 @@ def write_version(
         fed: The hub.
         output: A new folder.
         height: Of the version.
-        dtype: What the weights are rounded to; None: that of the base's own files. Versions are kept in float32.
+        dtype: As for ``HubModel.save``.
 
     Raises:
         GymError: ``FILE_EXISTS`` for a folder that is not empty, ``NOT_FOUND`` for a version that does not exist,
@@ -221,9 +237,7 @@ def write_version(
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
     model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
     model.follow(fed.round_store.soups(wanted))
-    written = dtype or dtype_of(fed.config.base_model)
-    model.model.to(getattr(torch, written)).save_pretrained(output)
-    model.tokenizer.save_pretrained(output)
+    written = model.save(output, dtype)
     tensors = tensors_digest(
         model.model.float()
     )  # as it is found when the folder is loaded, which is in float32

@@ -9,12 +9,14 @@ from fastapi import APIRouter
 from gym_fed.addresses import is_loopback
 from gym_fed.identity.encryption import is_encrypted
 from gym_fed.web.app import Face
+from gym_fed.web.events import PageEvent
 from gym_fed.web.keys import KEYS_NAME, WebKeys
 from gym_fed.web.server import Tls, WebServer
 from gym_server.federation import Federation
 from gym_server.web import contributors, health, home, invites, ledger, model, privacy, rounds, variants
 from gym_server.web.feed import HubFeed
 from gym_server.web.hub_view import HubView
+from gym_server.web.newest_model import NewestModel
 
 SCREENS = (home, rounds, contributors, model, privacy, ledger, invites, variants, health)
 """Modules with ``routes(view)``; each is one screen's part of the API."""
@@ -35,7 +37,8 @@ class Dashboard:
 
     def __init__(self, fed: Federation, listen: str, *, public: bool, is_running: bool) -> None:
         self._feed = HubFeed(fed)
-        view = HubView(fed, is_running)
+        self._newest = self._newest_model(fed, is_running)
+        view = HubView(fed, is_running, self._newest)
         routes = APIRouter()
         for screen in SCREENS:
             routes.include_router(screen.routes(view))
@@ -63,21 +66,38 @@ class Dashboard:
 
     def start(self) -> None:
         """Serve from a thread until ``stop``."""
-        self._feed.start()
+        self._begin()
         self.server.start()
 
     def run(self) -> None:
         """Serve until a signal."""
-        self._feed.start()
+        self._begin()
         try:
             self.server.run()
         finally:
-            self._feed.stop()
+            self._end()
 
     def stop(self) -> None:
         """Give the address back, and end what ``start`` began."""
-        self._feed.stop()
+        self._end()
         self.server.stop()
+
+    def _newest_model(self, fed: Federation, is_running: bool) -> NewestModel | None:
+        """What answers for the newest version. Pages are sent no more than that something changed: roles differ."""
+        if fed.config.dashboard is None or not fed.config.dashboard.ask:
+            return None
+        news = PageEvent("newest-model", {})
+        return NewestModel(fed, is_running=is_running, changed=lambda: self._feed.feed.publish(news))
+
+    def _begin(self) -> None:
+        self._feed.start()
+        if self._newest is not None:
+            self._newest.start()
+
+    def _end(self) -> None:
+        self._feed.stop()
+        if self._newest is not None:
+            self._newest.stop()
 
 
 def _tls(fed: Federation, listen: str) -> Tls | None:

@@ -13,6 +13,7 @@ from gym_fed.web.access import Role, Visitor
 from gym_server.federation import Federation
 from gym_server.ledger.times import BUCKET_SECONDS
 from gym_server.store.tables import accounts
+from gym_server.web.newest_model import NewestModel
 
 MAX_ROWS = 500
 """Of one list in one answer; a list says how many there are, and pages ask for the next part."""
@@ -25,11 +26,13 @@ class HubView:
     Attributes:
         fed: The hub.
         is_running: Whether its rounds run in this process; a dashboard on a stopped hub's folder changes nothing.
+        newest: Answers for the newest version, where the operator allows it.
         started_at: Unix seconds.
     """
 
     fed: Federation
     is_running: bool
+    newest: NewestModel | None = None
     started_at: float = field(default_factory=time.time)
 
     def names(self) -> dict[str, str]:

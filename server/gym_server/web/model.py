@@ -1,4 +1,4 @@
-"""The model: its versions as a chain of digests, what each cost in bytes, and how well each did."""
+"""The model: its versions as a chain of digests, their bytes, how well each did, and what the newest answers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 from sqlalchemy import Connection, func, select
+from starlette.responses import StreamingResponse
 
 from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.ledger.evaluations import EVALUATED
-from gym_fed.web.app import Looking
+from gym_fed.web.access import Visitor
+from gym_fed.web.app import Changing, Looking
+from gym_fed.web.model_server import stream_answer
 from gym_server.store.tables import ledger, updates, versions
 from gym_server.web.hub_view import HubView, router
+from gym_server.web.newest_model import NewestModel
 
 MAX_POINTS = 2000
 """Versions in a chart, the newest ones."""
@@ -20,10 +27,18 @@ MAX_EVALUATIONS = 500
 """Evaluations in a chart, the newest ones."""
 MAX_TASKS = 200
 """Curves of one answer."""
+MAX_ANSWER_TOKENS = 512
+"""Of an answer to an operator."""
+
+
+class AskedQuestion(StrictModel):
+    """An operator's question. It is passed on, and neither kept nor logged."""
+
+    prompt: str = Field(min_length=1, max_length=4000)
 
 
 def routes(view: HubView) -> APIRouter:
-    """``model``, a page of versions, and ``model/figures``, what its charts show."""
+    """``model``, a page of versions; ``model/figures``, what its charts show; and what is below ``model/newest``."""
     found = router()
     fed = view.fed
 
@@ -51,6 +66,7 @@ def routes(view: HubView) -> APIRouter:
             "version": total if head is None else head.height,
             "total": total,
             "soups_bytes": int(down or 0),
+            "newest": _newest_facts(view, visitor),
             "chain_is_whole": all(
                 next_digest(parent, row.soup_sha256, row.server_round) == row.digest for row, parent in shown
             ),
@@ -83,7 +99,55 @@ def routes(view: HubView) -> APIRouter:
             "evaluations": evaluations,
         }
 
+    @found.get("/model/newest")
+    def newest(visitor: Looking) -> dict[str, Any]:
+        return _newest_facts(view, visitor)
+
+    @found.post("/model/newest/ask")
+    def ask(given: AskedQuestion, visitor: Changing) -> StreamingResponse:
+        model = _require_newest(view)
+        server = model.ready()
+        path, body = model.request(given.prompt, MAX_ANSWER_TOKENS, streamed=True)
+        return StreamingResponse(
+            stream_answer(server.url + path, server.key, body),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
+        )
+
+    @found.post("/model/newest/again")
+    def again(visitor: Changing) -> dict[str, Any]:
+        _require_newest(view).again()
+        return {}
+
     return found
+
+
+def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:
+    """What the newest version answers, for those who may have the model.
+
+    The hub's port gives soups to accounts. Where anybody may enrol, everybody may see answers; elsewhere operators.
+    """
+    if view.newest is None:
+        return {"is_on": False}
+    is_operator = view.is_operator(visitor)
+    if not is_operator and view.fed.config.enrolment.policy != "open":
+        return {"is_on": True, "is_hidden": True}
+    return {"is_on": True, "is_hidden": False, **view.newest.facts(is_operator)}
+
+
+def _require_newest(view: HubView) -> NewestModel:
+    """Refuse a question where nothing answers.
+
+    Raises:
+        GymError: ``UNAVAILABLE``.
+    """
+    if view.newest is None:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            "this hub's newest version is not asked anything",
+            "set dashboard: {ask: true} in gym-server.yaml, and start the hub again",
+        )
+    return view.newest
 
 
 def _uploaded(tx: Connection, of_rounds: list[int]) -> dict[int, int]:

@@ -1,5 +1,5 @@
-// The model's versions: how well each does, and the chain of digests that they are.
-import {ago, api, bytes, el, empty, facts, figure, loading, number, remember, replace, section, short, signed, state, table} from "/static/app.js";
+// The model's versions: how well each does, what the newest answers, and the chain of digests that they are.
+import {action, ago, api, bytes, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, signed, state, streamed, table} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {pager, refreshOn} from "/screens/parts.js";
 
@@ -9,11 +9,13 @@ const LIMIT = 25, CURVES = 6;
 export async function show(root, _, query) {
   let offset = Number(query.get("offset")) || 0, first = 0;
   const figures = el("div", {class: "figures"}), chain = el("div", {}, loading()), pages = el("div"), base = el("div"), tasks = el("div");
+  const newest = newestPanel();
   const losses = chart({title: "Held-out loss by version", xLabel: "version", height: 240});
   const scores = chart({title: "Evaluations by version", xLabel: "version", height: 240});
 
   async function load() {
     const found = await api(`model?offset=${offset}&limit=${LIMIT}`);
+    newest.set(found.newest);
     replace(figures,
       figure("Version", number(found.version), found.base_model),
       figure("Weights", number(found.num_parameters)),
@@ -53,7 +55,100 @@ export async function show(root, _, query) {
     replace(tasks, pager({offset: first, limit: CURVES, total: curves.length, turn: (to) => { first = to; draw(); }, label: "Tasks in the chart"}));
   }
 
-  root.append(el("header", {}, el("h1", {}, "Model")), figures, el("div", {class: "columns"}, losses.node, el("div", {}, scores.node, tasks)), section("Chain of versions", chain, pages), section("Base", base));
+  root.append(el("header", {}, el("h1", {}, "Model")), figures, el("div", {class: "columns"}, losses.node, el("div", {}, scores.node, tasks)), newest.node, section("Chain of versions", chain, pages), section("Base", base));
   await Promise.all([load(), plot()]);
   refreshOn(["version"], () => Promise.all([offset ? null : load(), plot()]));
+  refreshOn(["newest-model", "position"], async () => { if (newest.isOn()) newest.set(await api("model/newest")); });
+}
+
+// ---- what the newest version answers ----
+
+const PHASES = {waiting: ["hollow", () => "Not loaded yet"], writing: ["half", (name) => `${name} is written to a folder`], loading: ["half", (name) => `${name} is loaded`],
+  answering: ["half", (name) => `${name} answers`], ready: ["filled", (name) => `${name} is ready`], failed: ["struck", (name) => `${name} is not served`]};
+const named = (version) => (version === null ? "The newest version" : version === 0 ? "Version 0, the base," : `Version ${number(version)}`);
+
+// Its answers to the operator's prompts beside those of the version before, and for operators a box to ask anything.
+function newestPanel() {
+  const said = el("div", {class: "stack", role: "status"}), list = el("div", {}), box = questionBox();
+  const node = section("Answers of the newest version", said, list, box.node);
+  let isOn = false;
+  node.hidden = true;
+  return {
+    node,
+    isOn: () => isOn,
+    set(found) {
+      isOn = found.is_on;
+      node.hidden = !found.is_on && !mayChange();
+      box.node.hidden = !found.is_on || found.is_hidden || !mayChange();
+      if (!found.is_on) { replace(said, el("p", {class: "quiet"}, "Off. With ", el("code", {}, "dashboard: {ask: true, prompts: [\"…\"]}"), " in gym-server.yaml, every version answers these prompts after its round, and you can ask it more.")); return; }
+      if (found.is_hidden) { replace(said, el("p", {class: "quiet"}, "Only members of this hub may have its model, so its answers are for operators.")); return; }
+      const [shape, text] = PHASES[found.phase];
+      replace(said,
+        el("p", {class: "sentence"}, state(shape, text(named(found.version))), found.bytes > 0 && el("span", {class: "quiet small"}, ` · ${bytes(found.bytes)} on disk`)),
+        found.phase === "failed" && mayChange() && el("details", {}, el("summary", {}, "What its process printed"), el("pre", {class: "output"}, (found.output || []).join("\n") || "Nothing.")),
+        found.phase === "failed" && mayChange() && action("Try again", () => post("model/newest/again")));
+      replace(list, found.prompts.length ? el("ol", {class: "prompts", "aria-label": "Prompts"}, found.prompts.map((row) => promptRow(row, found)))
+        : mayChange() && el("p", {class: "quiet"}, "There are no fixed prompts. Those of ", el("code", {}, "dashboard.prompts"), " are answered here after every round."));
+      box.set(["answering", "ready"].includes(found.phase), named(found.version));
+    },
+  };
+}
+
+function promptRow({prompt, answers}, {version, phase}) {
+  const [newest, before] = [answers.find((one) => one.version === version), answers.find((one) => one.version !== version)];
+  const isSame = newest && before && !newest.problem && newest.text === before.text;
+  const waits = !newest && (phase === "failed" ? el("p", {class: "quiet"}, "No answer.") : el("p", {class: "quiet"}, "Not answered yet."));
+  return el("li", {class: "prompted"}, el("h3", {class: "said"}, prompt),
+    el("div", {class: "answers two"},
+      isSame ? answered(newest, `Versions ${number(before.version)} and ${number(version)}, unchanged`) : [
+        newest ? answered(newest, `Version ${number(version)}`) : el("div", {class: "answer"}, el("p", {class: "who"}, named(version)), waits),
+        before && answered(before, `Version ${number(before.version)}`)]));
+}
+
+const answered = ({text, is_cut, problem}, who) => el("div", {class: "answer"}, el("p", {class: "who"}, who, is_cut && " · cut"),
+  problem ? el("p", {class: "problem"}, problem) : text ? el("p", {class: "said"}, text) : el("p", {class: "quiet"}, "An empty answer."));
+
+function questionBox() {
+  let running = null, isReady = false, who = "";
+  const field = el("textarea", {id: "question", rows: 2, maxlength: 4000, oninput: draw, onkeydown: (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); ask(); }
+  }});
+  const send = el("button", {class: "primary", type: "submit"}, "Ask"), stop = el("button", {type: "button", onclick: () => running?.abort()}, "Stop");
+  const label = el("label", {for: "question"}), answer = el("div", {}), problem = el("p", {class: "problem", role: "alert"}), spoken = el("p", {class: "visually-hidden", role: "status"});
+  const node = el("form", {class: "question", onsubmit: (event) => { event.preventDefault(); ask(); }},
+    el("div", {class: "field"}, label, field), el("div", {class: "row"}, send, stop, el("span", {class: "quiet small"}, "Enter asks, Shift+Enter begins a line")), problem, answer, spoken);
+  leave(() => running?.abort());
+
+  async function ask() {
+    const prompt = field.value.trim();
+    if (running || !isReady || !prompt) return;
+    const words = el("p", {class: "said"});
+    running = new AbortController();
+    replace(problem);
+    replace(answer, el("div", {class: "prompted"}, el("h3", {class: "said"}, prompt), el("div", {class: "answer"}, el("p", {class: "who"}, who), words)));
+    draw();
+    try {
+      await streamed("model/newest/ask", {prompt}, running.signal, (data) => {
+        if (data.error) throw new Error(data.error.message);
+        for (const choice of data.choices) words.append(choice.delta ? choice.delta.content || "" : choice.text || "");
+      });
+      if (!words.textContent) words.replaceWith(el("p", {class: "quiet"}, "An empty answer."));
+    } catch (error) {
+      if (error.name !== "AbortError") replace(problem, message(error));
+    }
+    spoken.textContent = words.textContent;
+    running = null;
+    draw();
+  }
+  function draw() {
+    stop.hidden = !running;
+    send.hidden = Boolean(running);
+    send.disabled = !isReady || !field.value.trim();
+  }
+  draw();
+  return {node, set(ready, name) {
+    [isReady, who] = [ready, name];
+    label.textContent = ready ? `Ask ${name.replace(/,$/, "")}` : "Ask the newest version, when it is loaded";
+    draw();
+  }};
 }

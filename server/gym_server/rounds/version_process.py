@@ -1,0 +1,87 @@
+"""Writes a version of the model to a folder, as a process of its own: `python -m gym_server.rounds.version_process`.
+
+What it needs comes as one line of JSON on its standard input. It opens neither the hub's database nor its keys, and
+ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from gym_fed.child_process import leave_at_eof
+from gym_fed.config.hub.sections import GateConfig
+from gym_fed.config.hub.task import SoupReference
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.console import fail
+from gym_fed.delta.base import BaseSpec
+from gym_fed.errors import GymError
+from gym_fed.files import full_disk_named, make_folder, write_atomically
+from gym_server.store.away import StoreAway
+from gym_server.store.objects import ObjectStore
+
+WRITTEN_NAME = "version.json"
+"""What a folder holds, written last."""
+
+
+class WrittenVersion(StrictModel):
+    """What a folder of a version says of itself."""
+
+    digest: str
+    has_chat_template: bool
+
+
+class VersionJob(StrictModel):
+    """What is to be written."""
+
+    source: str
+    """Where the base is loaded from."""
+    base: dict[str, Any]
+    """As ``BaseSpec.to_dict``."""
+    soups: list[SoupReference]
+    """Those that lead to the version."""
+    objects: str
+    """URL or folder of the hub's objects."""
+    staging: Path
+    """For copies of remote objects."""
+    max_local_copy_bytes: int
+    output: Path
+    """A new folder."""
+
+
+def write(job: VersionJob) -> None:
+    """Write the model, its tokenizer and ``WRITTEN_NAME``.
+
+    Raises:
+        GymError: As ``HubModel`` and ``DeltaFile.open``; ``DISK_FULL``.
+        StoreAway: The object store does not answer.
+    """
+    from gym_server.rounds.hub_model import HubModel
+
+    make_folder(job.staging, 0o700)
+    store = ObjectStore(job.objects, job.staging, job.max_local_copy_bytes, read_only=True)
+    model = HubModel(BaseSpec.from_dict(job.base), job.source, store, GateConfig(), job.output)
+    model.follow(job.soups)
+    with full_disk_named(job.output):
+        model.save(job.output)
+        found = WrittenVersion(
+            digest=model.digest, has_chat_template=bool(getattr(model.tokenizer, "chat_template", None))
+        )
+        write_atomically(job.output / WRITTEN_NAME, found.model_dump_json().encode())
+
+
+def main() -> None:
+    """Do the job of the standard input."""
+    job = VersionJob.model_validate_json(sys.stdin.buffer.readline())
+    leave_at_eof()
+    try:
+        write(job)
+    except StoreAway as away:
+        fail(away.refusal)
+    except GymError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The newest version answers: a child process serves it, and is asked the operator's prompts after every round.
+
+A thread follows the versions. Whatever goes wrong here is shown on the page, and is none of the rounds' business. There
+is one more model in memory, not two: the version before ends before the next is written and loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+from sqlalchemy.exc import SQLAlchemyError
+
+from gym_fed.child_process import background_environment
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.web.model_server import ANSWER_SECONDS, SERVED_NAME, ModelServer, refusal_of
+from gym_server.federation import PASSPHRASE_VARIABLE, Federation
+from gym_server.rounds.round_store import Version
+from gym_server.store.away import StoreAway
+from gym_server.web.newest_answers import MAX_TOKENS, FixedAnswer, NewestAnswers
+from gym_server.web.version_folder import NotWritten, VersionFolder
+
+FOLDER_NAME = "newest-model"
+"""In the hub's folder."""
+ANSWERS_NAME = "answers.json"
+_SETTINGS = ("device=cpu", "num_threads=1", "engine.max_concurrent=4", "engine.max_queued=16")
+_LOOK_SECONDS = 1.0
+"""Between two looks for a newer version."""
+_POLL_SECONDS = 0.1
+_JOIN_SECONDS = 5
+
+log = logging.getLogger("gym_server")
+
+
+@dataclass(frozen=True)
+class _NewestState:
+    """What pages are shown; replaced as a whole.
+
+    Attributes:
+        phase: ``waiting``, ``writing``, ``loading``, ``answering``, ``ready`` or ``failed``.
+        version: That is served, or to be.
+        has_chat_template: Whether it is asked as in a conversation.
+        num_bytes: Of its folder.
+        output: Why it failed: the last lines that its process printed.
+    """
+
+    phase: str = "waiting"
+    version: int | None = None
+    has_chat_template: bool = False
+    num_bytes: int = 0
+    output: tuple[str, ...] = ()
+
+
+class NewestModel:
+    """Follows the versions of a hub, serves the newest, and has it answer ``dashboard.prompts``.
+
+    Args:
+        fed: The hub.
+        is_running: Whether its rounds run in this process. The folder of another hub is left as it is: what is
+            written goes to a temporary folder.
+        changed: Called after every change of what ``facts`` gives.
+    """
+
+    def __init__(self, fed: Federation, *, is_running: bool, changed: Callable[[], None]) -> None:
+        self._fed, self._changed = fed, changed
+        own = fed.folder / FOLDER_NAME
+        self._temporary = None if is_running else TemporaryDirectory(prefix="gym-newest-")
+        root = own if self._temporary is None else Path(self._temporary.name)
+        self._folder = VersionFolder(fed, root, fed.store.staging if is_running else root / "staging")
+        prompts = [] if fed.config.dashboard is None else fed.config.dashboard.prompts
+        self._answers = NewestAnswers(prompts, own / ANSWERS_NAME, root / ANSWERS_NAME)
+        self._server: ModelServer | None = None
+        self._state = _NewestState()
+        self._ended, self._woken, self._again = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="newest-model", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and its processes."""
+        self._ended.set()
+        self._woken.set()
+        self._folder.stop()
+        if (server := self._server) is not None:
+            server.stop()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def again(self) -> None:
+        """Have the newest version written and loaded once more, after a failure."""
+        self._again.set()
+        self._woken.set()
+
+    def ready(self) -> ModelServer:
+        """What answers now.
+
+        Raises:
+            GymError: ``UNAVAILABLE``.
+        """
+        server = self._server
+        if server is None or self._phase() not in ("answering", "ready"):
+            raise GymError(
+                ErrorCode.UNAVAILABLE, "the newest version cannot be asked now", "wait until it is loaded"
+            )
+        return server
+
+    def request(self, prompt: str, max_tokens: int, *, streamed: bool) -> tuple[str, dict[str, Any]]:
+        """The path and the body that ask `gym api`; a base that knows no conversations continues the text."""
+        body = {"model": SERVED_NAME, "max_tokens": max_tokens, "temperature": 0, "stream": streamed}
+        if self._state.has_chat_template:
+            return "/chat/completions", {**body, "messages": [{"role": "user", "content": prompt}]}
+        return "/completions", {**body, "prompt": prompt}
+
+    def facts(self, is_operator: bool) -> dict[str, Any]:
+        """As pages get it; what the processes printed, and what is on disk, is the operator's."""
+        state, phase, server = self._state, self._phase(), self._server
+        found = {"phase": phase, "version": state.version, "prompts": self._answers.rows()}
+        if not is_operator:
+            return found
+        output = list(state.output)
+        if phase == "failed" and not output and server is not None:
+            output = server.facts()["output"]
+        return {**found, "bytes": state.num_bytes, "output": output}
+
+    def _phase(self) -> str:
+        """A server that ended by itself has failed."""
+        server = self._server
+        is_gone = server is not None and server.status == "failed"
+        return "failed" if is_gone else self._state.phase
+
+    def _show(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+        self._changed()
+
+    def _follow(self) -> None:
+        """Serve the newest version until the end; one that failed is left until the next, or until ``again``."""
+        tried = ""
+        while not self._ended.is_set():
+            self._woken.clear()
+            try:
+                version = self._fed.round_store.head()
+                if version.digest != tried or self._again.is_set():
+                    self._again.clear()
+                    self._serve(version)
+                    tried = version.digest
+            except (SQLAlchemyError, StoreAway) as error:
+                log.debug("the newest version is not known now: %s", error)
+            self._woken.wait(_LOOK_SECONDS)
+
+    def _serve(self, version: Version) -> None:
+        """Write a version, load it, and have it answer. Where that fails, the page says so."""
+        self._end_server()
+        self._show(phase="writing", version=version.height, num_bytes=0, output=())
+        try:
+            self._write_and_ask(version)
+        except (SQLAlchemyError, StoreAway):
+            raise
+        except NotWritten as failure:
+            if not self._ended.is_set():
+                log.warning("version %d is not served: it could not be written", version.height)
+                self._show(phase="failed", output=tuple(failure.output))
+        except Exception:
+            log.exception("version %d is not served", version.height)
+            self._show(phase="failed", output=("The hub's log has the trace.",))
+
+    def _write_and_ask(self, version: Version) -> None:
+        missing = self._answers.begin(version)
+        written = self._folder.written(version) or self._folder.write(version)
+        self._show(
+            phase="loading",
+            num_bytes=self._folder.num_bytes(),
+            has_chat_template=written.has_chat_template,
+        )
+        if (server := self._load(version)) is None:
+            return
+        self._show(phase="answering")
+        for prompt in missing:
+            if not self._answer(server, prompt):
+                return
+        if missing:
+            self._answers.save()
+        self._show(phase="ready")
+
+    def _load(self, version: Version) -> ModelServer | None:
+        """A server that is ready; None where it failed, or everything ends."""
+        server = ModelServer(
+            str(self._folder.path),
+            self._folder.path.parent,
+            None,
+            self._changed,
+            settings=_SETTINGS,
+            environment=background_environment(without=(PASSPHRASE_VARIABLE,)),
+            is_last=True,
+        )
+        self._server = server
+        while server.status == "loading" and not self._ended.wait(_POLL_SECONDS):
+            pass
+        if self._ended.is_set():
+            server.stop()
+            return None
+        if server.status != "ready":
+            log.warning("version %d is not served: it could not be loaded", version.height)
+            self._folder.remove()  # what the disk lost is written again next time
+            return None
+        return server
+
+    def _answer(self, server: ModelServer, prompt: str) -> bool:
+        """Have one prompt answered; False where the server has ended."""
+        path, body = self.request(prompt, MAX_TOKENS, streamed=False)
+        headers = {"Authorization": f"Bearer {server.key}"}
+        try:
+            with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False, verify=False) as client:
+                response = client.post(server.url + path, json=body, headers=headers)
+        except httpx.TransportError:
+            return False
+        if response.status_code == 200:
+            choice = response.json()["choices"][0]
+            text = choice["message"]["content"] if "message" in choice else choice["text"]
+            found = FixedAnswer(prompt=prompt, text=text or "", is_cut=choice["finish_reason"] == "length")
+        else:
+            found = FixedAnswer(prompt=prompt, text="", problem=refusal_of(response.content))
+        self._answers.add(found)
+        self._changed()
+        return True
+
+    def _end_server(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+            server.wait()

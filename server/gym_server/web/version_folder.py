@@ -1,0 +1,129 @@
+"""The newest version as a model folder, written by a process of its own; a newer one takes its place."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gym_fed.child_process import background_environment, put_last
+from gym_fed.files import make_folder
+from gym_fed.web.model_server import KEPT_LINES, LINE_LENGTH
+from gym_server.federation import PASSPHRASE_VARIABLE, Federation, objects_url
+from gym_server.rounds.round_store import Version
+from gym_server.rounds.version_process import WRITTEN_NAME, VersionJob, WrittenVersion
+
+
+class NotWritten(Exception):
+    """The process ended without a version.
+
+    Attributes:
+        output: The last lines that it printed.
+    """
+
+    def __init__(self, output: list[str]) -> None:
+        super().__init__("the version could not be written")
+        self.output = output
+
+
+class VersionFolder:
+    """One folder for the newest version.
+
+    Args:
+        fed: The hub.
+        root: Where the folder is to be.
+        staging: For copies of remote objects.
+    """
+
+    def __init__(self, fed: Federation, root: Path, staging: Path) -> None:
+        self._fed, self._staging = fed, staging
+        self.path = root / "model"
+        self._process: subprocess.Popen[str] | None = None
+        self._is_ended = False
+
+    def written(self, version: Version) -> WrittenVersion | None:
+        """What the folder says, where it holds this version."""
+        with suppress(OSError, ValidationError):
+            found = WrittenVersion.model_validate_json((self.path / WRITTEN_NAME).read_bytes())
+            return found if found.digest == version.digest else None
+        return None
+
+    def write(self, version: Version) -> WrittenVersion:
+        """Write a version and put it in the place of the one before.
+
+        Raises:
+            NotWritten: With what the process printed.
+        """
+        new = self.path.with_name("model.new")
+        shutil.rmtree(new, ignore_errors=True)
+        make_folder(new.parent, 0o700)
+        output = self._run(
+            VersionJob(
+                source=self._fed.config.base_model,
+                base=self._fed.base.to_dict(),
+                soups=self._fed.round_store.soups(version.height),
+                objects=objects_url(self._fed.folder, self._fed.config),
+                staging=self._staging,
+                max_local_copy_bytes=self._fed.config.storage.max_local_copy_bytes,
+                output=new,
+            )
+        )
+        self.remove()
+        with suppress(OSError):  # it ended well, and without the folder
+            new.rename(self.path)
+        if (found := self.written(version)) is None:
+            raise NotWritten(output)
+        return found
+
+    def remove(self) -> None:
+        """Forget what is written."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def num_bytes(self) -> int:
+        """Of the files on disk."""
+        with suppress(OSError):
+            return sum(file.stat().st_size for file in self.path.iterdir())
+        return 0
+
+    def stop(self) -> None:
+        """End a process that writes now; none is started any more."""
+        self._is_ended = True
+        if self._process is not None:
+            self._process.kill()
+
+    def _run(self, job: VersionJob) -> list[str]:
+        """What the process printed, once it has written the folder.
+
+        Its input stays open, and ends with this process.
+        """
+        output: deque[str] = deque(maxlen=KEPT_LINES)
+        with subprocess.Popen(
+            [sys.executable, "-m", "gym_server.rounds.version_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=background_environment(without=(PASSPHRASE_VARIABLE,)),
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        ) as process:
+            self._process = process
+            put_last(process.pid)
+            if self._is_ended:
+                process.kill()
+            assert process.stdin is not None
+            assert process.stderr is not None
+            with suppress(BrokenPipeError):
+                process.stdin.write(job.model_dump_json() + "\n")
+                process.stdin.flush()
+            output.extend(line.rstrip("\n")[:LINE_LENGTH] for line in process.stderr)
+            with suppress(OSError):
+                process.stdin.close()
+            if process.wait() != 0:
+                raise NotWritten(list(output))
+        return list(output)
