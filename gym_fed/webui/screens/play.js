@@ -203,7 +203,7 @@ export async function show(root, parameters, query) {
 
   function drawTurns() {
     if (!memory.turns.length) { replace(talk, empty(options.size > 1 ? "Ask something. The conversation stays on this machine and is written nowhere." : "gym-nano comes with gym-fed; models that you train are listed beside it.", !memory.chosen[0] && options.has("gym-nano") && el("button", {type: "button", onclick: () => { memory.chosen[0] = "gym-nano"; choose(); }}, "Load gym-nano"))); return; }
-    replace(talk, memory.turns.map((turn) => el("article", {class: "turn"},
+    replace(talk, memory.turns.map((turn) => el("article", {class: "exchange"},
       el("div", {class: "asked"}, el("h2", {class: "who"}, "You"), el("p", {class: "said"}, turn.prompt)),
       el("div", {class: turn.answers.length > 1 ? "answers two" : "answers"}, turn.answers.map((answer, at) => drawAnswer(turn, answer, at))),
       !running && turn.answers.length > 1 && preference(turn))));
