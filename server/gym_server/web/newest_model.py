@@ -173,6 +173,7 @@ class NewestModel:
             self._show(phase="failed", output=("The hub's log has the trace.",))
 
     def _write_and_ask(self, version: Version) -> None:
+        """Write a version where it is not written yet, load it, and have the missing prompts answered."""
         missing = self._answers.begin(version)
         written = self._folder.written(version) or self._folder.write(version)
         self._show(
@@ -185,8 +186,8 @@ class NewestModel:
         self._show(phase="answering")
         for prompt in missing:
             if not self._answer(server, prompt):
-                return
-        if missing:
+                break
+        else:
             self._answers.save()
         self._show(phase="ready")
 
@@ -214,7 +215,7 @@ class NewestModel:
         return server
 
     def _answer(self, server: ModelServer, prompt: str) -> bool:
-        """Have one prompt answered; False where the server has ended."""
+        """Have one prompt answered; False where the server has ended, or takes too long."""
         path, body = self.request(prompt, MAX_TOKENS, streamed=False)
         headers = {"Authorization": f"Bearer {server.key}"}
         try:
