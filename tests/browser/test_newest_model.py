@@ -49,7 +49,7 @@ def test_an_operator_sees_what_a_round_changed_and_has_a_question_answered(hub: 
     answers = page.locator(".prompted .answer .said")
     assert answers.all_text_contents() == [HOSTILE, "an answer"] * 2
     assert page.locator("main img").count() == 0
-    page.get_by_label("Ask Version 1").fill("hello")
+    page.get_by_label("Ask the newest version").fill("hello")
     page.keyboard.press("Enter")
     page.locator("form .answer .said").get_by_text(HOSTILE).wait_for()
     for theme, width, picture in chromium.looks(page):

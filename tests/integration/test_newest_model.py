@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import write_version
 from gym_server.web.dashboard import Dashboard
@@ -19,6 +20,7 @@ from tests.support.private_hub import PrivateRounds, private_hub
 from tests.support.wait import SECONDS, until
 
 
+@pytest.mark.slow
 def test_the_newest_version_is_written_served_and_asked_and_ends_with_the_pages(tmp_path: Path) -> None:
     dashboard = {"ask": True, "prompts": ["Reverse: abc"]}
     folder = private_hub(tmp_path / "hub", Path("gym-nano"), privacy=None, dashboard=dashboard)

@@ -211,6 +211,7 @@ class NewestModel:
         if server.status != "ready":
             log.warning("version %d is not served: it could not be loaded", version.height)
             self._folder.remove()  # what the disk lost is written again next time
+            self._show(num_bytes=0)
             return None
         return server
 

@@ -124,6 +124,7 @@ function questionBox() {
     if (running || !isReady || !prompt) return;
     const words = el("p", {class: "said"});
     running = new AbortController();
+    field.value = "";
     replace(problem);
     replace(answer, el("div", {class: "prompted"}, el("h3", {class: "said"}, prompt), el("div", {class: "answer"}, el("p", {class: "who"}, who), words)));
     draw();
@@ -148,7 +149,7 @@ function questionBox() {
   draw();
   return {node, set(ready, name) {
     [isReady, who] = [ready, name];
-    label.textContent = ready ? `Ask ${name.replace(/,$/, "")}` : "Ask the newest version, when it is loaded";
+    label.textContent = ready ? "Ask the newest version" : "Ask the newest version, when it is loaded";
     draw();
   }};
 }
