@@ -223,12 +223,15 @@ def test_sigterm_lets_answers_finish_refuses_new_ones_and_leaves_with_0(api: Any
 def test_a_server_that_another_program_started_leaves_with_it() -> None:
     words = [GYM, "api", "--port", "0", "--json", "--until-eof"]
     reading, ours = os.pipe()
-    with os.fdopen(reading, "rb") as stdin:
-        process = WarmProcess(words, stdin=stdin, stdout=subprocess.PIPE)
+    said, theirs = os.pipe()
+    with os.fdopen(reading, "rb") as stdin, os.fdopen(theirs, "wb") as stderr:
+        process = WarmProcess(words, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr)
     try:
         assert process.stdout is not None
         assert process.stdout.readline()
-        os.close(ours)  # as the end of the other program closes it
+        process.stdout.close()
+        for end in (said, ours):
+            os.close(end)  # as the end of the other program closes them
         assert process.wait(SECONDS) == 0
     finally:
         process.kill()

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,7 +122,8 @@ def serve(
         # Not through the console: the signal may have come while it was writing.
         left = f"; {active} active answers have {drain_seconds:g} s to finish; Ctrl-C again cancels them"
         text = f"\nleaving{left if active else ''}\n"
-        os.write(sys.stderr.fileno(), text.encode())
+        with suppress(OSError):  # who read it may be gone
+            os.write(sys.stderr.fileno(), text.encode())
 
     finished = run_server(
         settings,

@@ -161,8 +161,8 @@ class _Life:
     def _on_signal(self) -> None:
         if self._draining is None:
             self._gateway.draining = True
-            self._on_draining(self._gateway.active)
             self._draining = asyncio.ensure_future(self._drain())
+            self._on_draining(self._gateway.active)
         else:
             self._stop()
 
