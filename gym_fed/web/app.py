@@ -83,6 +83,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/api/v1/session")
     def session(request: Request) -> dict[str, Any]:
+        """Which face this is, and who the visitor is; of an operator also the CSRF token."""
         found = access.visitor(request)
         about = {"face": face.name, "title": face.title, "version": __version__}
         if found is None:
@@ -98,6 +99,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/login")
     def login_by_url(request: Request, token: str = "") -> Response:
+        """The printed URL: its token begins a session, and the address is left without it."""
         if not token:
             return page_of(request)
         response = RedirectResponse("/", 303)
@@ -106,12 +108,14 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.post("/api/v1/login")
     def login(given: _Login) -> Response:
+        """Begin a session with a key or the token."""
         response = JSONResponse({})
         access.set_cookie(response, access.login(given.key))
         return response
 
     @app.post("/api/v1/logout")
     def logout(request: Request, visitor: Changing) -> dict[str, Any]:
+        """End the session."""
         access.logout(request)
         return {}
 

@@ -82,6 +82,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/data")
     def listed(visitor: Looking) -> dict[str, Any]:
+        """The data files below the workbench's folder."""
         rows.begin()
         files = sorted(_data_files(workbench.folder), key=lambda path: str(path).casefold())
         shown = [_file(workbench.folder, path) for path in files[:MAX_ROWS]]
@@ -89,6 +90,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/data/registry")
     def registry(visitor: Looking) -> dict[str, Any]:
+        """The data sets of the registry."""
         store = default_store()
         manifests = DatasetRegistry(store).list()
         return {
@@ -99,6 +101,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/data/catalogue")
     def entries(visitor: Looking) -> dict[str, Any]:
+        """The catalogue of data sets that a config may name."""
         return {
             "entries": [
                 {"name": name, "place": entry.place, **entry.model_dump(include=_SHOWN)}
@@ -118,21 +121,25 @@ def routes(workbench: Workbench) -> APIRouter:
         value: Annotated[str, Query(max_length=200)] = "",
         only: Literal["", "problems", "nothing_learnt"] = "",
     ) -> dict[str, Any]:
+        """Rows from ``start`` on that pass the filters, with the tokens that are learnt."""
         filters = {"text": text, "least": least, "most": most, "column": column, "value": value, "only": only}
         return {**ask("page", request, **filters, limit=limit), "formats": ["auto", *FORMATS.names()]}
 
     @found.get("/data/row")
     def row(visitor: Looking, request: Reading) -> dict[str, Any]:
+        """One row whole."""
         return ask("row", request)
 
     @found.get("/data/lengths")
     def lengths(visitor: Looking, request: Reading) -> dict[str, Any]:
+        """Lengths in tokens of a slice of the file."""
         return ask("lengths", request)
 
     @found.get("/data/duplicates")
     def duplicates(
         visitor: Looking, request: Reading, near: Annotated[float | None, Query(ge=0.3, le=0.99)] = None
     ) -> dict[str, Any]:
+        """Rows of a small file that are there twice; a slice at a time."""
         name = _relative(workbench, request["name"])
         if (workbench.folder / name).stat().st_size > MAX_SMALL_BYTES:
             raise GymError(
@@ -144,6 +151,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/data/dedup")
     def dedup(given: _Dedup, visitor: Changing) -> dict[str, Any]:
+        """Start `gym data dedup`: the job."""
         name = _relative(workbench, given.name)
         output = _free(workbench.folder, name)
         near = [] if given.near is None else ["--near", str(given.near)]
@@ -152,6 +160,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/data/pull")
     def pull(given: _Pull, visitor: Changing) -> dict[str, Any]:
+        """Start `gym data pull`: the job."""
         folder = f"data/{given.reference.replace('@', '-')}"
         workbench.inside(folder)
         command = ["gym", "data", "pull", given.reference, folder, "--store", default_store()]

@@ -44,11 +44,13 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/evals")
     def listed(visitor: Looking, folder: Folder = DEFAULT_FOLDER) -> dict[str, Any]:
+        """The records of a folder, the newest first, and the jobs that make some."""
         jobs = [job.facts() for job in workbench.jobs.list() if job.command[1:2] == ["eval"]]
         return {"folder": folder, **ask("list", folder), "jobs": jobs[:20]}
 
     @found.get("/evals/suites")
     def suites(visitor: Looking) -> dict[str, Any]:
+        """The suites that there are."""
         known = listing()
         return {
             "suites": [
@@ -59,6 +61,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/evals/record")
     def record(visitor: Looking, record: RecordId, folder: Folder = DEFAULT_FOLDER) -> dict[str, Any]:
+        """One record: every figure with its interval."""
         return ask("record", folder, record=record)
 
     @found.get("/evals/samples")
@@ -72,6 +75,7 @@ def routes(workbench: Workbench) -> APIRouter:
         only: Literal["", "right", "wrong"] = "",
         text: Annotated[str, Query(max_length=200)] = "",
     ) -> dict[str, Any]:
+        """Samples of one task of a record, from ``start`` on."""
         return ask(
             "samples", folder, record=record, task=task, start=start, limit=limit, only=only, text=text
         )
@@ -80,10 +84,12 @@ def routes(workbench: Workbench) -> APIRouter:
     def compare(
         visitor: Looking, first: RecordId, second: RecordId, folder: Folder = DEFAULT_FOLDER
     ) -> dict[str, Any]:
+        """Two records row by row, as `gym eval compare --shared-rows`."""
         return ask("compare", folder, first=first, second=second)
 
     @found.get("/evals/board")
     def board(visitor: Looking, board: Folder = DEFAULT_BOARD) -> dict[str, Any]:
+        """The submissions of a leaderboard."""
         path = workbench.inside(board)
         if not path.is_file():
             return {"board": board, "head": "", "submissions": [], "total": 0}
@@ -93,6 +99,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/evals/start")
     def start(given: _Evaluation, visitor: Changing) -> dict[str, Any]:
+        """Start `gym eval run`: the job."""
         title = f"Evaluate {given.model} on {given.suite}"
         return workbench.jobs.start(_command(workbench, given), title=title, folder=given.folder).facts()
 

@@ -122,21 +122,14 @@ def _folder_model(workbench: Workbench, folder: Path, files: list[str]) -> Local
     sizes = [status for name in files if (status := _status(folder / name)) is not None]
     changed_at = max((status.st_mtime for status in sizes), default=0.0)
     return LocalModel(
-        _id(workbench, folder), folder.name, kind, sum(status.st_size for status in sizes), changed_at
+        workbench.named(folder), folder.name, kind, sum(status.st_size for status in sizes), changed_at
     )
 
 
 def _file_model(workbench: Workbench, file: Path) -> LocalModel:
     status = _status(file)
     size, changed_at = (0, 0.0) if status is None else (status.st_size, status.st_mtime)
-    return LocalModel(_id(workbench, file), file.name, "gguf", size, changed_at)
-
-
-def _id(workbench: Workbench, path: Path) -> str:
-    """Commands run in the workbench's folder, so a path below it is named from there."""
-    if workbench.folder in path.parents:
-        return str(path.relative_to(workbench.folder))
-    return str(path)
+    return LocalModel(workbench.named(file), file.name, "gguf", size, changed_at)
 
 
 def _status(path: Path) -> os.stat_result | None:

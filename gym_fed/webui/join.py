@@ -73,11 +73,13 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/join")
     def state(visitor: Looking) -> dict[str, Any]:
+        """The newest job that joined, the hubs that this home knows, and its receipts."""
         job = next(iter(_join_jobs(workbench)), None)
         return {"job": None if job is None else job.facts(), **_home()}
 
     @found.post("/join")
     def join(given: JoinRequest, visitor: Changing) -> dict[str, Any]:
+        """Start `gym-client join`: the job."""
         words = [*_JOIN, "--json", "--no-wait"]
         if given.server is not None:
             words.append(f"--server={given.server}")
@@ -91,6 +93,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/join/answer")
     def answer(given: JoinAnswer, visitor: Changing) -> dict[str, Any]:
+        """Say yes to the question at which a job ended: the job that goes on."""
         job = jobs.get(given.job)
         if job.command[:2] != _JOIN:
             raise GymError(ErrorCode.USAGE, f"job {job.id} joins no hub")
@@ -114,6 +117,7 @@ def routes(workbench: Workbench) -> APIRouter:
     def account(
         server: Annotated[str, Query(max_length=255, pattern=r"^[A-Za-z0-9\[\]._:-]+$")], visitor: Looking
     ) -> dict[str, Any]:
+        """Balance and verdicts at a hub, as `gym-client status --json` prints them."""
         if not _statuses.acquire(blocking=False):
             raise GymError(ErrorCode.BUSY, "other pages ask hubs for their accounts", "try again in a moment")
         try:
@@ -124,6 +128,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/join/leave")
     def leave(given: HubRequest, visitor: Changing) -> dict[str, Any]:
+        """Start `gym-client leave`: the job."""
         words = ["gym-client", "leave", f"--server={given.server}", "--json"]
         return jobs.start(words, title=f"Leave {given.server}").facts()
 

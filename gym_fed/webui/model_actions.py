@@ -161,7 +161,7 @@ def rename(workbench: Workbench, model: LocalModel, to: str, *, confirmed: bool)
     if os.path.lexists(target):
         raise GymError(ErrorCode.FILE_EXISTS, f"{target} exists", "choose another name")
     place.rename(target)
-    return str(target.relative_to(workbench.folder)) if workbench.folder in target.parents else str(target)
+    return workbench.named(target)
 
 
 def delete(workbench: Workbench, model: LocalModel, *, confirmed: bool) -> None:

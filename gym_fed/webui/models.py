@@ -68,6 +68,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/models")
     def models(visitor: Looking) -> dict[str, Any]:
+        """The models and variants of this machine, and the free space."""
         return {
             "models": [
                 {**model.facts(), "licence": _licence(workbench, model)} for model in local_bases(workbench)
@@ -79,21 +80,25 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/models/kinds")
     def kinds(visitor: Looking) -> dict[str, Any]:
+        """Formats of exports, codecs, and rules to merge by."""
         from gym_fed.export.listing import formats
 
         return {"formats": formats(), "codecs": ["auto", *CODECS.names()], "rules": merge_rules()}
 
     @found.get("/models/registry")
     def registry(visitor: Looking) -> dict[str, Any]:
+        """The newest versions of the registry's models."""
         return {"models": _registry(workbench.folder)}
 
     @found.get("/models/one")
     def one(model: Id, visitor: Looking) -> dict[str, Any]:
+        """What uses a model now, and what depends on it."""
         chosen = find_base(workbench, model)
         return {"uses": uses_of(workbench, chosen), "dependents": dependents_of(workbench, chosen)}
 
     @found.post("/models/do")
     def act(given: ActionRequest, visitor: Changing) -> dict[str, Any]:
+        """The command of an export, a delta or a merge; started as a job unless it is a preview."""
         words = command_of(workbench, given.do)
         text = shlex.join(words)
         if given.preview:
@@ -103,16 +108,19 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/models/rename")
     def renamed(given: RenameRequest, visitor: Changing) -> dict[str, Any]:
+        """Rename a model: its new id."""
         model = find_base(workbench, given.model)
         return {"model": rename(workbench, model, given.to, confirmed=given.confirmed)}
 
     @found.post("/models/delete")
     def deleted(given: DeleteRequest, visitor: Changing) -> dict[str, Any]:
+        """Delete a model."""
         delete(workbench, find_base(workbench, given.model), confirmed=given.confirmed)
         return {}
 
     @found.post("/models/delete-variant")
     def variant_deleted(given: DeleteVariantRequest, visitor: Changing) -> dict[str, Any]:
+        """Delete a variant."""
         from gym_fed.serving.store.store import VariantStore
 
         with VariantStore.open(variants_folder(), create=False, require_signature=False) as store:

@@ -93,6 +93,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/play")
     def play(visitor: Looking) -> dict[str, Any]:
+        """The models and variants of this machine, and those that are loaded."""
         return {
             "models": [model.facts() for model in local_bases(workbench)],
             "variants": local_variants(),
@@ -101,11 +102,13 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/play/serve")
     def serve(given: ChosenModels, visitor: Changing) -> dict[str, Any]:
+        """Have these models loaded, and no others: their servers."""
         servers.serve(given.bases)
         return {"servers": servers.facts()}
 
     @found.post("/play/chat")
     def chat(given: AskedPrompt, visitor: Changing) -> StreamingResponse:
+        """A stream of the answer, as `gym api` sends it."""
         server = servers.ready(given.base)
         return StreamingResponse(
             stream_answer(f"{server.url}/chat/completions", server.key, given.body()),
@@ -115,10 +118,12 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/play/taught")
     def rows(base: Annotated[str, Query(max_length=4096)], visitor: Looking) -> dict[str, Any]:
+        """What was taught to a base."""
         return taught.rows(base)
 
     @found.post("/play/taught")
     def teach(given: TaughtAnswer, visitor: Changing) -> dict[str, Any]:
+        """Add a better answer: how many there are."""
         prompt = [turn.model_dump() for turn in given.prompt]
         return {"total": taught.add(given.base, prompt, given.chosen, given.rejected)}
 
@@ -128,6 +133,7 @@ def routes(workbench: Workbench) -> APIRouter:
         id: Annotated[str, Query(max_length=64)],
         visitor: Changing,
     ) -> dict[str, Any]:
+        """Remove what was taught: how many are left."""
         return {"total": taught.remove(base, id)}
 
     @found.get("/play/variant-command")
@@ -136,10 +142,12 @@ def routes(workbench: Workbench) -> APIRouter:
         name: Annotated[str, Query(max_length=64)],
         visitor: Looking,
     ) -> dict[str, Any]:
+        """The command that makes a variant of what was taught."""
         return {"command": shlex.join(_create(taught, base, name))}
 
     @found.post("/play/variant")
     def make(given: NewVariant, visitor: Changing) -> dict[str, Any]:
+        """Start that command: the job."""
         find_base(workbench, given.base)
         words = _create(taught, given.base, given.name)
         return workbench.jobs.start(words, title=f"Make the variant {given.name}").facts()

@@ -16,7 +16,8 @@ from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
 from gym_fed.training.run.summary import read_config, read_json
 from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import text
-from gym_fed.webui.run_detail import job_of
+from gym_fed.webui.run_detail import is_at_work, job_of
+from gym_fed.webui.workbench import Workbench
 
 _ENDING_SECONDS = 10.0
 
@@ -48,43 +49,41 @@ def stop_run(folder: Path, jobs: Jobs) -> dict[str, Any]:
     return {"job": None, "pid": process.pid}
 
 
-def resume_run(folder: Path, path: str, jobs: Jobs, working_folder: Path) -> WebJob:
+def resume_run(workbench: Workbench, folder: Path, path: str) -> WebJob:
     """Continue a run that was stopped, as a job.
 
     Raises:
         GymError: ``STATE_LOCKED`` while it runs; ``FILE_EXISTS`` when it is finished.
     """
-    if is_held(folder) or not _has_ended(folder, jobs):
+    if is_held(folder) or not _has_ended(folder, workbench.jobs):
         raise GymError(ErrorCode.STATE_LOCKED, f"{text(path)}: runs already", "watch it, or stop it first")
     if (folder / "result.json").exists():
         raise GymError(
             ErrorCode.FILE_EXISTS, f"{text(path)}: is finished", "train a new run in another output_dir"
         )
-    command = resume_command(folder, working_folder)
-    return jobs.start(command, title=f"train {text(path)}", folder=folder)
+    command = resume_command(workbench, folder)
+    return workbench.jobs.start(command, title=f"train {text(path)}", folder=folder)
 
 
 def _has_ended(folder: Path, jobs: Jobs) -> bool:
     """Whether no job works on a run; one that has just let go of the folder has some seconds to end."""
     until = time.monotonic() + _ENDING_SECONDS
-    while job_of(folder, [job for job in jobs.list() if job.status == "running"]) is not None:
+    while is_at_work(folder, jobs):
         if time.monotonic() > until:
             return False
         time.sleep(0.1)
     return True
 
 
-def resume_command(folder: Path, working_folder: Path) -> list[str]:
+def resume_command(workbench: Workbench, folder: Path) -> list[str]:
     """``gym train RUN/config.yaml``, with what the file does not say.
 
     Raises:
         GymError: As ``read_config``.
     """
-    config = folder / "config.yaml"
-    shown = config.relative_to(working_folder) if config.is_relative_to(working_folder) else config
-    command = ["gym", "train", str(shown)]
+    command = ["gym", "train", workbench.named(folder / "config.yaml")]
     output = str(read_config(folder).get("output_dir", ""))
-    if (working_folder / output).resolve() != folder:  # it was begun elsewhere
+    if (workbench.folder / output).resolve() != folder:  # it was begun elsewhere
         command += ["--set", f"output_dir={json.dumps(str(folder))}"]
     processes = _begun(folder).get("num_processes")
     if isinstance(processes, int) and processes > 1:

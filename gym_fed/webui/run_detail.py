@@ -10,7 +10,7 @@ from gym_fed.errors import GymError
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.summary import read_config, read_json
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values
-from gym_fed.webui.jobs import WebJob
+from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import plain, text
 
 MAX_MARKS = 200
@@ -80,6 +80,11 @@ def marks_of(folder: Path) -> list[dict[str, Any]]:
 def job_of(folder: Path, jobs: list[WebJob]) -> WebJob | None:
     """The newest job that works on a run."""
     return next((job for job in jobs if job.folder == str(folder)), None)
+
+
+def is_at_work(folder: Path, jobs: Jobs) -> bool:
+    """Whether a job works on a run now."""
+    return job_of(folder, [job for job in jobs.list() if job.status == "running"]) is not None
 
 
 def status_of(line: dict[str, Any], job: WebJob | None) -> str:

@@ -38,6 +38,7 @@ def routes(workbench: Workbench) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=10**6)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 200,
     ) -> dict[str, Any]:
+        """A page of runs, the newest first, and the jobs whose run has not begun."""
         watch.look_at(None)
         words = search.lower().split()
         lines = [
@@ -66,6 +67,7 @@ def routes(workbench: Workbench) -> APIRouter:
         xmin: Range = None,
         xmax: Range = None,
     ) -> dict[str, Any]:
+        """One run with its curves and those of others, from a step on or within a range of steps."""
         folder = _place(workbench, path)
         watch.look_at(folder.relative_to(workbench.runs).as_posix())
         job = job_of(folder, jobs.list())
@@ -77,9 +79,8 @@ def routes(workbench: Workbench) -> APIRouter:
             about = detail(folder, path, every.line(folder), curves)
             about["job"] = None if job is None else job.facts()
             about["status"] = status_of(about, job)
-            about["command"] = (
-                shlex.join(resume_command(folder, workbench.folder)) if not about["why"] else ""
-            )
+            about["base"] = workbench.named(folder)  # as `play` calls it
+            about["command"] = shlex.join(resume_command(workbench, folder)) if not about["why"] else ""
         else:
             about = {"path": text(path), "since": since}
         others = []
@@ -94,13 +95,15 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/runs/{path:path}/stop")
     def stop(path: str, visitor: Changing) -> dict[str, Any]:
+        """Interrupt a run: the job, or the process."""
         return stop_run(_place(workbench, path), jobs)
 
     @found.post("/runs/{path:path}/resume")
     def resume(path: str, visitor: Changing) -> dict[str, Any]:
+        """Continue a run: the job."""
         folder = _place(workbench, path)
         _require_run(folder, path)
-        return resume_run(folder, path, jobs, workbench.folder).facts()
+        return resume_run(workbench, folder, path).facts()
 
     return found
 

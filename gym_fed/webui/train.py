@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -21,6 +22,7 @@ from gym_fed.files import write_atomically
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.plain import text
+from gym_fed.webui.run_detail import is_at_work
 from gym_fed.webui.train_check import MAX_CHARACTERS, given, leaving, missing, problems_of, read
 from gym_fed.webui.train_form import form
 from gym_fed.webui.train_plan import Planner
@@ -61,6 +63,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/recipes")
     def listed(visitor: Looking) -> dict[str, Any]:
+        """The recipes."""
         return {
             "recipes": [{"name": r.name, "summary": r.summary, "sizes": list(r.sizes)} for r in recipes()]
         }
@@ -69,6 +72,7 @@ def routes(workbench: Workbench) -> APIRouter:
     def recipe(
         name: str, visitor: Looking, size: Annotated[str | None, Query(max_length=40)] = None
     ) -> dict[str, Any]:
+        """The YAML of a recipe."""
         chosen = get_recipe(name)
         # Its rows stay where the package has them, unless this is the folder that it is written for.
         file = chosen.file
@@ -78,27 +82,33 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/form")
     def fields(visitor: Looking) -> dict[str, Any]:
+        """The form: every key of the schema."""
         return form()
 
     @found.post("/edit")
     def edit(wanted: _FormEdit, visitor: Changing) -> dict[str, Any]:
+        """The text with one value changed."""
         return {"text": with_value(wanted.text, tuple(wanted.key.split(".")), wanted.value)}
 
     @found.post("/check")
     def check(wanted: _YamlText, visitor: Changing) -> dict[str, Any]:
+        """Problems, notes and values of a text, and what its run would do: ``checked``'s answer."""
         return checked(workbench, wanted.text)
 
     @found.post("/plan")
     def plan(wanted: _YamlText, visitor: Changing) -> dict[str, Any]:
+        """`gym train --plan --json` of a text."""
         return planner.plan(wanted.text)
 
     @found.post("/offer")
     def offer(wanted: _ModelName, visitor: Changing) -> dict[str, Any]:
+        """What would be fetched for a model, and how large it is."""
         made = offer_model(wanted.name)
         return {"name": text(made.name), "describe": text(made.describe()), "bytes": made.missing_bytes}
 
     @found.post("/start")
     def start(wanted: _StartRequest, visitor: Changing) -> dict[str, Any]:
+        """Start the run: its path, its job and its command."""
         return started(workbench, wanted)
 
     return found
@@ -149,15 +159,26 @@ def started(workbench: Workbench, wanted: _StartRequest) -> dict[str, Any]:
             f"{', '.join(unknown)}: not on this machine",
             "agree to the download first",
         )
-    name = re.sub(r"[^\w.-]+", "-", path.rpartition("/")[2]) or "run"
-    file = workbench.runs / CONFIGS_NAME / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}.yaml"
-    write_atomically(file, wanted.text.encode("utf-8", "replace"))
-    shown = file.relative_to(workbench.folder) if file.is_relative_to(workbench.folder) else file
-    command = ["gym", "train", str(shown)]
+    file = kept_text(workbench, path, wanted.text)
+    command = ["gym", "train", workbench.named(file)]
     command += ["--overwrite"] if wanted.overwrite and taken else []
     command += ["--yes"] if wanted.yes else []
     job = workbench.jobs.start(command, title=f"train {path}", folder=folder)
     return {"path": path, "job": job.facts(), "command": shlex.join(command)}
+
+
+def kept_text(workbench: Workbench, path: str, yaml_text: str) -> Path:
+    """Write the text of a run or a search to a file of its own, which stays.
+
+    Args:
+        workbench: Below whose folder of runs it is written.
+        path: Of the run, which names the file.
+        yaml_text: As it is checked.
+    """
+    name = re.sub(r"[^\w.-]+", "-", path.rpartition("/")[2]) or "run"
+    file = workbench.runs / CONFIGS_NAME / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}.yaml"
+    write_atomically(file, yaml_text.encode("utf-8", "replace"))
+    return file
 
 
 def path_below_runs(workbench: Workbench, output_dir: str) -> str:
@@ -182,8 +203,6 @@ def _taken(workbench: Workbench, path: str) -> str:
     folder = workbench.runs / path
     if (folder / "result.json").exists():
         return "finished"  # its process may still be ending
-    if is_held(folder) or any(
-        job.status == "running" and job.folder == str(folder) for job in workbench.jobs.list()
-    ):
+    if is_held(folder) or is_at_work(folder, workbench.jobs):
         return "running"
     return "unfinished" if (folder / "run.json").exists() else ""

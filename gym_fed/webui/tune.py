@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,12 +19,11 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.search import SearchSettings
 from gym_fed.config.yaml.strict import parse_config
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.jobs import WebJob
 from gym_fed.webui.plain import plain
-from gym_fed.webui.train import CONFIGS_NAME, path_below_runs
+from gym_fed.webui.run_detail import is_at_work, job_of
+from gym_fed.webui.train import kept_text, path_below_runs
 from gym_fed.webui.train_check import MAX_CHARACTERS, problems_of, read_search
 from gym_fed.webui.train_form import fields_of, form
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
@@ -53,25 +50,28 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("")
     def listed(visitor: Looking) -> dict[str, Any]:
+        """The searches below the folder of runs, and the form of a new one."""
         folders = sorted(_searches(workbench.runs), key=lambda path: path.stat().st_mtime, reverse=True)
         rows = [_brief(workbench, folder) for folder in folders[:MAX_ROWS]]
         return {"runs": str(workbench.runs), "searches": rows, "total": len(folders), "form": _form()}
 
     @found.get("/search")
     def search(visitor: Looking, path: PathParameter) -> dict[str, Any]:
+        """One search with its trials."""
         folder = _folder(workbench, path)
         trials = _trials(folder)
         return {
             **_brief(workbench, folder),
             "trials": trials[-MAX_TRIALS:],
             "unfinished": _unfinished(folder, trials),
-            "best_file": _shown(workbench, folder / "best.yaml"),
+            "best_file": workbench.named(folder / "best.yaml"),
             "best_text": _text(folder / "best.yaml")[:MAX_CHARACTERS],
             "text": _text(folder / SEARCH_NAME)[:MAX_CHARACTERS],
         }
 
     @found.post("/check")
     def check(wanted: _SearchText, visitor: Changing) -> dict[str, Any]:
+        """Problems and notes of a text, its search space, and where it would be."""
         try:
             config, notes = read_search(wanted.text)
             path = path_below_runs(workbench, str(config.output_dir))
@@ -87,15 +87,14 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.post("/start")
     def start(wanted: _SearchText, visitor: Changing) -> dict[str, Any]:
+        """Start `gym tune` on a text: its path and the job."""
         config, _ = read_search(wanted.text)
         path = path_below_runs(workbench, str(config.output_dir))
-        name = re.sub(r"[^\w.-]+", "-", path.rpartition("/")[2]) or "search"
-        file = workbench.runs / CONFIGS_NAME / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}.yaml"
-        write_atomically(file, wanted.text.encode("utf-8", "replace"))
-        return _started(workbench, path, file)
+        return _started(workbench, path, kept_text(workbench, path, wanted.text))
 
     @found.post("/resume")
     def resume(wanted: _Path, visitor: Changing) -> dict[str, Any]:
+        """Go on with a search: its path and the job."""
         folder = _folder(workbench, wanted.path)
         path = folder.relative_to(workbench.runs).as_posix()
         return _started(workbench, path, folder / SEARCH_NAME)
@@ -124,16 +123,11 @@ def _started(workbench: Workbench, path: str, file: Path) -> dict[str, Any]:
         GymError: ``STATE_LOCKED`` while the search runs.
     """
     folder = workbench.runs / path
-    if is_held(folder) or _job(workbench, folder, running=True) is not None:
+    if is_held(folder) or is_at_work(folder, workbench.jobs):
         raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a search is at work there", "stop it first")
-    command = ["gym", "tune", _shown(workbench, file)]
+    command = ["gym", "tune", workbench.named(file)]
     job = workbench.jobs.start(command, title=f"tune {path}", folder=folder)
     return {"path": path, "job": job.facts()}
-
-
-def _shown(workbench: Workbench, file: Path) -> str:
-    """A file as it would be typed in the workbench's folder."""
-    return str(file.relative_to(workbench.folder) if file.is_relative_to(workbench.folder) else file)
 
 
 def _searches(runs: Path) -> Iterator[Path]:
@@ -149,8 +143,7 @@ def _searches(runs: Path) -> Iterator[Path]:
 
 def _brief(workbench: Workbench, folder: Path) -> dict[str, Any]:
     trials, settings = _trials(folder), _given(_text(folder / SEARCH_NAME))
-    running = _job(workbench, folder, running=True)
-    last = running or _job(workbench, folder, running=False)
+    last = job_of(folder, workbench.jobs.list())
     direction = settings.get("direction", "minimize")
     complete = [
         trial for trial in trials if trial["state"] == "complete" and isinstance(trial["value"], float)
@@ -166,18 +159,10 @@ def _brief(workbench: Workbench, folder: Path) -> dict[str, Any]:
         "ended": len(trials),
         "complete": len(complete),
         "best": best,
-        "is_running": bool(is_held(folder)) or running is not None,
+        "is_running": is_held(folder) or is_at_work(folder, workbench.jobs),
         "job": None if last is None else last.facts(),
         "changed": folder.stat().st_mtime,
     }
-
-
-def _job(workbench: Workbench, folder: Path, *, running: bool) -> WebJob | None:
-    """The newest job of a search."""
-    for job in workbench.jobs.list():
-        if job.folder == str(folder) and (job.status == "running" or not running):
-            return job
-    return None
 
 
 def _folder(workbench: Workbench, path: str) -> Path:

@@ -32,6 +32,10 @@ class Workbench:
     jobs: Jobs
     feed: Feed
 
+    def named(self, path: Path) -> str:
+        """A path as commands get it, which run in the workbench's folder."""
+        return str(path.relative_to(self.folder) if self.folder in path.parents else path)
+
     def inside(self, name: str, *, root: Path | None = None) -> Path:
         """A path of a request, below a root.
 

@@ -119,15 +119,17 @@ def played(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 def hub(played: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The dashboard of a hub after its rounds, on a copy of its folder for this file of tests."""
     from gym_server.federation import Federation
+    from gym_server.store.tables import accounts
     from gym_server.web.dashboard import Dashboard
-    from gym_server.web.hub_view import HubView
+    from sqlalchemy import select
 
     folder = tmp_path_factory.mktemp("dashboard") / "hub"
     shutil.copytree(played, folder)
     with Federation.open(folder) as fed:
         dashboard = Dashboard(fed, "127.0.0.1:0", public=False, is_running=False)
         dashboard.start()
-        known = {"round": "1", "id": next(iter(HubView(fed, False).names()))}
+        with fed.database.reading() as tx:
+            known = {"round": "1", "id": str(tx.scalar(select(accounts.c.contributor)))}
         yield Served(dashboard.server.address, dashboard.server.url, folder, known)
         dashboard.stop()
 

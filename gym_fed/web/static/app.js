@@ -302,6 +302,10 @@ export function state(kind, text) {
   return el("span", {class: `shape ${kind}`}, el("span", {class: "dot", "aria-hidden": "true"}), text);
 }
 
+// The shape of a round's state or of a verdict.
+const OUTCOMES = {merged: "filled", committed: "filled", admitted: "half", collecting: "half", merging: "half", rejected: "struck", refused: "struck"};
+export const outcome = (word) => state(OUTCOMES[word] || "hollow", word);
+
 export const section = (title, ...children) => el("section", {}, el("h2", {}, title), children);
 
 export function progress(done, total, label) {
@@ -320,18 +324,28 @@ export function copyable(text, label = "Copy") {
   }}, label));
 }
 
+// A word of a command, as a shell takes it.
+export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+
+export const commandOf = (job) => job.command.map(quoted).join(" ");
+
 // A path with its folders, for a URL.
 export const pathUrl = (path) => path.split("/").map(encodeURIComponent).join("/");
 
 // ---- formats ----
 
-export const number = (value, digits = 4) => (value === null || value === undefined ? null : Number.isInteger(value) ? value.toLocaleString("en-US") : Number(value).toPrecision(digits));
+export function number(value, digits = 4) {
+  if (value === null || value === undefined) return null;
+  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  const text = Number(value).toPrecision(digits);
+  return Math.abs(Number(text)) >= 10 ** digits ? Number(text).toLocaleString("en-US") : text;
+}
 export const signed = (value, digits = 4) => (value === null || value === undefined ? null : `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`);
 export function bytes(value) {
   if (value === null || value === undefined) return null;
   const units = ["B", "kB", "MB", "GB", "TB"];
   let at = 0;
-  while (value >= 1000 && at < units.length - 1) { value /= 1000; at++; }
+  while (Math.round(value) >= 1000 && at < units.length - 1) { value /= 1000; at++; }
   return `${at && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[at]}`;
 }
 export function ago(seconds) {

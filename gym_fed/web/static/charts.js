@@ -118,7 +118,7 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
 const last = (points) => (points.length ? points.at(-1)[1] : null);
 const compact = (value) => (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(0) : String(Number(value.toPrecision(4))));
 
-export function swatch(at) {
+function swatch(at) {
   return el("svg", {width: 26, height: 8, "aria-hidden": "true", class: "swatch"},
     el("line", {x1: 0, y1: 4, x2: 26, y2: 4, stroke: "currentColor", "stroke-width": WIDTHS[at % 6], "stroke-dasharray": DASHES[at % 6].join(" ")}),
     MARKERS[at % 6] && el("circle", {cx: 13, cy: 4, r: 2.5, stroke: "currentColor", "stroke-width": 1.25, fill: MARKERS[at % 6] === "filled" ? "currentColor" : "var(--paper)"}));

@@ -1,5 +1,5 @@
 // Data files below the folder, the registry of data sets, and the catalogue of those that have a name.
-import {action, ago, api, bytes, copyable, el, empty, failed, loading, mayChange, number, post, replace, say, section, table} from "/static/app.js";
+import {action, ago, api, bytes, copyable, el, empty, failed, loading, mayChange, number, pathUrl, post, replace, say, section, table} from "/static/app.js";
 
 export const title = "Data";
 
@@ -14,11 +14,9 @@ export async function show(root) {
   await showRegistry(registry);
 }
 
-export const href = (name) => `/data/${name.split("/").map(encodeURIComponent).join("/")}`;
-
 function filesSection(files, total) {
   const columns = [
-    {name: "File", of: (file) => el("a", {href: href(file.name)}, file.name), class: "reason"},
+    {name: "File", of: (file) => el("a", {href: `/data/${pathUrl(file.name)}`}, file.name), class: "reason"},
     {name: "Size", of: (file) => bytes(file.bytes), number: true},
     {name: "Changed", of: (file) => ago(file.modified), number: true},
   ];

@@ -1,5 +1,5 @@
 // One data file: its rows as the model sees them with what it learns lit, their lengths, and which are twice in it.
-import {action, api, bytes, copyable, el, empty, failed, figure, leave, loading, message, number, remember, replace, table} from "/static/app.js";
+import {action, api, bytes, copyable, el, empty, failed, figure, leave, loading, message, number, quoted, remember, replace} from "/static/app.js";
 import {duplicates} from "/screens/duplicates.js";
 import {lengths} from "/screens/lengths.js";
 
@@ -70,7 +70,6 @@ export async function show(root, {name}, query) {
 }
 
 const given = (values, keys) => Object.fromEntries(keys.filter((key) => values[key] !== "").map((key) => [key, values[key]]));
-const quoted = (text) => (/^[\w./=,@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 const shownCommand = ({name, model, format, columns, max_length}) => ["gym data show", quoted(name), model && `--model ${quoted(model)}`, format && `--format ${format}`, columns && `--columns ${quoted(columns)}`, max_length && `--max-length ${max_length}`].filter(Boolean).join(" ");
 
 function readingForm(values, formats, change) {

@@ -1,5 +1,5 @@
 // Rows that are twice in a file: searched here in a small one, by a job in a large one.
-import {action, api, copyable, el, facts, leave, mayChange, message, number, post, replace, table} from "/static/app.js";
+import {action, api, commandOf, copyable, el, facts, leave, mayChange, message, number, pathUrl, post, replace, table} from "/static/app.js";
 
 const NEAR = [["0.8", "equal, or 80% alike"], ["0.9", "equal, or 90% alike"], ["", "equal"]];
 
@@ -50,14 +50,14 @@ const line = (place) => place.slice(place.lastIndexOf("/") + 1);
 
 // Shows a job's end: what it printed last is its report.
 async function follow(job, isWanted, report) {
-  const command = job.command.join(" ");
+  const command = commandOf(job);
   while (isWanted()) {
     const now = await api(`jobs/${job.id}`);
     const {text} = await api(`jobs/${job.id}/output?offset=-65536`);
     if (now.status === "running") { replace(report, copyable(command), el("p", {role: "status", class: "quiet"}, text.trim().split("\n").at(-1) || "Started.")); await new Promise((done) => setTimeout(done, 1500)); continue; }
     if (now.exit_code === 0) {
       const rows = (name) => { const found = text.match(new RegExp(`"${name}": (\\d+)`)); return found ? number(Number(found[1])) : null; };
-      replace(report, copyable(command), facts([["Rows read", rows("rows_read")], ["Kept", rows("num_rows")], ["Exact duplicates", rows("exact duplicate")], ["Near duplicates", rows("near duplicate")], ["Written to", el("a", {href: `/data/${job.folder}`}, job.folder)]]));
+      replace(report, copyable(command), facts([["Rows read", rows("rows_read")], ["Kept", rows("num_rows")], ["Exact duplicates", rows("exact duplicate")], ["Near duplicates", rows("near duplicate")], ["Written to", el("a", {href: `/data/${pathUrl(job.folder)}`}, job.folder)]]));
     } else replace(report, copyable(command), el("pre", {class: "raw"}, text.slice(-2000)), el("p", {class: "problem"}, "It did not end well."));
     return;
   }

@@ -1,5 +1,5 @@
 // Evaluations: start one, records with their figures, two of them compared row by row, and the leaderboard.
-import {action, ago, api, copyable, el, failed, leave, loading, mayChange, number, post, remember, replace, section, short, signed, state, table} from "/static/app.js";
+import {action, ago, api, copyable, el, failed, leave, loading, mayChange, number, post, quoted, remember, replace, section, short, signed, state, table} from "/static/app.js";
 import {whisker} from "/screens/whisker.js";
 
 export const title = "Evals";
@@ -52,7 +52,7 @@ function startForm(suites, folder, started) {
   const about = el("p", {class: "quiet small"}), command = el("div");
   const draw = () => {
     about.textContent = suites.find((one) => one.name === suite.value)?.about || "";
-    replace(command, copyable(`gym eval ${model.value || "gym-nano"} --suite ${suite.value}${limit.value ? ` --limit ${limit.value}` : ""} --out ${folder}`));
+    replace(command, copyable(`gym eval ${quoted(model.value.trim() || "gym-nano")} --suite ${suite.value}${limit.value ? ` --limit ${limit.value}` : ""} --out ${quoted(folder)}`));
   };
   for (const field of [model, suite, limit]) field.addEventListener("input", draw);
   draw();

@@ -1,5 +1,5 @@
 // Jobs: what was started from the pages. Other screens show one by `jobPanel(id)`.
-import {action, ago, api, copyable, duration, el, empty, facts, leave, loading, mayChange, on, post, replace, section, short, state, table, when} from "/static/app.js";
+import {action, ago, api, commandOf, copyable, duration, el, empty, facts, leave, loading, mayChange, on, post, replace, short, state, table, when} from "/static/app.js";
 
 export const title = "Jobs";
 
@@ -12,10 +12,7 @@ export function jobState(job) {
   return state(SHAPES[job.status] || "hollow", job.status);
 }
 
-const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
-export const commandOf = (job) => job.command.map(quoted).join(" ");
-
-export function stopButton(job, after = () => {}) {
+function stopButton(job, after = () => {}) {
   const text = ["Stop", "End now", "Kill"][Math.min(job.stops, 2)];
   return action(text, async () => after(await post(`jobs/${job.id}/stop`)), {confirm: job.stops ? "End it now? What it has not saved is lost." : ""});
 }

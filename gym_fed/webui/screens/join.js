@@ -1,6 +1,5 @@
 // Contribute to a hub: its terms as gym-client shows them, consent, then live progress, verdicts, receipts and balance.
-import {action, ago, api, bytes, copyable, el, empty, facts, failed, figure, leave, loading, mayChange, number, post, progress, replace, say, section, short, state, table} from "/static/app.js";
-import {commandOf} from "/screens/jobs.js";
+import {action, ago, api, bytes, commandOf, copyable, el, empty, facts, failed, figure, leave, loading, mayChange, number, outcome, post, progress, replace, say, section, short, state, table} from "/static/app.js";
 
 export const title = "Join";
 
@@ -150,7 +149,7 @@ export async function show(root) {
       el("div", {class: "figures"}, figure("Balance", number(found.balance), "credits"), figure("Round", number(found.server_round), found.round_state), figure("Sent", bytes(found.bytes_up)), figure("Fetched", bytes(found.bytes_down))),
       table([
         {name: "Round", number: true, of: (row) => row.server_round},
-        {name: "Verdict", of: (row) => verdict(row.verdict)},
+        {name: "Verdict", of: (row) => outcome(row.verdict)},
         {name: "Credit", number: true, of: (row) => number(row.credit)},
         {name: "Size", number: true, of: (row) => bytes(row.bytes)},
         {name: "Reason", class: "reason", of: (row) => row.reason},
@@ -163,7 +162,7 @@ export async function show(root) {
     return table([
       {name: "Entry", number: true, of: (row) => number(row.sequence)},
       {name: "Round", number: true, of: (row) => number(row.server_round)},
-      {name: "What", of: (row) => (row.verdict ? verdict(row.verdict) : row.kind)},
+      {name: "What", of: (row) => (row.verdict ? outcome(row.verdict) : row.kind)},
       {name: "Credit", number: true, of: (row) => number(row.credit ?? row.amount)},
       {name: "Update", of: (row) => row.update && short(row.update)},
       {name: "Hub", of: (row) => row.server && short(row.server)},
@@ -171,6 +170,3 @@ export async function show(root) {
     ], receipts, {label: "Receipts"});
   }
 }
-
-const SHAPES = {merged: "filled", admitted: "half"};
-const verdict = (text) => state(SHAPES[text] || "struck", text);

@@ -1,5 +1,5 @@
 // One run: its curves, live; others laid over it, what differs between them, and its stop and continuation.
-import {action, ago, api, bytes, copyable, duration, el, empty, facts, figure, leave, loading, mayChange, number, on, post, progress, replace, say, section, table, when} from "/static/app.js";
+import {action, ago, api, bytes, copyable, duration, el, empty, facts, figure, leave, loading, mayChange, number, on, post, progress, replace, say, section, table} from "/static/app.js";
 import {chart, smoothed} from "/static/charts.js";
 import {jobPanel} from "/screens/jobs.js";
 import {runLink, runState} from "/screens/runs.js";
@@ -13,7 +13,7 @@ const CHARTS = [
   {title: "Gradient norm", keys: ["grad_norm"], log: true},
   {title: "Learning rate", keys: ["learning_rate"]},
   {title: "Tokens per second", keys: ["performance/tokens_per_second"]},
-  {title: "Peak memory, GB", keys: ["performance/peak_ram_bytes", "performance/peak_vram_bytes", "performance/peak_gpu_bytes"], scale: 1e-9},
+  {title: "Peak memory, GB", keys: ["performance/peak_ram_bytes", "performance/peak_cuda_bytes"], scale: 1e-9},
 ];
 const SHOWN = new Set(CHARTS.flatMap((one) => one.keys));
 const MOST_COMPARED = 5;
@@ -89,7 +89,7 @@ export async function show(root, {path}, query) {
     const {figures} = run, total = run.total_steps, isRunning = ["running", "running?", "starting", "stopping"].includes(run.status);
     replace(state, runState(run.status));
     replace(buttons, mayChange() && isRunning && action(run.status === "stopping" ? "End now" : "Stop", stop, {confirm: run.status === "stopping" ? "End it now? What it has not saved is lost." : ""}), mayChange() && run.status === "unfinished" && action("Resume", resume, {primary: true}),
-      run.is_saved && run.status === "finished" && el("a", {class: "button", href: `/play?model=${encodeURIComponent(run.folder)}`}, "Try it"));
+      run.is_saved && run.status === "finished" && el("a", {class: "button", href: `/play?${new URLSearchParams({a: run.base})}`}, "Try it"));
     const speed = figures["performance/tokens_per_second"], memory = Math.max(...Object.entries(figures).filter(([key]) => /^performance\/peak_.*bytes$/.test(key)).map(([, one]) => one), 0);
     const left = isRunning && total && figures["performance/seconds"] && run.series.loss?.length > 1 ? timeLeft(total) : "";
     replace(top, run.why && el("p", {class: "problem", role: "alert"}, run.why), el("div", {class: "figures"},
@@ -104,7 +104,7 @@ export async function show(root, {path}, query) {
   }
 
   function timeLeft(total) {
-    const every = run.series.loss.at(-1)[0] - run.series.loss.at(-2)[0];
+    const every = run.settings.logging_steps;  // a curve that is thinned has no such step
     return every > 0 ? `${duration(((total - run.steps) / every) * run.figures["performance/seconds"])} left` : "";
   }
 

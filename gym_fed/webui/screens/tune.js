@@ -32,7 +32,7 @@ export async function show(root, parameters, query) {
 
 export const shapeOf = (one) => (one.is_running ? state("half", "running") : one.ended >= one.wanted ? state("filled", "finished") : state("hollow", "stopped"));
 export const valueOf = (value) => (typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : typeof value === "string" ? value : JSON.stringify(value));
-export const settingsOf = (parameters) => Object.entries(parameters).map(([key, value]) => `${key} ${valueOf(value)}`).join(", ");
+const settingsOf = (parameters) => Object.entries(parameters).map(([key, value]) => `${key} ${valueOf(value)}`).join(", ");
 
 function listOf(searches) {
   return table([

@@ -22,7 +22,7 @@ from gym_fed.web.app import Changing, Looking
 from gym_server.privacy.budget import spent_on
 from gym_server.rewards.reputations import reputations_before
 from gym_server.store.tables import accounts, contributions, credits, nodes, rounds, updates, versions
-from gym_server.web.hub_view import HubView, router
+from gym_server.web.hub_view import HubView
 
 STRIP_ROUNDS = 40
 """Rounds in the strip of a list."""
@@ -47,7 +47,7 @@ class _NewKey(StrictModel):
 
 def routes(view: HubView) -> APIRouter:
     """``contributors``, ``contributors/{id}``, and under it ``revoke`` and ``rebind``."""
-    found = router()
+    found = APIRouter()
     fed = view.fed
 
     @found.get("/contributors")
@@ -58,6 +58,7 @@ def routes(view: HubView) -> APIRouter:
         find: Annotated[str, Query(max_length=80)] = "",
         sort: Sort = "enrolled",
     ) -> dict[str, Any]:
+        """A page of accounts with balance, reputation, strip of verdicts and epsilon."""
         with fed.database.reading() as tx:
             everybody = _everybody(view, tx, find, sort)
             shown = everybody[offset : offset + limit]
@@ -84,6 +85,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/contributors/{contributor}")
     def one(visitor: Looking, contributor: str) -> dict[str, Any]:
+        """One account over the rounds; for operators also its keys."""
         with fed.database.reading() as tx:
             row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
             if row is None:
@@ -113,11 +115,13 @@ def routes(view: HubView) -> APIRouter:
 
     @found.post("/contributors/{contributor}/revoke")
     def revoke(visitor: Changing, contributor: str, given: _Reason) -> dict[str, Any]:
+        """`gym-server revoke`: what was revoked, and how many transfers were cancelled."""
         view.require_running()
         return fed.keys.revoke_as_coordinator(contributor, plain(given.reason, 500))
 
     @found.post("/contributors/{contributor}/rebind")
     def rebind(visitor: Changing, contributor: str, given: _NewKey) -> dict[str, Any]:
+        """`gym-server rebind`: the key that the account has now."""
         view.require_running()
         return fed.keys.rebind(contributor, bytes.fromhex(given.public_key))
 

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from gym_fed.version import __version__
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Looking, Measuring
-from gym_server.store.tables import accounts, ledger, messages, nodes, objects, updates, uploads
+from gym_server.store.tables import accounts, ledger, messages, nodes, objects, updates, uploads, versions
 from gym_server.strategy.backoff import paused
-from gym_server.web.hub_view import HubView, router
+from gym_server.web.hub_view import HubView
 
 RECENT_ROUNDS = 20
 """Rounds whose refusals and rejections are counted."""
@@ -31,10 +31,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def routes(view: HubView) -> APIRouter:
     """``health``."""
-    found = router()
+    found = APIRouter()
 
     @found.get("/health")
     def health(visitor: Looking) -> dict[str, Any]:
+        """The figures of ``health_of``."""
         return health_of(view, visitor)
 
     return found
@@ -42,10 +43,11 @@ def routes(view: HubView) -> APIRouter:
 
 def beside(view: HubView) -> APIRouter:
     """``/metrics``, outside of the API, where Prometheus looks."""
-    found = router()
+    found = APIRouter()
 
     @found.get("/metrics")
     def metrics(visitor: Measuring) -> Response:
+        """The same in the text format of Prometheus."""
         return Response(metrics_of(health_of(view, visitor)), media_type=CONTENT_TYPE)
 
     return found
@@ -100,7 +102,10 @@ def _verdicts(tx: Connection) -> list[dict[str, Any]]:
 
 
 def _stored(tx: Connection) -> dict[str, int]:
-    number, size = tx.execute(select(func.count(), func.coalesce(func.sum(objects.c.size_bytes), 0))).one()
+    """All objects of the store: what contributors sent, and soups."""
+    soups = select(versions.c.soup_sha256, versions.c.soup_bytes)
+    every = select(objects.c.sha256, objects.c.size_bytes).union(soups).subquery()
+    number, size = tx.execute(select(func.count(), func.coalesce(func.sum(every.c.size_bytes), 0))).one()
     waiting = int(tx.scalar(select(func.count()).select_from(uploads)) or 0)
     return {"objects": number, "bytes": int(size), "uploads": waiting}
 

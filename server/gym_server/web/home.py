@@ -23,7 +23,7 @@ from gym_server.store.tables import (
 )
 from gym_server.strategy.backoff import paused
 from gym_server.web.entries import entry_events
-from gym_server.web.hub_view import HubView, router
+from gym_server.web.hub_view import HubView
 
 MAX_TASKS = 300
 """Contributors at work that one snapshot lists; the others are counted."""
@@ -32,10 +32,11 @@ _MAX_VERDICTS = 20
 
 def routes(view: HubView) -> APIRouter:
     """``overview``: what the screen begins with."""
-    found = router()
+    found = APIRouter()
 
     @found.get("/overview")
     def overview(visitor: Looking) -> dict[str, Any]:
+        """What does not change while rounds run, the last verdicts, and a snapshot."""
         fed = view.fed
         recent = select(ledger).where(ledger.c.kind == "verdict").order_by(ledger.c.sequence.desc())
         with fed.database.reading() as tx:
@@ -86,6 +87,7 @@ def snapshot(fed: Federation) -> dict[str, Any]:
             "accounts": tx.scalar(select(func.count()).select_from(accounts)),
             "num_tasks": sum(by_outcome.values()),
             "num_awaited": by_outcome.get("", 0),
+            "num_updates": by_outcome.get("replied", 0) if fed.ledger.private else _num_counting(by_verdict),
             "verdicts": {} if fed.ledger.private else by_verdict,
             "version": head.height if head else 0,
             "version_digest": head.digest if head else fed.base.digest,
@@ -93,6 +95,11 @@ def snapshot(fed: Federation) -> dict[str, Any]:
             "tasks": [] if fed.ledger.private else _tasks(tx, number),
         }
     return {**state, "paused": paused(fed.database)}
+
+
+def _num_counting(by_verdict: dict[str, int]) -> int:
+    """Updates that count for the quorum: all but those that were refused at admission."""
+    return sum(count for verdict, count in by_verdict.items() if verdict != "refused")
 
 
 def _counts(tx: Connection, column: Any, where: Any) -> dict[str, int]:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from fastapi import APIRouter
-from sqlalchemy import select
-
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.web.access import Role, Visitor
 from gym_server.federation import Federation
 from gym_server.ledger.times import BUCKET_SECONDS
-from gym_server.store.tables import accounts
 from gym_server.web.newest_model import NewestModel
 
 MAX_ROWS = 500
@@ -34,14 +30,6 @@ class HubView:
     is_running: bool
     newest: NewestModel | None = None
     started_at: float = field(default_factory=time.time)
-
-    def names(self) -> dict[str, str]:
-        """Names of accounts as their owners wrote them, by id."""
-        with self.fed.database.reading() as tx:
-            return {
-                row.contributor: row.name
-                for row in tx.execute(select(accounts.c.contributor, accounts.c.name))
-            }
 
     def may_change(self, visitor: Visitor) -> bool:
         """Whether this visitor's page offers what changes the hub."""
@@ -77,8 +65,3 @@ class HubView:
         if seconds is None or not self.is_sealed_from(visitor):
             return seconds
         return float(int(seconds) // BUCKET_SECONDS * BUCKET_SECONDS)
-
-
-def router() -> APIRouter:
-    """For the routes of one screen."""
-    return APIRouter()

@@ -13,7 +13,8 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.web.app import Changing, Operating
 from gym_server.accounts.invitations import MAX_NOTE, cancel_invites, invites_of, make_invites
 from gym_server.store.tables import invites
-from gym_server.web.hub_view import HubView, router
+from gym_server.web.entries import names_of
+from gym_server.web.hub_view import HubView
 
 
 class _NewInvite(StrictModel):
@@ -23,7 +24,7 @@ class _NewInvite(StrictModel):
 
 def routes(view: HubView) -> APIRouter:
     """``invites``, as `gym-server invites` lists, creates and cancels them."""
-    found = router()
+    found = APIRouter()
     fed = view.fed
 
     @found.get("/invites")
@@ -32,9 +33,11 @@ def routes(view: HubView) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> dict[str, Any]:
+        """A page of invites, the newest first, without the invites themselves."""
         with fed.database.reading() as tx:
             total = int(tx.scalar(select(func.count()).select_from(invites)) or 0)
-        names, shown = view.names(), invites_of(fed, offset, limit)
+            shown = invites_of(fed, offset, limit)
+            names = names_of(tx, [one["used_by"] for one in shown if one["used_by"]])
         return {
             "total": total,
             "policy": fed.config.enrolment.policy,
@@ -51,6 +54,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.delete("/invites/{invite}")
     def cancel(visitor: Changing, invite: str) -> dict[str, Any]:
+        """Cancel an open invite: its id."""
         view.require_running()
         return {"cancelled": cancel_invites(fed, [invite])}
 

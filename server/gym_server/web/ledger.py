@@ -22,7 +22,7 @@ from gym_fed.ledger.merkle import inclusion_steps, leaf_hash
 from gym_fed.web.app import Looking
 from gym_server.ledger.rows import entry_of
 from gym_server.store.tables import accounts, ledger, ledger_subjects
-from gym_server.web.hub_view import HubView, router
+from gym_server.web.hub_view import HubView
 
 MAX_BODY_BYTES = 2000
 """Of an entry in a list; a larger body is left out there, and read by itself."""
@@ -33,7 +33,7 @@ _CHUNK_BYTES = 256 * 2**10
 
 def routes(view: HubView) -> APIRouter:
     """``ledger``, ``ledger/{sequence}`` with its proof, and ``ledger/export``."""
-    found = router()
+    found = APIRouter()
     fed = view.fed
     downloads = threading.BoundedSemaphore(MAX_DOWNLOADS)
 
@@ -45,6 +45,7 @@ def routes(view: HubView) -> APIRouter:
         kind: Annotated[str, Query(max_length=60)] = "",
         contributor: Annotated[str, Query(max_length=80)] = "",
     ) -> dict[str, Any]:
+        """A page of entries below ``before``, of a kind or about a contributor, and the newest signed head."""
         query = select(ledger).order_by(ledger.c.sequence.desc()).limit(limit + 1)
         if before:
             query = query.where(ledger.c.sequence < before)
@@ -77,6 +78,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/ledger/export")
     def export(visitor: Looking) -> Response:
+        """The file that `gym-server ledger export` writes, up to the newest head."""
         head = fed.ledger.newest_head()
         if head is None:
             raise GymError(
@@ -92,6 +94,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/ledger/{sequence}")
     def proof(visitor: Looking, sequence: int) -> dict[str, Any]:
+        """An entry with its proof under a head, and the values that a reader computes again."""
         if not 1 <= sequence <= 2**53:
             raise GymError(ErrorCode.NOT_FOUND, f"the ledger has no entry {sequence}")
         proven = fed.ledger.proof(sequence)

@@ -18,7 +18,7 @@ from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import stream_answer
 from gym_server.store.tables import ledger, updates, versions
-from gym_server.web.hub_view import HubView, router
+from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
 
 MAX_POINTS = 2000
@@ -39,7 +39,7 @@ class AskedQuestion(StrictModel):
 
 def routes(view: HubView) -> APIRouter:
     """``model``, a page of versions; ``model/figures``, what its charts show; and what is below ``model/newest``."""
-    found = router()
+    found = APIRouter()
     fed = view.fed
 
     @found.get("/model")
@@ -48,6 +48,7 @@ def routes(view: HubView) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 25,
     ) -> dict[str, Any]:
+        """A page of versions, the newest first, with the digests that they follow from."""
         newest = select(versions).order_by(versions.c.height.desc())
         with fed.database.reading() as tx:
             total, down = tx.execute(select(func.count(), func.sum(versions.c.soup_bytes))).one()
@@ -90,6 +91,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/model/figures")
     def figures(visitor: Looking) -> dict[str, Any]:
+        """Held-out losses as ``[height, after]``, and a curve for each task of the gate."""
         newest = select(versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
         with fed.database.reading() as tx:
             rows = tx.execute(newest.order_by(versions.c.height.desc()).limit(MAX_POINTS)).all()[::-1]
@@ -101,10 +103,12 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/model/newest")
     def newest(visitor: Looking) -> dict[str, Any]:
+        """What the newest version answers, and how far it is."""
         return _newest_facts(view, visitor)
 
     @found.post("/model/newest/ask")
     def ask(given: AskedQuestion, visitor: Changing) -> StreamingResponse:
+        """A stream of the newest version's answer to an operator."""
         model = _require_newest(view)
         server = model.ready()
         path, body = model.request(given.prompt, MAX_ANSWER_TOKENS, streamed=True)
@@ -116,6 +120,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.post("/model/newest/again")
     def again(visitor: Changing) -> dict[str, Any]:
+        """Try again to have the newest version answer."""
         _require_newest(view).again()
         return {}
 

@@ -12,7 +12,8 @@ from gym_fed.errors import GymError
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.web.app import Looking
 from gym_server.privacy.budget import num_spent_on, report, rounds_paid
-from gym_server.web.hub_view import HubView, router
+from gym_server.web.entries import names_of
+from gym_server.web.hub_view import HubView
 
 _MAX_ROUNDS_AHEAD = 1000
 """How far ahead the end of the budget is looked for."""
@@ -20,7 +21,7 @@ _MAX_ROUNDS_AHEAD = 1000
 
 def routes(view: HubView) -> APIRouter:
     """``privacy``: `gym-server privacy` with a page of its contributors."""
-    found = router()
+    found = APIRouter()
     fed = view.fed
     if fed.config.privacy is not None:
         threading.Thread(target=_prepare, name="web-privacy", daemon=True).start()
@@ -31,7 +32,10 @@ def routes(view: HubView) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> dict[str, Any]:
-        known, shown = view.names(), report(fed, offset, limit)
+        """`gym-server privacy --json` with a page of contributors, and the rounds that the budget still pays for."""
+        shown = report(fed, offset, limit)
+        with fed.database.reading() as tx:
+            known = names_of(tx, [one["contributor"] for one in shown["contributors"]])
         secure, local = fed.config.secure_aggregation, fed.config.recipe.privacy
         return {
             **shown,

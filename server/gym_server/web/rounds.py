@@ -9,9 +9,20 @@ from fastapi import APIRouter, Path, Query
 from sqlalchemy import Connection, and_, func, or_, select
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
 from gym_fed.web.app import Looking
-from gym_server.store.tables import accounts, contributions, credits, rounds, updates, versions
-from gym_server.web.hub_view import MAX_ROWS, HubView, router
+from gym_server.rounds.queue import SET_ASIDE
+from gym_server.store.tables import (
+    accounts,
+    contributions,
+    credits,
+    messages,
+    nodes,
+    rounds,
+    updates,
+    versions,
+)
+from gym_server.web.hub_view import MAX_ROWS, HubView
 
 MAX_POINTS = 1000
 """Of the chart: of more versions every so manyth is drawn, and the newest always."""
@@ -22,7 +33,7 @@ _LARGEST = 2**31 - 1
 
 def routes(view: HubView) -> APIRouter:
     """``rounds``, ``rounds/losses`` and ``rounds/N``."""
-    found = router()
+    found = APIRouter()
 
     @found.get("/rounds")
     def page(
@@ -72,6 +83,7 @@ def routes(view: HubView) -> APIRouter:
             line = _lines(tx, [row], sealed)[0]
             latest = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
             total, sent = _updates(tx, server_round, offset, limit, sealed)
+            aside = [] if sealed else _set_aside(tx, server_round)
         spec = json.loads(row.spec) if row.spec else {}
         line |= {
             "base_height": row.base_height,
@@ -84,6 +96,7 @@ def routes(view: HubView) -> APIRouter:
             "is_sealed": sealed,
             "total": total,
             "updates": sent,
+            "set_aside": aside,
             "replay": f"gym-server ledger replay {server_round} --dir HUB" if line["version"] else None,
         }
         return line
@@ -160,7 +173,7 @@ def _updates(
     found = []
     for row in tx.execute(query).mappings():
         line = {"name": row["name"] or row["contributor"], "credit": row["amount"] or 0}
-        line |= {key: row[key] for key in ("update_id", "contributor", "verdict")}
+        line |= {"update": row["update_id"], "contributor": row["contributor"], "verdict": row["verdict"]}
         if not sealed:
             line |= {
                 key: row[key] for key in ("code", "reason", "norm", "heldout_change", "score", "reputation")
@@ -168,6 +181,26 @@ def _updates(
             line["bytes"] = row["delta_bytes"]
         found.append(line)
     return total, found
+
+
+def _set_aside(tx: Connection, server_round: int) -> list[dict[str, Any]]:
+    """Replies of a round that nobody could read; the ledger knows no update of theirs."""
+    query = (
+        select(messages.c.receipt, nodes.c.contributor, accounts.c.name)
+        .join(nodes, nodes.c.node_id == messages.c.node_id)
+        .outerjoin(accounts, accounts.c.contributor == nodes.c.contributor)
+        .where(messages.c.group_id == str(server_round), messages.c.state == SET_ASIDE)
+        .limit(MAX_ROWS)
+    )
+    return [
+        {
+            "contributor": row.contributor,
+            "name": row.name or row.contributor,
+            "verdict": SET_ASIDE,
+            "reason": plain(json.loads(row.receipt)["reason"], 500),
+        }
+        for row in tx.execute(query)
+    ]
 
 
 def _recipe(recipe: dict[str, Any]) -> dict[str, Any]:

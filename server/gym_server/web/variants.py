@@ -12,7 +12,8 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.text import plain
 from gym_fed.web.app import Changing, Looking, Operating
 from gym_server.store.tables import variant_takedowns, variants
-from gym_server.web.hub_view import MAX_ROWS, HubView, router
+from gym_server.web.entries import names_of
+from gym_server.web.hub_view import MAX_ROWS, HubView
 
 
 class _Variant(StrictModel):
@@ -29,11 +30,12 @@ def routes(view: HubView) -> APIRouter:
 
     Names and readers are for those who may read a variant (docs/variants.md): a viewer gets counts.
     """
-    found = router()
+    found = APIRouter()
     fed = view.fed
 
     @found.get("/variants")
     def counted(visitor: Looking) -> dict[str, Any]:
+        """How many variants of how many owners, and their bytes."""
         held = variants.c.document.is_not(None)
         figures = select(
             func.count(),
@@ -61,11 +63,13 @@ def routes(view: HubView) -> APIRouter:
         after: Annotated[str, Query(max_length=400)] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = 50,
     ) -> dict[str, Any]:
-        names = view.names()
+        """A page of variants, and those that were taken down."""
         held, following = fed.variants.page(None, after, limit)
         newest = select(variant_takedowns).order_by(variant_takedowns.c.owner, variant_takedowns.c.name)
         with fed.database.reading() as tx:
             down = tx.execute(newest.limit(MAX_ROWS)).all()
+            owners = {one.signed.manifest.owner for one in held} | {row.owner for row in down}
+            names = names_of(tx, sorted(owners))
         return {
             "next": following,
             "variants": [
@@ -96,11 +100,13 @@ def routes(view: HubView) -> APIRouter:
 
     @found.post("/variants/remove")
     def remove(visitor: Changing, given: _Removal) -> dict[str, Any]:
+        """Take a variant down: what was removed."""
         view.require_running()
         return fed.variants.remove(given.owner, given.name, "coordinator", plain(given.reason, 500))
 
     @found.post("/variants/allow")
     def allow(visitor: Changing, given: _Variant) -> dict[str, Any]:
+        """Let its owner put a variant again."""
         view.require_running()
         fed.variants.allow(given.owner, given.name)
         return {"owner": given.owner, "variant": given.name, "allowed": True}

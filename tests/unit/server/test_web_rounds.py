@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from gym_server.federation import Federation
+from gym_server.rounds.queue import SET_ASIDE
 from gym_server.store.tables import accounts, messages, nodes, rounds, updates
 from gym_server.web.dashboard import SCREENS, Dashboard
 from gym_server.web.home import MAX_TASKS, snapshot
@@ -89,7 +91,7 @@ def test_a_round_has_its_verdicts_its_recipe_and_the_command_that_replays_it(fed
     assert found["replay"] == "gym-server ledger replay 7 --dir HUB"
     assert (found["base_height"], found["latest"], found["codec"]) == (6, ROUNDS + 1, "bitdelta")
     rest = page.get("/api/v1/rounds/7?limit=200&offset=200").json()["updates"]
-    ids = [one["update_id"] for one in [*found["updates"], *rest]]
+    ids = [one["update"] for one in [*found["updates"], *rest]]
     assert len(set(ids)) == PEOPLE
     assert page.get("/api/v1/rounds/13").json()["replay"] is None
     missing = page.get("/api/v1/rounds/14")
@@ -132,6 +134,37 @@ def test_the_first_screen_has_the_round_who_works_on_it_and_the_last_verdicts(fe
     assert found["verdicts"][0]["body"]["verdict"] == "merged"
     assert found["verdicts"][0]["name"] == "contributor 209"
     assert "key" not in found
+
+
+def test_what_was_refused_at_admission_does_not_count_for_the_quorum(fed: Federation) -> None:
+    before = snapshot(fed)["num_updates"]
+    with fed.database.transaction() as tx:
+        row = dict(tx.execute(updates.select().where(updates.c.server_round == 12)).mappings().first() or {})
+        for verdict in ("admitted", "refused"):
+            digest = hashlib.sha256(verdict.encode()).hexdigest()
+            changed = {"update_id": digest, "nonce": verdict, "server_round": 13, "verdict": verdict}
+            tx.execute(updates.insert().values(**{**row, **changed}))
+    now = snapshot(fed)
+    assert (before, now["num_updates"], now["verdicts"]["refused"]) == (0, 1, 1)
+
+
+def test_a_round_names_the_replies_that_nobody_could_read(fed: Federation) -> None:
+    with fed.database.transaction() as tx:
+        message = {"message_id": "m1", "node_id": 2, "group_id": "7", "message_type": "train"}
+        message |= {
+            "created_at": 0.0,
+            "ttl_seconds": 9.0,
+            "fingerprint": "",
+            "content": b"",
+            "state": SET_ASIDE,
+        }
+        receipt = json.dumps({"verdict": SET_ASIDE, "reason": "no such record"})
+        tx.execute(messages.insert().values(**message, lease_until=0.0, progress="", receipt=receipt))
+    page = browser(fed)
+    (found,) = page.get("/api/v1/rounds/7").json()["set_aside"]
+    assert (found["verdict"], found["reason"]) == (SET_ASIDE, "no such record")
+    assert found["name"].startswith("contributor ")
+    assert page.get("/api/v1/rounds/8").json()["set_aside"] == []
 
 
 def test_a_snapshot_lists_so_many_contributors_and_counts_the_others(
@@ -183,9 +216,7 @@ def test_a_private_hub_shows_a_viewer_what_its_ledger_shows(tmp_path: Path) -> N
     assert snapshot(fed)["verdicts"] == {}
     viewer, operator = browser(fed, Role.VIEWER), browser(fed, Role.OPERATOR)
     seen = viewer.get("/api/v1/rounds/1").json()
-    assert [set(one) for one in seen["updates"]] == [
-        {"name", "credit", "update_id", "contributor", "verdict"}
-    ]
+    assert [set(one) for one in seen["updates"]] == [{"name", "credit", "update", "contributor", "verdict"}]
     assert (seen["is_sealed"], seen["total"], seen["verdicts"]) == (True, 1, {"merged": 1})
     assert seen["opened_at"] == 7200.0
     assert "secret" not in viewer.get("/api/v1/rounds/1").text

@@ -33,3 +33,4 @@ def test_every_route_checks_its_visitor_and_every_change_for_an_operators_page(t
         calls = set(asked(route.dependant))
         is_read = route.methods == {"GET"}
         assert calls & ({looking, operating, measuring} if is_read else {changing}), route.path
+        assert route.endpoint.__doc__, f"{route.path} lacks a docstring"

@@ -428,6 +428,14 @@ def test_metrics_are_the_figures_of_health_and_need_no_session(rounds: PrivateRo
     assert {"verdict": "merged", "code": "", "number": len(NAMES) * ROUNDS} in health["verdicts"]
 
 
+def test_soups_count_among_the_objects_of_the_store(pages: HubPages, rounds: PrivateRounds) -> None:
+    """Contributors of this hub wrote theirs past its port, so that soups are all there are."""
+    soups = {one["soup"] for one in pages.get("model")["versions"]}
+    files = [path for path in (rounds.fed.folder / "objects").rglob("*") if path.name in soups]
+    stored = pages.get("health")["stored"]
+    assert (stored["objects"], stored["bytes"]) == (ROUNDS, sum(path.stat().st_size for path in files))
+
+
 def test_metrics_show_a_viewer_no_more_than_the_page_does_and_a_wrong_key_nothing(pages: HubPages) -> None:
     seen = pages.viewer.get("/metrics").text
     assert "gym_hub_round" in seen

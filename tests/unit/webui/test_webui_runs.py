@@ -158,6 +158,7 @@ def test_settings_roll_backs_and_spikes_of_compared_runs_are_given(client: TestC
     assert [other["path"] for other in found["others"]] == [f"group/{HOSTILE}"]
     assert (found["others"][0]["settings"]["lora.r"], "lora.r" in found["settings"]) == (8, False)
     assert "gym train runs/a/config.yaml" in found["command"]
+    assert found["base"] == "runs/a"
 
 
 def test_at_most_five_runs_are_laid_over_one(client: TestClient) -> None:

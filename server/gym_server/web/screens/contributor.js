@@ -1,11 +1,10 @@
 // One contributor: what they earned, how their reputation moved, every verdict of late; the operator's revocation.
-import {api, el, figure, loading, number, post, replace, say, section, signed, state, table, when} from "/static/app.js";
+import {api, el, figure, loading, number, outcome, post, replace, say, section, signed, state, table, when} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {account} from "/screens/contributors.js";
 import {ask, refreshOn, strip, stripLegend} from "/screens/parts.js";
 
 export const title = "Contributor";
-const KINDS = {merged: "filled", admitted: "half", rejected: "struck", refused: "struck", aborted: "hollow"};
 const ROWS = 25;
 
 export async function show(root, {id}) {
@@ -33,7 +32,7 @@ export async function show(root, {id}) {
     const newest = [...found.strip].reverse();
     replace(rows, table([
       {name: "Round", number: true, of: (one) => el("a", {href: `/rounds/${one.server_round}`}, one.server_round)},
-      {name: "Verdict", of: (one) => state(KINDS[one.verdict] || "hollow", one.verdict)},
+      {name: "Verdict", of: (one) => outcome(one.verdict)},
       {name: "Score", number: true, of: (one) => signed(of.get(one.server_round)?.score)},
       {name: "Credit", number: true, of: (one) => number(of.get(one.server_round)?.credit ?? null)},
       {name: "Reason", class: "reason", of: (one) => one.reason},

@@ -1,7 +1,7 @@
 // The hub at this moment: the round as a ring, who works on it, the last verdicts, and what the hub is.
-import {api, copyable, duration, el, empty, facts, figure, leave, number, on, replace, section, short} from "/static/app.js";
+import {api, copyable, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short} from "/static/app.js";
 import {chart} from "/static/charts.js";
-import {contributor, shown} from "/screens/verdicts.js";
+import {person} from "/screens/parts.js";
 
 export const title = "Hub";
 const PHASES = ["open", "collecting", "merging", "committed"];
@@ -21,7 +21,7 @@ export async function show(root) {
   const numbers = el("div", {class: "figures"});
   const said = el("p", {class: "quiet", role: "status"});
   const left = figure("To the deadline", "–");
-  const work = workers(about.is_private);
+  const work = workers(about.is_private), newest = el("span");
   const verdicts = verdictList(about.verdicts);
   const curve = chart({title: "Held-out loss by version", xLabel: "version", height: 240});
   const points = losses.points.map(([height, , after]) => [height, after]);
@@ -30,14 +30,15 @@ export async function show(root) {
   function draw(snapshot) {
     now = snapshot;
     ring.set(now, about.num_rounds);
-    const sent = Object.values(now.verdicts).reduce((sum, count) => sum + count, 0);
+    const {refused} = now.verdicts;
     replace(numbers, left,
-      figure("Updates", about.is_private ? `${now.num_tasks - now.num_awaited}` : `${sent}`, `quorum ${now.quorum}`),
+      figure("Updates", number(now.num_updates), `quorum ${now.quorum}${refused ? `, ${refused} refused` : ""}`),
       figure("At work", now.num_awaited, `${now.num_tasks} asked`),
       figure("Connected", now.connected, `${number(now.accounts)} accounts`),
       figure("Version", now.version, now.version ? "" : "the base model"),
       figure("Held-out loss", number(now.heldout), now.heldout === null ? "no held-out set" : ""));
     replace(said, sentence(now, about));
+    replace(newest, short(now.version_digest, 24));
     work.set(now);
     tick();
   }
@@ -59,7 +60,7 @@ export async function show(root) {
       section("This hub", facts([
         ["Model", about.base_model], ["Base digest", short(about.base_digest, 24)], ["Hub", short(about.server)],
         ["Address", about.listen], ["Joining", about.enrolment], ["Training", about.algorithm], ["Merging", about.aggregator],
-        ["Newest version", short(now.version_digest, 24)],
+        ["Newest version", newest],
       ])),
       section("TLS fingerprint", el("p", {class: "quiet"}, "Contributors compare it with what their invite says."), copyable(about.fingerprint))));
   curve.set([{name: "after the round", points}]);
@@ -142,7 +143,7 @@ function workers(isPrivate) {
 function worker(task) {
   const fill = el("span"), words = el("span", {class: "quiet small what"});
   const bar = el("div", {class: "bar", role: "progressbar", "aria-label": `Progress of ${task.name}`, "aria-valuemin": 0, "aria-valuemax": 100}, fill);
-  const node = el("li", {}, el("span", {class: "worker"}, contributor(task.contributor, task.name)), bar, words);
+  const node = el("li", {}, el("span", {class: "worker"}, person(task.contributor, task.name)), bar, words);
   let before = "";
   return {
     node,
@@ -166,7 +167,7 @@ function verdictList(entries) {
   const none = empty("No update has been judged yet.");
   const box = el("div", {class: "scroll-y", tabindex: "0", role: "region", "aria-label": "Latest verdicts"}, entries.length ? node : none);
   const had = new Set();
-  const line = ({name, body}) => el("li", {}, shown(body.verdict), el("span", {}, contributor(body.contributor, name)),
+  const line = ({name, body}) => el("li", {}, outcome(body.verdict), el("span", {}, person(body.contributor, name)),
     el("a", {class: "quiet small", href: `/rounds/${body.server_round}`}, `round ${body.server_round}`),
     body.reason && el("p", {class: "quiet small why"}, body.reason));
   for (const entry of entries) { had.add(entry.sequence); node.append(line(entry)); }

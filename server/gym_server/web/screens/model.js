@@ -1,7 +1,7 @@
 // The model's versions: how well each does, what the newest answers, and the chain of digests that they are.
-import {action, ago, api, bytes, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, signed, state, streamed, table} from "/static/app.js";
+import {action, ago, api, bytes, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table} from "/static/app.js";
 import {chart} from "/static/charts.js";
-import {pager, refreshOn} from "/screens/parts.js";
+import {change, pager, refreshOn} from "/screens/parts.js";
 
 export const title = "Model";
 const LIMIT = 25, CURVES = 6;
@@ -32,7 +32,7 @@ export async function show(root, _, query) {
         {name: "Sent in", number: true, of: (one) => bytes(one.uploaded_bytes)},
         {name: "Sent out", number: true, of: (one) => bytes(one.soup_bytes)},
         {name: "Held-out loss", number: true, of: (one) => number(one.heldout_after)},
-        {name: "Change", number: true, of: (one) => (one.heldout_before === null || one.heldout_after === null ? null : signed(one.heldout_after - one.heldout_before))},
+        {name: "Change", number: true, of: (one) => change(one.heldout_before, one.heldout_after)},
         {name: "Made", of: (one) => ago(one.committed_at)},
       ], found.versions, {label: "Versions, the newest first"})]
       : empty("Version 0 is the base. The first committed round makes version 1.", el("a", {href: "/"}, "See the round")));

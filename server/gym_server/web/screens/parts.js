@@ -1,5 +1,5 @@
-// What several screens of the hub share: pages of a list, news that load it again, a question, strips of verdicts.
-import {action, el, leave, message, number, on, replace} from "/static/app.js";
+// What several screens of the hub share: pages of a list, news that load it again, a question, verdicts and their strips.
+import {action, el, leave, number, on, signed} from "/static/app.js";
 
 // Loads again soon after something of these kinds happened; many events are one load.
 export function refreshOn(kinds, load) {
@@ -44,7 +44,7 @@ export function ask(title, text, {label, button, run, help = ""}) {
 
 // ---- verdicts ----
 
-export const SHAPES = [["merged", "merged"], ["admitted", "waits for its merge"], ["rejected", "rejected at the merge"], ["refused", "refused at admission"], ["aborted", "round without a version"], ["absent", "no update"]];
+const SHAPES = [["merged", "merged"], ["admitted", "waits for its merge"], ["rejected", "rejected at the merge"], ["refused", "refused at admission"], ["aborted", "round without a version"], ["absent", "no update"]];
 
 // One mark a round, oldest first: strip(verdicts, newest round, how many rounds).
 export function strip(verdicts, newest, rounds) {
@@ -62,6 +62,10 @@ export function strip(verdicts, newest, rounds) {
 export const stripLegend = () => el("ul", {class: "strip-legend", "aria-label": "Shapes of verdicts"},
   SHAPES.map(([kind, text]) => el("li", {}, el("span", {class: "strip", "aria-hidden": "true"}, el("i", {class: kind})), text)));
 
-export const person = (id, name) => el("a", {href: `/contributors/${encodeURIComponent(id)}`, title: id}, name || id);
+// The link to a contributor; of who has no account there is the name alone.
+export const person = (id, name) => (id ? el("a", {href: `/contributors/${encodeURIComponent(id)}`, title: id}, name || id) : name);
 
-export function failure(node, error) { replace(node, el("p", {class: "problem", role: "alert"}, message(error))); }
+export const counted = (verdicts) => Object.entries(verdicts).sort().map(([verdict, count]) => `${count} ${verdict}`).join(", ");
+
+const isKnown = (loss) => loss !== null && loss !== undefined;
+export const change = (before, after) => (isKnown(before) && isKnown(after) ? signed(after - before) : null);

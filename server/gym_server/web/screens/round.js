@@ -1,6 +1,6 @@
 // One round: the verdict on every update, what it did to the model, the recipe, and the command that replays it.
-import {api, bytes, copyable, duration, el, empty, facts, figure, leave, number, on, replace, section, short, signed, table, when} from "/static/app.js";
-import {change, contributor, counted, shown} from "/screens/verdicts.js";
+import {api, bytes, copyable, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short, signed, table, when} from "/static/app.js";
+import {change, counted, pager, person} from "/screens/parts.js";
 
 export const title = "Round";
 const PAGE = 200;
@@ -11,13 +11,13 @@ export async function show(root, {round}) {
   async function load() {
     const found = await api(`rounds/${encodeURIComponent(round)}?limit=${PAGE}&offset=${offset}`);
     isOver = found.state === "committed" || found.state === "aborted";
-    replace(root, head(found), numbers(found), verdicts(found), found.replay && replay(found), recipe(found));
+    replace(root, head(found), numbers(found), verdicts(found), found.set_aside.length > 0 && aside(found), found.replay && replay(found), recipe(found));
   }
 
   function verdicts(found) {
     const columns = [
-      {name: "Contributor", of: (one) => contributor(one.contributor, one.name)},
-      {name: "Verdict", of: (one) => shown(one.verdict)},
+      {name: "Contributor", of: (one) => person(one.contributor, one.name)},
+      {name: "Verdict", of: (one) => outcome(one.verdict)},
       {name: "Norm", number: true, of: (one) => number(one.norm, 3)},
       {name: "Held-out change", number: true, of: (one) => signed(one.heldout_change)},
       {name: "Score", number: true, of: (one) => signed(one.score)},
@@ -25,10 +25,7 @@ export async function show(root, {round}) {
       {name: "Sent", number: true, of: (one) => bytes(one.bytes)},
       {name: "Reason", class: "reason", of: (one) => one.reason},
     ].filter((column) => !found.is_sealed || ["Contributor", "Verdict", "Credits"].includes(column.name));
-    const pages = el("nav", {class: "row", "aria-label": "Pages of updates"},
-      offset > 0 && el("button", {type: "button", onclick: () => { offset -= PAGE; load(); }}, "Earlier"),
-      offset + PAGE < found.total && el("button", {type: "button", onclick: () => { offset += PAGE; load(); }}, "Later"),
-      found.total > PAGE && el("span", {class: "quiet small"}, `${offset + 1} to ${Math.min(offset + PAGE, found.total)} of ${number(found.total)}`));
+    const pages = pager({offset, limit: PAGE, total: found.total, turn: (to) => { offset = to; load(); }, label: "Pages of updates"});
     return section("Updates",
       found.is_sealed && el("p", {class: "quiet"}, "Rounds of this hub are private. An operator sees refusals, norms and reasons."),
       found.total ? table(columns, found.updates, {label: "Updates of the round"}) : empty(isOver ? "No update was sent in this round." : "No update has come yet."), pages);
@@ -45,7 +42,7 @@ export async function show(root, {round}) {
 function head(found) {
   const neighbour = (at, text) => el("a", {href: `/rounds/${at}`, class: "button"}, text);
   return el("header", {},
-    el("div", {class: "row"}, el("h1", {}, `Round ${found.server_round}`), shown(found.state), found.version && el("span", {class: "quiet"}, `made version ${found.version}`)),
+    el("div", {class: "row"}, el("h1", {}, `Round ${found.server_round}`), outcome(found.state), found.version && el("span", {class: "quiet"}, `made version ${found.version}`)),
     el("nav", {class: "row", "aria-label": "Other rounds"},
       found.server_round > 1 && neighbour(found.server_round - 1, "Round before"),
       found.server_round < found.latest && neighbour(found.server_round + 1, "Next round")),
@@ -59,6 +56,12 @@ function numbers(found) {
     figure("Merged", found.num_updates, counted(found.verdicts)),
     figure("Soup", bytes(found.soup_bytes)),
     figure("Took", found.closed_at && found.opened_at ? duration(found.closed_at - found.opened_at) : null, when(found.opened_at) || ""));
+}
+
+function aside(found) {
+  return section("Set aside", el("p", {class: "quiet"}, "Replies that nobody could read. They earn nothing."), table([
+    {name: "Contributor", of: (one) => person(one.contributor, one.name)}, {name: "Reason", class: "reason", of: (one) => one.reason},
+  ], found.set_aside, {label: "Replies that were set aside"}));
 }
 
 function replay(found) {

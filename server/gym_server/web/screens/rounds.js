@@ -1,12 +1,12 @@
 // Every round, newest first, by pages; above them the held-out loss of the versions that they made.
-import {ago, api, bytes, el, empty, number, on, leave, remember, replace, table} from "/static/app.js";
+import {ago, api, bytes, el, empty, number, on, outcome, leave, remember, replace, table} from "/static/app.js";
 import {chart} from "/static/charts.js";
-import {change, counted, shown} from "/screens/verdicts.js";
+import {change, counted} from "/screens/parts.js";
 
 export const title = "Rounds";
 const COLUMNS = [
   {name: "Round", number: true, of: (round) => el("a", {href: `/rounds/${round.server_round}`}, round.server_round)},
-  {name: "State", of: (round) => shown(round.state)},
+  {name: "State", of: (round) => outcome(round.state)},
   {name: "Version", number: true, of: (round) => round.version},
   {name: "Loss before", number: true, of: (round) => number(round.heldout_before)},
   {name: "after", number: true, of: (round) => number(round.heldout_after)},

@@ -1,0 +1,83 @@
+"""Figures that a page computes itself, and links that carry what was shown to another screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser.conftest import RUN, Served
+from tests.support import chromium
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def computed(page: Page, module: str, expression: str) -> Any:
+    """What an expression of a module's exports comes to in the page."""
+    return page.evaluate(
+        f"async () => {{ const m = await import('/static/{module}'); return {expression}; }}"
+    )
+
+
+@pytest.fixture
+def opened(webui: Served, page: Page) -> Page:
+    page.goto(webui.url)
+    chromium.settled(page)
+    return page
+
+
+def test_smoothing_is_the_corrected_moving_average(opened: Page) -> None:
+    values, share = [4.0, 2.0, 8.0, 1.0, 1.0], 0.6
+    mean, expected = 0.0, []
+    for count, value in enumerate(values, 1):
+        mean = share * mean + (1 - share) * value
+        expected.append(mean / (1 - share**count))
+    found = computed(opened, "charts.js", f"m.smoothed({[[at, y] for at, y in enumerate(values)]}, {share})")
+    assert [x for x, _ in found] == list(range(5))
+    assert [y for _, y in found] == pytest.approx(expected)
+    assert computed(opened, "charts.js", "m.smoothed([[1, 5]], 0)") == [[1, 5]]
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("m.bytes(999)", "999 B"),
+        ("m.bytes(2168096)", "2.2 MB"),
+        ("m.bytes(999999)", "1.0 MB"),
+        ("m.bytes(0)", "0 B"),
+        ("m.number(1234567)", "1,234,567"),
+        ("m.number(0.083333)", "0.08333"),
+        ("m.number(52171.25)", "52,170"),
+        ("m.number(1.5e-7)", "1.500e-7"),
+        ("m.number(null)", None),
+        ("m.signed(-0.12345)", "−0.1235"),
+        ("m.signed(0)", "+0.0000"),
+        ("m.duration(3599.6)", "1 h 0 min"),
+        ("m.duration(61)", "1 min 1 s"),
+        ("m.duration(-4)", "0 s"),
+        ("m.quoted('my data.jsonl')", "'my data.jsonl'"),
+        ("m.quoted('runs/a=b.yaml')", "runs/a=b.yaml"),
+        ("m.pathUrl('a b/c#1')", "a%20b/c%231"),
+    ],
+)
+def test_formats(expression: str, text: str | None, opened: Page) -> None:
+    assert computed(opened, "app.js", expression) == text
+
+
+def test_every_measurement_of_a_run_has_its_chart(webui: Served, opened: Page) -> None:
+    opened.goto(f"{webui.address}/runs/{RUN}")
+    chromium.settled(opened)
+    titles = opened.locator("figure.chart figcaption").all_inner_texts()
+    assert {"Loss", "Learning rate", "Tokens per second", "Peak memory, GB"} <= set(titles)
+    opened.locator("details > summary", has_text="further figures").click()
+    chromium.settled(opened)
+    further = set(opened.locator("details .plots figcaption").all_inner_texts())
+    assert not any("Peak" in title for title in further)
+
+
+def test_try_it_opens_the_chat_with_the_run(webui: Served, opened: Page) -> None:
+    opened.goto(f"{webui.address}/runs/{RUN}")
+    opened.get_by_role("link", name="Try it").click()
+    opened.wait_for_selector("#model-0")
+    assert opened.locator("#model-0").input_value() == f"runs/{RUN}"
