@@ -109,6 +109,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 """``--json`` of the commands whose result is one document."""
 
 
+def print_event(event: dict[str, Any]) -> None:
+    """One line of JSON, at once, for a program that follows one that runs."""
+    typer.echo(json.dumps(event, sort_keys=True))
+    sys.stdout.flush()
+
+
 def print_result(
     as_json: bool, document: Any, *text: RenderableType | Callable[[], None], note: str = ""
 ) -> None:

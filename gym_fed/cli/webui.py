@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gym_fed.cli.default_command import DefaultCommandGroup
-from gym_fed.console import AsJson, err, out, print_columns, print_result
+from gym_fed.console import AsJson, err, out, print_columns, print_event, print_result
 
 if TYPE_CHECKING:
     from gym_fed.web.keys import WebKeys
@@ -41,6 +41,7 @@ def serve(
     open_page: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open the browser; by default on a terminal.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Serve the workbench of this folder; `gym webui` means the same. Ctrl-C ends it, and jobs go on."""
     from gym_fed.webui.app import open_webui
@@ -48,7 +49,10 @@ def serve(
 
     workbench = open_workbench(Path.cwd(), runs)
     server = open_webui(workbench, listen or f"127.0.0.1:{port}", f"{workbench.folder.name or 'gym'}")
-    out.print(server.url)
+    if as_json:
+        print_event({"event": "webui", "url": server.url})
+    else:
+        out.print(server.url)
     err.print("Ctrl-C ends the workbench; what it has started goes on")
     if open_page or (open_page is None and out.is_terminal):
         import webbrowser

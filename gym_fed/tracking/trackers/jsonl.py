@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.files import drop_torn_line
+from gym_fed.tracking.lines import read_lines
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
 PERFORMANCE = "performance/"
@@ -45,14 +46,6 @@ class Jsonl(Tracker):
 
     def close(self) -> None:
         """Nothing is in memory."""
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of figures; a last line that a kill tore is left out."""
-    if not file.exists():
-        return []
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _append(file: Path, line: Mapping[str, Any]) -> None:

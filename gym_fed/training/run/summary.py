@@ -11,7 +11,7 @@ import yaml
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.renamed import with_new_names
-from gym_fed.tracking.trackers.jsonl import read_lines
+from gym_fed.tracking.lines import read_lines
 from gym_fed.training.run.folder_lock import is_held
 
 _ACTIVE_SECONDS = 120

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +14,7 @@ from gym_fed.console import (
     err,
     fail,
     out,
+    print_event,
     print_json,
     print_result,
     print_table,
@@ -40,12 +39,6 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(variants_app, name="variants")
 
 Override = Annotated[list[str], typer.Option("--set", help="Override a config value: a.b=value.")]
-
-
-def print_event(event: dict[str, Any]) -> None:
-    """One line of JSON, at once, for a program that follows a running hub."""
-    typer.echo(json.dumps(event, sort_keys=True))
-    sys.stdout.flush()
 
 
 @app.callback()

@@ -10,7 +10,7 @@ export async function show(root) {
   async function load() {
     const found = await api("health");
     const people = Object.values(found.accounts).reduce((sum, count) => sum + count, 0);
-    replace(head, found.is_running ? state("filled", "running") : state("hollow", "read from its folder: rounds run elsewhere, or not at all"));
+    replace(head, found.is_running ? state("filled", "running") : [state("hollow", "read from its folder"), el("span", {class: "quiet"}, "rounds run elsewhere, or not at all")]);
     replace(figures,
       figure(found.is_running ? "Up for" : "Dashboard up for", duration(Date.now() / 1000 - found.started_at), when(found.started_at)),
       figure("Version", found.version),
