@@ -264,6 +264,7 @@ def test_a_key_that_is_revoked_ends_the_stream_of_who_waits(hub: LoopbackHub, an
         assert why_ended(ann, stream).code is ErrorCode.UNAUTHENTICATED
 
 
+@pytest.mark.slow  # a thousand calls
 def test_a_thousand_refusals_are_a_handful_of_lines_in_the_log(
     ann: HubClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_contributor_killed_while_training_resumes_from_its_checkpoint(
         federation.close()
 
 
+@pytest.mark.slow  # waits for a deadline
 def test_who_leaves_for_good_is_not_waited_for(federation: Federation) -> None:
     federation.hub.start("--exit-when-done")
     gone = federation.join("eve", failpoints="client-trained")
@@ -67,6 +68,7 @@ def test_who_joins_late_is_in_the_same_round(federation: Federation) -> None:
     assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})
 
 
+@pytest.mark.slow  # waits for a deadline
 def test_a_round_without_a_quorum_aborts_with_a_reason_and_the_next_one_succeeds(
     tmp_path: Path, tiny_base: Path
 ) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ from tests.support.adapters import run
 _GYM = [sys.executable, "-c", "from gym_fed.cli.main import main; main()"]
 
 
+@pytest.mark.slow  # three runs, one after the other
 def test_a_killed_run_from_an_adapter_ends_with_the_same_bits(tiny_base: Path, tmp_path: Path) -> None:
     run(tmp_path / "sft", model=str(tiny_base))
     values = {

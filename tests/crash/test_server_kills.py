@@ -29,7 +29,7 @@ SERVER_KILLS = [
 ]
 
 
-@pytest.mark.parametrize("line", quick(SERVER_KILLS, "after-submit", "before-commit"))
+@pytest.mark.parametrize("line", quick(SERVER_KILLS, "before-commit"))
 def test_a_server_killed_at_any_line_goes_on_from_there(federation: Federation, line: str) -> None:
     goes_on_after_a_kill(federation, line)
 

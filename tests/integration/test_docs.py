@@ -49,6 +49,9 @@ def scripts(page: Path) -> list[str]:
 
 
 SLOW = (
+    "content-filter.md",
+    "evaluation-gate.md",
+    "evaluation.md",
     "coordinate.md",
     "keys.md",
     "privacy-local.md",

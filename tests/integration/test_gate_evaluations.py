@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gym_fed.data.generated import generate
 from tests.support.hub import HubProcess, gym_server, start_client
 from tests.support.wait import SECONDS
@@ -45,6 +47,7 @@ def round_with(folder: Path, gate: dict[str, Any]) -> tuple[dict[str, Any], HubP
     return found[0], hub
 
 
+@pytest.mark.slow  # two hubs whose gates evaluate
 def test_an_update_that_forgets_a_task_passes_the_loss_alone_and_is_rolled_back_by_evaluations(
     tmp_path: Path,
 ) -> None:

@@ -50,6 +50,7 @@ def test_what_a_child_started_ends_with_the_parent(ending: signal.Signals) -> No
     assert_all_end(start("-c", GRANDCHILDREN), {"python": 1, "sleep": 1}, ending)
 
 
+@pytest.mark.slow  # a demo's processes; the suite's own are tried beside it
 @pytest.mark.timeout(180)
 def test_a_killed_demo_leaves_neither_hub_nor_contributors(tmp_path: Path) -> None:
     parent = start("-c", DEMO, str(tmp_path))

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.model_hub import ModelHub, Repo
 
 NAME = "acme/tiny-chat"
@@ -74,6 +76,7 @@ def test_a_pull_that_is_killed_and_interrupted_goes_on_at_the_byte(tiny_base: Pa
     assert (folder / WEIGHTS).read_bytes() == repo.files[WEIGHTS]
 
 
+@pytest.mark.slow  # five processes that import torch
 def test_train_by_a_name_of_the_hub_needs_consent_then_fetches_and_trains(
     tiny_base: Path, tmp_path: Path
 ) -> None:

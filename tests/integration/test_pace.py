@@ -101,6 +101,7 @@ def test_one_that_only_sends_heartbeats_holds_nobody_and_its_late_work_gets_its_
         assert hub.log().count("Heartbeat refused") == 1  # the late one's, and no healthy one's
 
 
+@pytest.mark.slow  # waits for seven rounds
 def test_a_round_in_which_everybody_failed_ends_at_once_and_seven_of_them_do_not_end_the_hub(
     tmp_path: Path, tiny_base: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_round_in_which_everybody_failed_ends_at_once_and_seven_of_them_do_not
         hub.wait_for("a commit", lambda: rounds_in(hub, "committed"), 120)
 
 
+@pytest.mark.slow  # waits for deadlines
 def test_the_wait_after_aborted_rounds_is_in_status_and_ends_when_somebody_new_comes(
     tmp_path: Path, tiny_base: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_names_of_an_installed_package_are_in_schemas_and_enums_and_rules_are_no
     assert listed["imported"] is False
 
 
+@pytest.mark.slow  # a package is built and installed
 def test_doctor_lists_members_of_an_installed_package_with_their_version(site: Path) -> None:
     text = (
         "from gym_fed.doctor.checks.plugins import Plugins\n"
@@ -273,6 +274,7 @@ print(off(bulk[0], reference(merged(model, path), LONG)[-1]), off(bulk[0], refer
 """
 
 
+@pytest.mark.slow  # trains a variant and serves it
 def test_a_variant_in_a_codec_of_an_installed_package_is_served(site: Path, tmp_path: Path) -> None:
     from_merged, from_base = map(float, python(site, SERVED, tmp_path / "variant.gymdelta").split())
     assert from_merged < 1e-4 < from_base

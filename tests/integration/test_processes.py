@@ -81,7 +81,7 @@ def test_two_processes_give_the_weights_of_one(name: str, alone: Path, tmp_path:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", quick(["ddp", "fsdp2"], "ddp"))
+@pytest.mark.parametrize("name", quick(["ddp", "fsdp2"]))
 def test_ctrl_c_reaches_every_process_once_and_the_run_goes_on(
     name: str, alone: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.federation import Federation
 
 
@@ -22,6 +24,7 @@ def rows(short: int, long: int) -> list[dict[str, Any]]:
     return [row(f"ask {i}") for i in range(short)] + [row(f"{i} " + "many words " * 9) for i in range(long)]
 
 
+@pytest.mark.slow  # a hub, and a contributor who trains
 def test_a_join_signs_the_rows_that_it_learned_and_not_those_that_it_was_given(
     tiny_base: Path, tmp_path: Path
 ) -> None:

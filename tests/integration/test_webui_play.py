@@ -106,6 +106,7 @@ def test_gym_nano_and_a_variant_answer_in_pieces_and_a_stop_cancels(
     until(lambda: not process.is_running(), "the end of the model before")
 
 
+@pytest.mark.slow  # two servers of models
 def test_two_models_are_loaded_to_be_compared_and_no_key_or_prompt_is_printed(page: httpx.Client) -> None:
     servers = serve(page, "gym-nano", "broken")
     assert [one["status"] for one in servers] == ["ready", "failed"]

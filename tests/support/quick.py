@@ -14,4 +14,11 @@ def quick(names: Iterable[Any], *tried: Any) -> list[Any]:
     unknown = set(tried) - set(listed)
     if unknown:
         raise ValueError(f"{sorted(unknown)} are not among {listed}")
-    return [name if name in tried else pytest.param(name, marks=pytest.mark.slow) for name in listed]
+    return [
+        name if name in tried else pytest.param(*_values(name), marks=pytest.mark.slow) for name in listed
+    ]
+
+
+def _values(name: Any) -> tuple[Any, ...]:
+    """Of one parameter of a test, or of several at once."""
+    return name if isinstance(name, tuple) else (name,)

@@ -7,10 +7,13 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.hub import BIN, HubProcess
 from tests.support.warm import run
 
 
+@pytest.mark.slow  # two runs of a process; tests/crash kills one too
 def test_ctrl_c_in_training_stops_at_a_checkpoint_and_the_same_command_goes_on(
     tmp_path: Path, tiny_base: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_small_filter_has_the_stated_rate_too() -> None:
     assert claimed <= 2e-4  # places in arithmetic progression: 8e-4
 
 
+@pytest.mark.slow  # a million rows
 def test_a_large_suite_stays_within_a_megabyte_at_one_in_a_million() -> None:
     generator = random.Random(3)
     words = ["".join(generator.choices("abcdefghijklmnop", k=5)) for _ in range(5000)]

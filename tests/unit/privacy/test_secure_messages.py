@@ -39,6 +39,7 @@ from gym_fed.models import load_model
 from gym_fed.privacy.secure_aggregation.messages import RECORD, UNMASK, Advert, SignedAdvert
 from gym_fed.privacy.secure_aggregation.votes import MAGIC, signs
 from tests.support.local_grid import Killed, LocalGrid
+from tests.support.quick import quick
 
 NAMES = ["ann", "bob", "cyd", "dan"]
 STEP_NORM = 1.0
@@ -185,6 +186,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch, tiny_base: Path) -> None:
     monkeypatch.setattr(gym_client.app, "perform", draw)
 
 
+@pytest.mark.slow  # a start of both sides for every stage
 @pytest.mark.usefixtures("untrained")
 def test_a_round_survives_kills_of_the_hub_and_of_a_contributor_at_every_stage(
     hub: Path, grid: LocalGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -327,7 +329,9 @@ def second_round(fed: Federation, grid: LocalGrid) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("untrained")
 @pytest.mark.parametrize("differs", ["learning rate", "version"])
-@pytest.mark.parametrize("since", ["query.advertise_keys", "query.share_keys", "train", "query.confirm"])
+@pytest.mark.parametrize(
+    "since", quick(["query.advertise_keys", "query.share_keys", "train", "query.confirm"], "query.confirm")
+)
 def test_a_hub_that_gives_contributors_different_tasks_learns_no_votes(
     hub: Path, grid: LocalGrid, monkeypatch: pytest.MonkeyPatch, since: str, differs: str
 ) -> None:

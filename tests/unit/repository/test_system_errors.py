@@ -95,6 +95,7 @@ def test_a_disk_that_is_really_full_ends_commands_with_its_code(small_disk: Path
     assert (status, "Traceback" in text) == (ErrorCode.DISK_FULL.exit_code, False), text
 
 
+@pytest.mark.slow  # a process for each command
 def test_a_disk_that_becomes_read_only_ends_commands_with_its_code(small_disk: Path) -> None:
     assert command("gym-server", "init", "--dir", str(small_disk / "hub"))[0] == 0
     (small_disk / "home").mkdir()

@@ -236,6 +236,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow  # two processes that merge large files
 def test_eight_contributors_take_no_more_memory_than_two(tmp_path: Path) -> None:
     """Decoded, the six more are 48 MiB."""
     run = subprocess.run(

@@ -138,6 +138,7 @@ def test_every_setting_changes_what_is_learnt(tmp_path: Path) -> None:
     assert all(math.isfinite(loss) for run in losses for loss in run)
 
 
+@pytest.mark.slow  # generates in every step
 def test_a_student_is_corrected_on_its_own_words(teacher: LoadedModel, tmp_path: Path) -> None:
     student = _damaged()
     rows = ROWS[:64]

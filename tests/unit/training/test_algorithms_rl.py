@@ -109,7 +109,7 @@ def test_the_mean_reward_rises(tiny_base: Path, tmp_path: Path, algorithm: str, 
         assert max(explained[2:]) > max(0.05, explained[0])
 
 
-@pytest.mark.parametrize(("algorithm", "steps"), [("grpo", 8), ("ppo", 16)])
+@pytest.mark.parametrize(("algorithm", "steps"), quick([("grpo", 8), ("ppo", 16)], ("grpo", 8)))
 def test_lora_learns_from_rewards_and_leaves_the_base_alone(
     tmp_path: Path, algorithm: str, steps: int
 ) -> None:

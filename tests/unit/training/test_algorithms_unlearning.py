@@ -14,6 +14,7 @@ from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
+from tests.support.quick import quick
 
 ALGORITHMS = ("gradient_difference", "npo")
 FORGET = [{**row, "forget": True} for row in generate("upper", 120)]
@@ -42,7 +43,7 @@ def run_nano(settings: TrainingConfig, rows: list[dict[str, Any]], **more: Any) 
     return Trainer(settings, model=nano.model, tokenizer=nano.tokenizer, **more).train(rows, eval_rows)
 
 
-@pytest.mark.parametrize("finetuning", ["full", "lora"])
+@pytest.mark.parametrize("finetuning", quick(["full", "lora"], "lora"))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_one_task_is_forgotten_and_another_is_kept(tmp_path: Path, algorithm: str, finetuning: str) -> None:
     from gym_fed.evaluation import exact_match, heldout_loss

@@ -99,6 +99,7 @@ def test_the_routers_own_loss_reaches_the_router_only_and_with_its_weight() -> N
         torch.testing.assert_close(gradients[weight][1], gradients[0.0][1])
 
 
+@pytest.mark.slow  # three runs
 def test_it_learns_saves_loads_trains_on_and_generates(tmp_path: Path) -> None:
     settings = TrainingConfig(
         model="gym-nano",

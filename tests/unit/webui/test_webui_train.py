@@ -154,6 +154,7 @@ def finished_losses(client: TestClient, name: str) -> list[Any]:
     return list(wait(client, name, "finished")["series"]["loss"])
 
 
+@pytest.mark.slow  # three whole runs; test_train.py resumes one in the quick suite
 def test_a_run_that_is_stopped_leaves_a_checkpoint_and_goes_on_to_the_same_loss(
     client: TestClient, tmp_path: Path
 ) -> None:
