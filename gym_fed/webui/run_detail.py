@@ -41,6 +41,7 @@ def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) 
         "environment": plain(_read(folder / "environment.json")),
         "rows": plain(begun.get("rows")) if isinstance(begun, dict) else None,
         "marks": marks_of(folder),
+        "is_thinned": is_thinned(curves.of(folder)),
         "is_saved": any((folder / name).is_file() for name in ("config.json", "adapter_config.json")),
     }
 
@@ -63,6 +64,11 @@ def series_of(
         )
         for name, one in list(curves.series.items())
     }
+
+
+def is_thinned(curves: RunCurves) -> bool:
+    """Whether a part of the curves has more points than the whole shows."""
+    return any(len(one.steps) > MAX_POINTS for one in curves.series.values())
 
 
 def marks_of(folder: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,3 +82,22 @@ def test_try_it_opens_the_chat_with_the_run(webui: Served, opened: Page) -> None
     opened.get_by_role("link", name="Try it").click()
     opened.wait_for_selector("#model-0")
     assert opened.locator("#model-0").input_value() == f"runs/{RUN}"
+
+
+def test_a_zoom_into_a_long_run_shows_every_step(webui: Served, opened: Page, watch: chromium.Watch) -> None:
+    folder = webui.folder / "runs" / "long"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text("model: gym-nano\noutput_dir: runs/long\n")
+    (folder / "run.json").write_text(json.dumps({"num_processes": 1}))
+    lines = (json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 20_001))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    opened.goto(f"{webui.address}/runs/long")
+    chart = opened.locator("figure.chart .u-over").first
+    box = chart.bounding_box()
+    assert box is not None
+    opened.mouse.move(box["x"] + 100, box["y"] + 50)
+    opened.mouse.down()
+    opened.mouse.move(box["x"] + 160, box["y"] + 50, steps=5)
+    opened.mouse.up()
+    opened.get_by_role("button", name="show all").wait_for()
+    assert any("xmin=" in url for url in watch.requests if "/api/v1/runs/long" in url)

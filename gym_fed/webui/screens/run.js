@@ -17,7 +17,6 @@ const CHARTS = [
 ];
 const SHOWN = new Set(CHARTS.flatMap((one) => one.keys));
 const MOST_COMPARED = 5;
-const THINNED = 1900;
 const MOST_POINTS = 6000;
 
 export async function show(root, {path}, query) {
@@ -134,8 +133,7 @@ export async function show(root, {path}, query) {
     view.low = low;
     view.high = high;
     restore();
-    const isThinned = low === null || all().some((one) => Object.values(one.series).some((points) => points.length >= THINNED));
-    if (isThinned) { run = await api(url(low === null ? {} : {xmin: low, xmax: high})); }
+    if (low === null || all().some((one) => one.is_thinned)) run = await api(url(low === null ? {} : {xmin: low, xmax: high}));
     for (const {plot} of charts) plot.zoom(low, high);
     fill();
     drawControls();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from starlette.responses import Response
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.web import keys as web_keys
-from gym_fed.web.access import MAX_SESSIONS, Access
-from gym_fed.web.app import HEADERS, MAX_BODY_BYTES, Changing, Face, Looking, Operating, create_app
+from gym_fed.web.access import MAX_SESSIONS, MAX_SESSIONS_OF_KEY, SESSION_SECONDS, Access, Role, Visitor
+from gym_fed.web.app import HEADERS, MAX_BODY_BYTES, Changing, Face, Looking, Measuring, Operating, create_app
 from gym_fed.web.events import Feed
 from gym_fed.web.keys import WebKeys
 from gym_fed.web.server import WebServer
@@ -46,6 +47,10 @@ def routes() -> APIRouter:
 
     @found.get("/operate")
     def operate(visitor: Operating) -> dict[str, Any]:
+        return {"visitor": visitor.name}
+
+    @found.get("/measure")
+    def measure(visitor: Measuring) -> dict[str, Any]:
         return {"visitor": visitor.name}
 
     @found.post("/change")
@@ -292,17 +297,47 @@ def test_logging_out_ends_the_session_alone(screens: Path) -> None:
     assert other.get("/api/v1/look").status_code == 200
 
 
-def test_sessions_expire_and_their_number_is_bounded(screens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_ends_on_the_server_whatever_the_browser_keeps(
+    screens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     browser = opened(screens)
+    cookie = {"Cookie": f"gym_test_7000={browser.app.state.access.login(SECRET)}"}  # type: ignore[attr-defined]
+    assert browser.get("/api/v1/look", headers=cookie).status_code == 200
+    later = time.time() + SESSION_SECONDS + 1
+    monkeypatch.setattr("gym_fed.web.access.time.time", lambda: later)
+    assert browser.get("/api/v1/look", headers=cookie).status_code == 401
+
+
+def test_the_number_of_sessions_is_bounded(screens: Path, keys: WebKeys) -> None:
+    browser = opened(screens, keys=keys)
     browser.get(f"/login?token={SECRET}")
     access: Access = browser.app.state.access  # type: ignore[attr-defined]
-    monkeypatch.setattr("gym_fed.web.access.SESSION_SECONDS", -1)
-    late = TestClient(browser.app, HERE, follow_redirects=False)
-    late.get(f"/login?token={SECRET}")
-    assert late.get("/api/v1/look").status_code == 401
-    for _ in range(MAX_SESSIONS + 5):
-        access.login(SECRET)
+    for number in range(MAX_SESSIONS // MAX_SESSIONS_OF_KEY + 1):
+        known = Visitor(f"key-{number}", Role.VIEWER)
+        for _ in range(MAX_SESSIONS_OF_KEY):
+            access._begin(known)
+    assert len(access._sessions) == MAX_SESSIONS
     assert browser.get("/api/v1/look").status_code == 401, "the oldest session ended"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (f"Bearer {SECRET}", 200),
+        (f"bearer {SECRET}", 200),
+        (f"Basic {SECRET}", 401),
+        ("Bearer", 401),
+        ("", 401),
+    ],
+)
+def test_a_program_sends_the_token_as_a_bearer_and_changes_nothing(
+    authorization: str, status: int, screens: Path
+) -> None:
+    browser = opened(screens)
+    header = {"Authorization": authorization}
+    assert browser.get("/api/v1/measure", headers=header).status_code == status
+    assert browser.get("/api/v1/look", headers=header).status_code == 401
+    assert browser.post("/api/v1/change", json={}, headers=header).status_code == 401
 
 
 def test_an_address_that_others_reach_needs_a_key(screens: Path, keys: WebKeys) -> None:
