@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 from gym_server.federation import Federation
+from gym_server.store.tables import accounts
 from gym_server.web.dashboard import Dashboard
-from gym_server.web.hub_view import HubView
+from sqlalchemy import select
 
 from demo.end_together import end_together
 from tests.support.chromium import Watch, chromium, settled
@@ -59,7 +60,8 @@ def screens_of_large_hub(folder: Path, num_rounds: int, turns: int) -> dict[str,
         Dashboard(fed, "127.0.0.1:0", public=False, is_running=False) as pages,
     ):
         pages.start()
-        known = {"round": str(num_rounds), "id": next(iter(HubView(fed, False).names()))}
+        with fed.database.reading() as tx:
+            known = {"round": str(num_rounds), "id": str(tx.scalar(select(accounts.c.contributor)))}
         with chromium() as browser:
             for _ in range(turns):
                 for screen in screens():
