@@ -19,7 +19,10 @@ class _OpensByDefault(DefaultCommandGroup):
     runs_without_words = True
 
 
-app = typer.Typer(cls=_OpensByDefault, help="Train, watch and try models in a browser.")
+app = typer.Typer(
+    cls=_OpensByDefault,
+    help="Train, watch and try models in a browser, at --port, --listen, with --runs: see gym webui serve --help.",
+)
 keys_app = typer.Typer(
     help="Add, list and remove the keys of those who log in from other machines.", no_args_is_help=True
 )

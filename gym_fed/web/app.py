@@ -189,7 +189,7 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"][1:]) or "request"  # less body, path or query
         return _answer(GymError(ErrorCode.USAGE, f"{place}: {first['msg']}"))
 
     @app.exception_handler(HTTPException)

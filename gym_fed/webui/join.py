@@ -41,6 +41,7 @@ class JoinRequest(StrictModel):
     server: Server | None = None
     invite: Invite = ""
     data: str = Field(default="", max_length=1024)
+    columns: str = Field(default="", max_length=1024, pattern=r"^[^\x00]*$")
     name: str = Field(default="", max_length=64)
     rounds: int | None = Field(default=None, ge=1, le=10**6)
 
@@ -85,6 +86,8 @@ def routes(workbench: Workbench) -> APIRouter:
             words.append(f"--server={given.server}")
         if given.data:
             words.append(f"--data={_data(workbench, given.data)}")
+        if given.columns:
+            words.append(f"--columns={given.columns}")
         if given.name:
             words.append(f"--name={plain(given.name)}")
         if given.rounds is not None:

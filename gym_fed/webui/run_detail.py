@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from gym_fed.training.run.summary import read_config, read_json
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values
 from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import plain, text
+from gym_fed.webui.train_check import MAX_CHARACTERS
+from gym_fed.webui.workbench import Workbench
 
 MAX_MARKS = 200
+CONFIGS_NAME = ".configs"
+"""Of the folder below that of runs where the YAML of every started run stays."""
 
 
 def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) -> dict[str, Any]:
@@ -91,6 +96,18 @@ def job_of(folder: Path, jobs: list[WebJob]) -> WebJob | None:
 def is_at_work(folder: Path, jobs: Jobs) -> bool:
     """Whether a job works on a run now."""
     return job_of(folder, [job for job in jobs.list() if job.status == "running"]) is not None
+
+
+def config_text(folder: Path, jobs: list[WebJob], workbench: Workbench) -> str:
+    """The YAML that a page started the run with, else the whole config that the run wrote."""
+    own = [job for job in jobs if job.folder == str(folder) and job.command[:2] == ["gym", "train"]]
+    for name in [*(job.command[2] for job in own), str(folder / "config.yaml")]:
+        file = workbench.folder / name
+        if file.parent == workbench.runs / CONFIGS_NAME or file.parent == folder:
+            with suppress(OSError):
+                if file.stat().st_size <= MAX_CHARACTERS:
+                    return file.read_text("utf-8", "replace")
+    return ""
 
 
 def status_of(line: dict[str, Any], job: WebJob | None) -> str:

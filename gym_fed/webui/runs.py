@@ -13,7 +13,7 @@ from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.curves import CurvesOfRuns
 from gym_fed.webui.plain import text
 from gym_fed.webui.run_actions import resume_command, resume_run, stop_run
-from gym_fed.webui.run_detail import detail, job_of, series_of, status_of
+from gym_fed.webui.run_detail import config_text, detail, job_of, series_of, status_of
 from gym_fed.webui.run_list import RunList
 from gym_fed.webui.watch import RunWatch
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
@@ -46,16 +46,16 @@ def routes(workbench: Workbench) -> APIRouter:
             for line in every.lines()
             if all(word in f"{line['path']} {line['algorithm']} {line['model']}".lower() for word in words)
         ]
-        waiting = [
-            {**job.facts(), "path": path}
-            for job in jobs.list()
-            if (path := _below(workbench, job.folder)) and not (workbench.runs / path / "run.json").exists()
-        ]
+        waiting = {}  # the newest job of each run that has not begun
+        for job in jobs.list():
+            path = _below(workbench, job.folder)
+            if path and not _is_run(workbench.runs / path):
+                waiting.setdefault(path, {**job.facts(), "path": path, "changed": job.started_at})
         return {
             "root": text(workbench.runs),
             "runs": lines[offset : offset + limit],
             "total": len(lines),
-            "waiting": waiting[:20],
+            "waiting": list(waiting.values())[:20],
         }
 
     @found.get("/runs/{path:path}")
@@ -81,6 +81,8 @@ def routes(workbench: Workbench) -> APIRouter:
             about["status"] = status_of(about, job)
             about["base"] = workbench.named(folder)  # as `play` calls it
             about["command"] = shlex.join(resume_command(workbench, folder)) if not about["why"] else ""
+            if visitor.csrf:  # comments in a config are for who may train
+                about["config"] = config_text(folder, jobs.list(), workbench)
         else:
             about = {"path": text(path), "since": since}
         others = []

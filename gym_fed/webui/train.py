@@ -22,15 +22,13 @@ from gym_fed.files import write_atomically
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.plain import text
-from gym_fed.webui.run_detail import is_at_work
-from gym_fed.webui.train_check import MAX_CHARACTERS, given, leaving, missing, problems_of, read
+from gym_fed.webui.run_detail import CONFIGS_NAME, is_at_work
+from gym_fed.webui.train_check import MAX_CHARACTERS, given, leaving, marks_of, missing, problems_of, read
 from gym_fed.webui.train_form import form
+from gym_fed.webui.train_inputs import input_problems
 from gym_fed.webui.train_plan import Planner
 from gym_fed.webui.workbench import Workbench
 from gym_fed.webui.yaml_edit import with_value
-
-CONFIGS_NAME = ".configs"
-"""Of the folder below that of runs where the YAML of every started run stays."""
 
 Yaml = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
@@ -131,6 +129,7 @@ def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
         answer["taken"] = _taken(workbench, answer["path"])
         answer["missing"] = missing(config)
         answer["leaves"] = leaving(config)
+        answer["problems"] = input_problems(workbench, config, marks_of(yaml_text))
     except GymError as error:
         answer["problems"] = problems_of(error, yaml_text)
     return answer

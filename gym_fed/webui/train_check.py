@@ -67,7 +67,7 @@ def read_with(yaml_text: str, load: Callable[[Path], tuple[_Config, list[str]]])
 
 def problems_of(error: GymError, yaml_text: str) -> list[dict[str, Any]]:
     """``{line, column, key, message}`` of every line of an error; line 0 where it has no place."""
-    marks = _marks(yaml_text)
+    marks = marks_of(yaml_text)
     found = []
     for line in error.message.splitlines():
         place, _, rest = line.partition(f"{_SOURCE}:")
@@ -88,7 +88,8 @@ def problems_of(error: GymError, yaml_text: str) -> list[dict[str, Any]]:
     return found[:_MAX_PROBLEMS]
 
 
-def _marks(yaml_text: str) -> dict[KeyPath, Mark]:
+def marks_of(yaml_text: str) -> dict[KeyPath, Mark]:
+    """Where each key stands; empty for a text that cannot be read."""
     try:
         return parse_config(Path(_SOURCE), yaml_text)[1]
     except GymError:

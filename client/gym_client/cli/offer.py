@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
 
 _BF16_BYTES = 2
+_LEAST_DOWNLOAD_BITS = 26
+"""64 MiB: smaller first downloads are one to the name of an offer."""
 _HEAD = "lm_head"
 
 _FORMS = {
@@ -78,6 +80,17 @@ class Offer:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+    def fixed_terms(self) -> dict[str, Any]:
+        """What a yes by name is to: all but what every round of the hub changes by itself.
+
+        Those are the rounds still to come, and the first download, which grows by a soup a round. Of it the order of
+        magnitude counts: up to 64 MiB, then each doubling.
+        """
+        terms = self.to_dict()
+        del terms["rounds"]
+        terms["join_download_bytes"] = max(_LEAST_DOWNLOAD_BITS, self.join_download_bytes.bit_length())
+        return terms
 
     def check(self, policy: Policy) -> None:
         """Raise ``POLICY_REFUSED`` for masked votes over the policy's limit: their size is not training's to change."""

@@ -89,6 +89,7 @@ class TerminalConsent(Consent):
     def offer(self, offer: Offer) -> bool:
         if self._is_accepted(
             {"event": "offer", **offer.to_dict()},
+            named={"event": "offer", **offer.fixed_terms()},
             lines=[[label, plain(text, MAX_TERM)] for label, text in offer.lines()],
         ):
             return True
@@ -114,9 +115,11 @@ class TerminalConsent(Consent):
     def _ask(self, question: str, problem: str, remedy: str) -> bool:
         return self._yes or confirm(question, problem, remedy)
 
-    def _is_accepted(self, question: dict[str, Any], **shown: Any) -> bool:
-        """Whether exactly this was accepted before; as JSON it is written with what accepts it."""
-        digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]
+    def _is_accepted(
+        self, question: dict[str, Any], named: dict[str, Any] | None = None, **shown: Any
+    ) -> bool:
+        """Whether this was accepted before; as JSON it is written with what accepts it: ``named``, else all of it."""
+        digest = hashlib.sha256(json.dumps(named or question, sort_keys=True).encode()).hexdigest()[:32]
         name = f"{question['event']}:{digest}"
         if self._as_json:
             self._write({**question, **shown, "accept": name})

@@ -111,20 +111,21 @@ function connect() {
   stream.onopen = () => say("live", "live");
   stream.onerror = () => {
     say("lost", "reconnecting");
-    if (stream.readyState === EventSource.CLOSED) setTimeout(again, 3000);
+    if (stream.readyState === EventSource.CLOSED) setTimeout(() => again(), 3000);
   };
   stream.addEventListener("position", (event) => { if (lastId < 0) lastId = Number(event.lastEventId); });
-  stream.addEventListener("reload", () => { lastId = -1; setTimeout(connect, 200); show(); });
+  stream.addEventListener("reload", () => { lastId = -1; stream.close(); say("lost", "reconnecting"); setTimeout(() => again(show), 200); });
   for (const kind of listeners.keys()) attach(kind);
 }
 
 // A stream that was refused: the server started again and has forgotten the login, or it is still starting.
-async function again() {
+async function again(then = () => {}) {
   try {
     Object.assign(session, {visitor: null, role: "", csrf: ""}, await api("session"));
-    if (session.visitor === null) { stream.close(); loginScreen(); return; }
-  } catch { setTimeout(again, 3000); return; }
+    if (session.visitor === null) { stream.close(); loginScreen("The server was started anew, and every start has a new token. Take the URL that it printed last, or log in here."); return; }
+  } catch { setTimeout(() => again(then), 3000); return; }
   connect();
+  then();
 }
 
 // ---- screens ----
@@ -173,9 +174,10 @@ async function show() {
   leaving.clear();
   const turn = ++shownAt;
   const path = decodeURIComponent(location.pathname);
-  for (const link of document.querySelectorAll("nav a")) {
+  const first = document.querySelector("header.top nav a"); // what the first page shows
+  for (const link of document.querySelectorAll("header.top nav a")) {
     const target = link.getAttribute("href");
-    const here = target === "/" ? path === "/" : path === target || path.startsWith(`${target}/`);
+    const here = target === "/" ? path === "/" : path === target || (path === "/" && link === first) || path.startsWith(`${target}/`);
     if (here) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   for (const [pattern, load] of routes) {
@@ -229,13 +231,18 @@ function mark() {
     el("circle", {cx: 8, cy: 8, r: 2.5, fill: "currentColor"}));
 }
 
-function loginScreen() {
+function loginScreen(why = "") {
+  for (const callback of leaving) callback();
+  leaving.clear();
+  shownAt++;
+  const connection = document.getElementById("connection");
+  if (connection) { connection.dataset.state = "idle"; connection.textContent = ""; }
   const field = el("input", {id: "key", type: "password", autocomplete: "current-password", required: true});
   const said = el("p", {role: "alert", class: "problem"});
   const form = el("form", {class: "login", onsubmit: async (event) => {
     event.preventDefault();
-    try { await post("login", {key: field.value}); location.assign("/"); } catch (error) { replace(said, message(error)); }
-  }}, el("h1", {}, "Log in"),
+    try { await post("login", {key: field.value}); location.reload(); } catch (error) { replace(said, message(error)); }
+  }}, el("h1", {}, "Log in"), why && el("p", {class: "quiet"}, why),
   el("label", {for: "key"}, "Key, or the token of the printed URL"), field,
   el("button", {class: "primary"}, "Log in"), said);
   replace(document.getElementById("main"), form);
@@ -248,7 +255,8 @@ export const loading = () => el("p", {class: "state", role: "status"}, el("span"
 
 export const empty = (text, ...more) => el("div", {class: "state empty"}, el("p", {}, text), more);
 
-export const message = (error) => (error.hint ? `${error.message}. ${capital(error.hint)}.` : `${error.message}.`);
+const sentence = (text) => (/[.?!]$/.test(text) ? text : `${text}.`);
+export const message = (error) => (error.hint ? `${sentence(error.message)} ${sentence(capital(error.hint))}` : sentence(error.message));
 
 export function failed(error, again) {
   if (!(error instanceof ApiError)) console.error(error);
@@ -319,8 +327,7 @@ export function progress(done, total, label) {
 
 export function copyable(text, label = "Copy") {
   return el("div", {class: "copyable"}, el("code", {}, text), el("button", {type: "button", onclick: async (event) => {
-    await navigator.clipboard.writeText(text);
-    event.target.textContent = "Copied";
+    event.target.textContent = (await copied(text, event.target)) ? "Copied" : "Select it, and press Ctrl+C";
   }}, label));
 }
 
@@ -328,6 +335,19 @@ export function copyable(text, label = "Copy") {
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
 export const commandOf = (job) => job.command.map(quoted).join(" ");
+
+// A page over plain HTTP from another machine has no clipboard of its own; there an old command serves.
+async function copied(text, button) {
+  try { await navigator.clipboard.writeText(text); return true; } catch { /* below */ }
+  const selection = getSelection(), range = document.createRange();
+  range.selectNodeContents(button.parentNode.firstChild);
+  selection.removeAllRanges();
+  selection.addRange(range);
+  return document.execCommand("copy");
+}
+
+// Text of a docstring: what stands between two backticks is code.
+export const marked = (help) => help.replaceAll("``", "`").split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
 
 // A path with its folders, for a URL.
 export const pathUrl = (path) => path.split("/").map(encodeURIComponent).join("/");

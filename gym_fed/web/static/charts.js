@@ -8,7 +8,7 @@ const MARKERS = ["", "hollow", "", "filled", "hollow", "filled"];
 
 // chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...]},
 // and marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range was chosen by dragging.
-export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, whole = xLabel === "version"}) {
+export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, whole = ["version", "step", "round"].includes(xLabel)}) {
   const holder = el("div", {class: "plot"});
   const legend = el("div", {class: "legend"});
   const said = el("p", {class: "visually-hidden"});
@@ -116,7 +116,7 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
 }
 
 const last = (points) => (points.length ? points.at(-1)[1] : null);
-const compact = (value) => (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(0) : String(Number(value.toPrecision(4))));
+const compact = (value) => (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-5) ? value.toExponential(0) : String(Number(value.toPrecision(4))));
 
 function swatch(at) {
   return el("svg", {width: 26, height: 8, "aria-hidden": "true", class: "swatch"},

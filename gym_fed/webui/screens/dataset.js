@@ -24,7 +24,7 @@ export async function show(root, {name}, query) {
     Object.assign(values, changed);
     remember(values);
     replace(forms, ...draw());
-    replace(command, copyable(shownCommand(reading()), "Copy"));
+    drawCommand();
     await load();
     if (again) asides.forEach((aside) => aside.begin());
   };
@@ -56,15 +56,21 @@ export async function show(root, {name}, query) {
     if (shown.some((row) => row.problem) && !values.columns) rows.prepend(hintOfColumns(shown, change));
   };
 
+  const train = el("p");
+  function drawCommand() {
+    const wanted = new URLSearchParams({data: name, ...given(values, ["columns", "format"])});
+    replace(train, el("a", {class: "button", href: `/train?${wanted}`}, "Train on these rows"));
+    replace(command, copyable(shownCommand(reading()), "Copy"));
+  }
   const forms = el("div", {class: "stack"}), pages = el("nav", {class: "row", "aria-label": "Pages of rows"});
   const draw = () => [readingForm(values, formats, change), filterForm(values, change)];
   replace(forms, ...draw());
-  replace(command, copyable(shownCommand(reading()), "Copy"));
+  drawCommand();
   root.append(
     el("header", {}, el("div", {}, el("p", {class: "small"}, el("a", {href: "/data"}, "Data")), el("h1", {class: "wrap"}, name)), el("div", {class: "legend"}, el("span", {class: "lit"}, "learnt"), el("span", {class: "unlit"}, "only read"))),
     about, forms,
     el("div", {class: "beside"}, el("section", {}, el("h2", {}, "Rows"), said, rows, pages), el("aside", {class: "stack"}, asides.map((aside) => aside.node),
-      el("section", {}, el("h2", {}, "On the command line"), command))));
+      el("section", {}, el("h2", {}, "Train on it"), train), el("section", {}, el("h2", {}, "On the command line"), command))));
   await load();
   asides.forEach((aside) => aside.begin());
 }

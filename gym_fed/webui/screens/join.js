@@ -1,11 +1,12 @@
 // Contribute to a hub: its terms as gym-client shows them, consent, then live progress, verdicts, receipts and balance.
-import {action, ago, api, bytes, commandOf, copyable, el, empty, facts, failed, figure, leave, loading, mayChange, number, outcome, post, progress, replace, say, section, short, state, table} from "/static/app.js";
+import {action, ago, api, bytes, commandOf, copyable, el, empty, facts, failed, figure, leave, loading, mayChange, message, number, outcome, post, progress, replace, say, section, short, state, table} from "/static/app.js";
 
 export const title = "Join";
 
 const PHASES = {fetch: "Fetching", base: "Fetching the base model", train: "Training", distill: "Distilling", encode: "Encoding", upload: "Uploading", ledger: "Checking the ledger"};
 const QUESTIONS = ["server-key", "local-copy", "base-offer", "offer", "hub-restored"];
 const RECEIPTS = 200;
+let answered = null; // the terms that the last yes was to
 let invite = ""; // in this tab's memory alone: commands and jobs never hold it
 
 export async function show(root) {
@@ -29,15 +30,18 @@ export async function show(root) {
     };
     const server = field("server", "Hub", {placeholder: "hub.example.org:9443", value: last.server || "", list: "hubs"}, "host or host:port; an invite may stand for it");
     const token = field("invite", "Invite", {type: "password", autocomplete: "off", value: invite, maxlength: 4096}, "where the hub asks for one; it is not shown or kept");
-    const data = field("data", "Data", {placeholder: last.data || "a small example"}, "a file below the workbench’s folder; empty: the last one");
+    const data = field("data", "Data", {placeholder: last.data || "a small example", list: "files"}, "a file below the workbench’s folder; empty: the last one");
+    const columns = field("columns", "Columns, ours=theirs", {placeholder: "prompt=question,completion=answer"}, "where a file names them otherwise");
     const name = field("name", "Your name there", {value: last.name || "", maxlength: 64}, "the coordinator sees it; empty: your id");
     const rounds = field("rounds", "Rounds", {type: "number", min: 1, placeholder: "all"}, "leave after so many");
+    const files = el("datalist", {id: "files"});
+    api("data").then((listed) => replace(files, listed.files.map((one) => el("option", {value: one.name})))).catch(() => {});
     replace(form, section(hubs.length ? "Go on, or join another hub" : "Which hub?", el("form", {class: "doing", onsubmit: (event) => event.preventDefault()},
       el("datalist", {id: "hubs"}, hubs.map((one) => el("option", {value: one.address}))),
-      el("div", {class: "doing-fields"}, server.part, token.part, data.part, name.part, rounds.part),
+      files, el("div", {class: "doing-fields"}, server.part, token.part, data.part, columns.part, name.part, rounds.part),
       action("Look at the terms", async () => {
         invite = token.node.value.trim();
-        watch(await post("join", {server: server.node.value.trim() || null, invite, data: data.node.value.trim(), name: name.node.value.trim(), rounds: rounds.node.value ? Number(rounds.node.value) : null}));
+        watch(await post("join", {server: server.node.value.trim() || null, invite, data: data.node.value.trim(), columns: columns.node.value.trim(), name: name.node.value.trim(), rounds: rounds.node.value ? Number(rounds.node.value) : null}));
       }, {primary: true}))));
   }
 
@@ -85,7 +89,7 @@ export async function show(root) {
     if (isOpen) sections.push(ask(question, job));
     else if (isRunning) sections.push(section("Now", working(job, events, joined)));
     else if (done) sections.push(section("Ended", state("filled", done.finished ? "the hub has finished all its rounds" : "stopped"), el("p", {}, `${done.num_submitted} updates were sent${done.balance === null ? "" : `; the balance is ${number(done.balance)} credits`}.`)));
-    else sections.push(section("This did not work", el("div", {role: "alert"}, error ? el("p", {class: "problem"}, `${error.error.message}. ${error.error.hint || ""}`) : el("p", {}, `The command ended with code ${job.exit_code}.`)), details(job)));
+    else sections.push(section("This did not work", el("div", {role: "alert"}, error ? el("p", {class: "problem"}, message(error.error)) : el("p", {}, `The command ended with code ${job.exit_code}.`)), details(job)));
     if (!isOpen && (joined || done)) sections.push(section("News", news(events)));
     form.hidden = isRunning || Boolean(isOpen);
     replace(now, sections);
@@ -117,10 +121,13 @@ export async function show(root) {
   // ---- questions ----
 
   function ask(question, job) {
+    const before = answered?.event === question.event && answered.job !== job.id && question.lines ? new Set(answered.lines.map(String)) : null;
+    const isNew = (line) => before && !before.has(String(line));
     const yes = (text, given) => mayChange() && el("div", {class: "row"},
-      action(text, async () => watch(await post("join/answer", {job: job.id, invite, ...given})), {primary: true}),
+      action(text, async () => { answered = {event: question.event, job: job.id, lines: question.lines || []}; watch(await post("join/answer", {job: job.id, invite, ...given})); }, {primary: true}),
       el("button", {type: "button", onclick: () => { watched = null; replace(now); form.hidden = false; }}, "No"));
-    const terms = () => el("dl", {class: "facts terms"}, merged(question.lines).map(([label, lines]) => el("div", {}, el("dt", {}, label), el("dd", {}, lines.map((line) => el("p", {}, line))))));
+    const terms = () => [before && el("p", {class: "problem", role: "alert"}, "The terms changed after your answer. What is new stands bold."),
+      el("dl", {class: "facts terms"}, merged(question.lines).map(([label, lines]) => el("div", {}, el("dt", {}, label), el("dd", {}, lines.map((line) => el("p", {}, isNew(line) ? el("strong", {}, line[1]) : line[1]))))))];
     switch (question.event) {
       case "server-key": return section("Is this the hub’s key?", el("p", {}, `${question.address} is new here. Compare its key with what the coordinator published. From now on only this key is accepted.`), el("p", {class: "fingerprint"}, question.fingerprint), yes("It is the right key", {fingerprint: question.fingerprint}));
       case "local-copy": return section("Read your copy of the base model?", el("p", {}, `The hub trains ${question.base_model}. Your local copy, if there is one, is read to work out the terms.`), yes("Read it", {accept: question.accept}));
@@ -133,7 +140,7 @@ export async function show(root) {
   // Lines without a label belong to the one before, as in the terminal's panel.
   function merged(lines) {
     const found = [];
-    for (const [label, text] of lines) { if (label || !found.length) found.push([label, [text]]); else found.at(-1)[1].push(text); }
+    for (const line of lines) { if (line[0] || !found.length) found.push([line[0], [line]]); else found.at(-1)[1].push(line); }
     return found;
   }
 

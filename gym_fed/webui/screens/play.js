@@ -149,14 +149,14 @@ export async function show(root, parameters, query) {
     const system = memory.system.trim() ? [{role: "system", content: memory.system}] : [];
     return [...system, ...memory.turns.slice(0, upTo).flatMap((turn) => {
       const answer = turn.answers[at] || turn.answers[0];
-      return [{role: "user", content: turn.prompt}, ...(answer.text ? [{role: "assistant", content: answer.text}] : [])];
+      return answer.text ? [{role: "user", content: turn.prompt}, {role: "assistant", content: answer.text}] : []; // a question without an answer is not heard
     })];
   }
 
   async function ask() {
     const text = prompt.value.trim();
     if (running || !text || !isReady()) return;
-    const turn = {prompt: text, answers: picked().map((option) => ({...option, text: "", tokens: [], error: "", finish: "", first: 0, took: 0, count: 0}))};
+    const turn = {prompt: text, answers: picked().map((option) => ({...option, logprobs: memory.logprobs, text: "", tokens: [], error: "", finish: "", first: 0, took: 0, count: 0}))};
     memory.turns.push(turn);
     turn.answers.forEach((answer, at) => { answer.heard = heard(at, memory.turns.length - 1).concat({role: "user", content: text}); });
     prompt.value = "";
@@ -210,7 +210,7 @@ export async function show(root, parameters, query) {
   }
 
   function drawAnswer(turn, answer, at) {
-    answer.node = memory.logprobs || answer.tokens.length ? tokenView(answer.tokens) : answerText(answer.text);
+    answer.node = answer.logprobs && !answer.error ? tokenView(answer.tokens) : answerText(answer.text);
     const isGoing = running && turn === memory.turns.at(-1), place = el("div");
     const rate = answer.count > 1 && answer.took > answer.first ? (1000 * (answer.count - 1)) / (answer.took - answer.first) : 0;
     const figures = [answer.finish === "length" && "cut at the most tokens", answer.finish === "stopped" && "stopped", answer.count && `${answer.count} tokens`, answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tokens a second`].filter(Boolean);

@@ -1,5 +1,5 @@
 // One run: its curves, live; others laid over it, what differs between them, and its stop and continuation.
-import {action, ago, api, bytes, copyable, duration, el, empty, facts, figure, leave, loading, mayChange, number, on, post, progress, replace, say, section, table} from "/static/app.js";
+import {action, ago, api, bytes, copyable, duration, el, empty, facts, figure, leave, loading, mayChange, navigate, number, on, post, progress, replace, say, section, table} from "/static/app.js";
 import {chart, smoothed} from "/static/charts.js";
 import {jobPanel} from "/screens/jobs.js";
 import {runLink, runState} from "/screens/runs.js";
@@ -88,9 +88,10 @@ export async function show(root, {path}, query) {
     const {figures} = run, total = run.total_steps, isRunning = ["running", "running?", "starting", "stopping"].includes(run.status);
     replace(state, runState(run.status));
     replace(buttons, mayChange() && isRunning && action(run.status === "stopping" ? "End now" : "Stop", stop, {confirm: run.status === "stopping" ? "End it now? What it has not saved is lost." : ""}), mayChange() && run.status === "unfinished" && action("Resume", resume, {primary: true}),
+      mayChange() && !isRunning && run.config && el("button", {type: "button", onclick: again}, "Train again…"),
       run.is_saved && run.status === "finished" && el("a", {class: "button", href: `/play?${new URLSearchParams({a: run.base})}`}, "Try it"));
     const speed = figures["performance/tokens_per_second"], memory = Math.max(...Object.entries(figures).filter(([key]) => /^performance\/peak_.*bytes$/.test(key)).map(([, one]) => one), 0);
-    const left = isRunning && total && figures["performance/seconds"] && run.series.loss?.length > 1 ? timeLeft(total) : "";
+    const left = ["running", "running?"].includes(run.status) && total && figures["performance/seconds"] && run.series.loss?.length > 1 ? timeLeft(total) : "";
     replace(top, run.why && el("p", {class: "problem", role: "alert"}, run.why), el("div", {class: "figures"},
       figure("Step", total ? `${number(run.steps)} / ${number(total)}` : number(run.steps), left),
       figure("Loss", shown(figures.loss)),
@@ -99,12 +100,28 @@ export async function show(root, {path}, query) {
       figures.epsilon !== undefined && figure("Epsilon", shown(figures.epsilon), "privacy spent"),
       speed && figure("Tokens per second", number(Math.round(speed))),
       memory > 0 && figure("Peak memory", bytes(memory)),
-      figure("Changed", ago(run.changed))), total && isRunning ? progress(run.steps, total, "Steps") : null);
+      figure("Changed", ago(run.changed))), rowsLine(run.rows), total && isRunning ? progress(run.steps, total, "Steps") : null);
+  }
+
+  // What became of the rows, since a run that learns half of them looks like any other.
+  function rowsLine(rows) {
+    if (!rows || !rows.rows || !(rows.dropped || rows.cut)) return null;
+    const parts = [`${number(rows.learned)} of ${number(rows.rows)} rows are learned`, rows.dropped && `${number(rows.dropped)} dropped`, rows.cut && `${number(rows.cut)} cut at max_length`,
+      rows.tokens_cut > 0 && `${Math.round((100 * rows.tokens_cut) / (rows.tokens + rows.tokens_cut))}% of the tokens to learn are cut off`].filter(Boolean);
+    return el("p", {class: "small quiet"}, `${parts.join("; ")}.`);
   }
 
   function timeLeft(total) {
     const every = run.settings.logging_steps;  // a curve that is thinned has no such step
     return every > 0 ? `${duration(((total - run.steps) / every) * run.figures["performance/seconds"])} left` : "";
+  }
+
+  function again() {
+    const name = path.replace(/-\d+$/, ""), number = Number(/-(\d+)$/.exec(path)?.[1] || 1) + 1;
+    const before = localStorage.getItem("gym.train.draft");
+    if (before && before !== run.config && !window.confirm("Replace the text that is being written in Train?")) return;
+    localStorage.setItem("gym.train.draft", run.config.replace(/^output_dir:.*$/m, (line) => line.replace(path, `${name}-${number}`)));
+    navigate("/train");
   }
 
   async function stop() { await post(`${runLink(path).slice(1)}/stop`); say("It stops after this step, with a checkpoint."); setTimeout(load, 300); }
@@ -147,7 +164,7 @@ export async function show(root, {path}, query) {
   }
 
   function make(spec) {
-    const plot = chart({title: spec.title, height: spec.wide ? 300 : 220, log: view.log && spec.log !== false, onZoom: (low, high) => zoomTo(Math.max(0, low), high), range: view.low === null ? null : [view.low, view.high]});
+    const plot = chart({title: spec.title, height: spec.wide ? 300 : 220, log: view.log && spec.log !== false, onZoom: (low, high) => zoomTo(Math.max(0, Math.floor(low)), Math.ceil(high)), range: view.low === null ? null : [view.low, view.high]});
     if (spec.wide) plot.node.classList.add("wide");
     return {spec, plot};
   }
@@ -243,8 +260,8 @@ export async function show(root, {path}, query) {
     if (isNew) drawPlots(); else fill();
   });
   on("job", (job) => { if (run && job.folder === (run.folder || run.job?.folder)) load().catch(() => {}); });
-  const again = setInterval(() => { if (run?.series && !document.hidden && run.status !== "waiting") api(url({since: run.steps || 0})).catch(() => {}); }, 300000);
-  leave(() => clearInterval(again));
+  const reread = setInterval(() => { if (run?.series && !document.hidden && run.status !== "waiting") api(url({since: run.steps || 0})).catch(() => {}); }, 300000);
+  leave(() => clearInterval(reread));
   await load();
 }
 

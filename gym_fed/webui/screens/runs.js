@@ -51,7 +51,7 @@ export async function show(root, parameters, query) {
       {name: "Eval loss", number: true, of: (run) => value(run, "eval_loss")},
       {name: "Curve", of: (run) => (run.spark && run.spark.length > 1 ? spark(run.spark) : null)},
       {name: "Changed", number: true, of: (run) => ago(run.changed || run.started_at)},
-    ], [...begun, ...lines], {label: "Runs"}), total > lines.length && el("p", {class: "quiet"}, `${number(lines.length)} of ${number(total)} runs; search to see others.`));
+    ], [...begun, ...lines].sort((one, other) => other.changed - one.changed), {label: "Runs"}), total > lines.length && el("p", {class: "quiet"}, `${number(lines.length)} of ${number(total)} runs; search to see others.`));
   }
 
   const value = (run, key) => (run.figures && typeof run.figures[key] === "number" ? number(run.figures[key], 4) : null);

@@ -1,5 +1,5 @@
 // Training: the YAML is the truth. The form beside it edits it in place, the reader of `gym train` checks it as one types.
-import {action, api, bytes, copyable, duration, el, facts, leave, loading, mayChange, navigate, number, pathUrl, post, remember, replace, say, state} from "/static/app.js";
+import {action, api, bytes, copyable, duration, el, facts, leave, loading, marked, mayChange, navigate, number, pathUrl, post, remember, replace, say, state} from "/static/app.js";
 
 export const title = "Train";
 
@@ -89,7 +89,7 @@ export async function show(root, parameters, query) {
       found.length ? el("p", {}, state("struck", found.length === 1 ? "One problem" : `${found.length} problems`)) : el("p", {}, state("filled", "Valid")),
       found.length > 0 && el("ul", {class: "problem-list"}, found.map((one) => el("li", {},
         one.line ? el("button", {type: "button", class: "place", onclick: () => goTo(one.line, one.column), "aria-label": `Go to line ${one.line}, column ${one.column}`}, `${one.line}:${one.column}`) : null,
-        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, ` ${one.hint}.`))))),
+        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, `. ${one.hint[0].toUpperCase()}${one.hint.slice(1)}.`))))),
       notes.map((note) => el("p", {class: "small quiet"}, `Note: ${note}`)));
   }
 
@@ -164,6 +164,18 @@ export async function show(root, parameters, query) {
     return el("div", {class: "field key"}, el("label", {for: id}, field.key), input(field, id), field.help && el("p", {class: "help"}, marked(field.help)));
   }
 
+  // The rows: a file of this folder takes the place of the whole section `data`.
+  let files = [];
+  api("data").then((found) => { files = found.files.map((one) => one.name); if (checked) drawForm(); }).catch(() => {});
+  function rowsRow() {
+    const now = checked?.given?.data;
+    const own = Array.isArray(now) && now.length === 1 && files.includes(now[0].path) ? now[0].path : "";
+    return el("div", {class: "field key"}, el("label", {for: "key-data"}, "data"),
+      el("select", {id: "key-data", class: own ? "given" : "", disabled: !mayChange(), onchange: (event) => { text.value = withRows(text.value, event.target.value); changed(1); }},
+        !own && el("option", {value: "", selected: true}, now === undefined ? "choose a file" : `line ${lineOf("data")}`), files.map((name) => el("option", {value: name, selected: name === own}, name))),
+      el("p", {class: "help"}, "A file below this folder; other sources, and several, stand in the text. ", el("a", {href: own ? `/data/${pathUrl(own)}` : "/data"}, own ? "Look at its rows" : "Look at data")));
+  }
+
   // A section of another algorithm or tuning method is not shown, unless it is looked for.
   function belongs(field) {
     if (!field.section) return true;
@@ -181,7 +193,7 @@ export async function show(root, parameters, query) {
       replace(holder, found.length ? found.map(row) : el("p", {class: "quiet"}, `No key matches “${search.value}”.`));
     } else {
       const first = form.first.map((key) => fields.find((field) => field.key === key)).filter(Boolean);
-      replace(holder, first.map(row), form.groups.map((group) => {
+      replace(holder, first.flatMap((field) => (field.key === "model" ? [row(field), rowsRow()] : [row(field)])), form.groups.map((group) => {
         const own = group.fields.filter((field) => !form.first.includes(field.key) && belongs(field));
         if (!own.length) return null;
         const count = own.filter((field) => checked?.given?.[field.key] !== undefined).length;
@@ -234,7 +246,7 @@ export async function show(root, parameters, query) {
     const isBlocked = taken === "running" || (taken === "finished" && !overwrite) || (missing.length > 0 && !agreed);
     const button = action("Start training", async () => {
       const {path} = await post("train/start", {text: text.value, yes: agreed, overwrite});
-      localStorage.removeItem(DRAFT);
+      localStorage.setItem(DRAFT, text.value); // a run that fails leads back to it
       navigate(`/runs/${pathUrl(path)}`);
     }, {primary: true, confirm: overwrite ? "Delete the finished run, and train anew?" : ""});
     button.querySelector("button").disabled = isBlocked;
@@ -270,8 +282,22 @@ export async function show(root, parameters, query) {
 
   leave(() => clearTimeout(timer));
   const draft = localStorage.getItem(DRAFT);
-  if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); } else { text.value = draft || FIRST; drawGutter([]); await check(); }
+  if (query.get("data")) {
+    if (!draft || draft === FIRST || window.confirm("Replace the rows in the text that is being written here?")) text.value = withRows(draft || FIRST, query.get("data"), query.get("columns"), query.get("format"));
+    else text.value = draft;
+    remember({data: "", columns: "", format: ""});
+    changed(1);
+  } else if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); } else { text.value = draft || FIRST; drawGutter([]); await check(); }
 }
 
-// Text of a docstring: what stands between two backticks is code.
-const marked = (help) => help.replaceAll("``", "`").split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
+// The text with one file as its rows; all else stays as it was written.
+function withRows(text, name, columns = "", format = "") {
+  const lines = text.split("\n"), from = lines.findIndex((line) => /^data\s*:/.test(line));
+  let to = from < 0 ? lines.length : from + 1;
+  while (from >= 0 && to < lines.length && /^([ #-]|$)/.test(lines[to])) to++;
+  while (to > from + 1 && from >= 0 && !lines[to - 1].trim()) to--;
+  const pairs = (columns || "").split(",").filter(Boolean).map((pair) => pair.split("=").map((word) => JSON.stringify(word.trim())).join(": "));
+  const rows = ["data:", `  - path: ${/^[\w./-]+$/.test(name) ? name : JSON.stringify(name)}`, ...(format && format !== "auto" ? [`    format: ${format}`] : []), ...(pairs.length ? [`    columns: {${pairs.join(", ")}}`] : [])];
+  if (from < 0) { while (lines.length && !lines.at(-1).trim()) lines.pop(); return [...lines, "", ...rows, ""].join("\n"); }
+  return [...lines.slice(0, from), ...rows, ...lines.slice(to)].join("\n");
+}

@@ -1,5 +1,5 @@
 // Searches for settings: the list, a new one from its text and the form of its space, and one with its trials.
-import {action, ago, api, copyable, el, mayChange, navigate, number, post, replace, section, state, table} from "/static/app.js";
+import {action, ago, api, copyable, el, marked, mayChange, navigate, number, post, replace, section, state, table} from "/static/app.js";
 import {editor} from "/screens/yaml_editor.js";
 
 export const title = "Tune";
@@ -114,7 +114,7 @@ function settingForm(field, search, changed) {
   const control = field.kind === "choice"
     ? el("select", {id, onchange: (event) => set(event.target.value)}, el("option", {value: ""}, `${field.default} (default)`), field.choices.map((choice) => el("option", {value: choice, selected: choice === value}, choice)))
     : el("input", {id, value: value ?? "", placeholder: field.default ?? "", onchange: (event) => set(event.target.value.trim())});
-  return el("div", {class: "field key"}, el("label", {for: id}, field.key), control, field.help && el("p", {class: "help"}, field.help));
+  return el("div", {class: "field key"}, el("label", {for: id}, field.key), control, field.help && el("p", {class: "help"}, marked(field.help)));
 }
 
 // The text with another section `search`; all else stays as it was written.

@@ -31,7 +31,7 @@ export function editor({label, value, readonly = false, check}) {
     replace(problems, el("p", {}, found.problems.length ? state("struck", found.problems.length === 1 ? "One problem" : `${found.problems.length} problems`) : state("filled", "Valid")),
       found.problems.length > 0 && el("ul", {class: "problem-list"}, found.problems.map((one) => el("li", {},
         one.line ? el("button", {type: "button", class: "place", onclick: () => goTo(one.line, one.column), "aria-label": `Go to line ${one.line}, column ${one.column}`}, `${one.line}:${one.column}`) : el("span"),
-        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, ` ${one.hint}.`))))),
+        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, `. ${one.hint[0].toUpperCase()}${one.hint.slice(1)}.`))))),
       found.notes.map((note) => el("p", {class: "small quiet"}, `Note: ${note}`)));
   }
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gym_client.cli.offer import Offer
 from gym_client.cli.terminal import TerminalConsent
 
 from gym_fed.errors import ErrorCode, GymError
@@ -14,7 +15,9 @@ from gym_fed.errors import ErrorCode, GymError
 
 def terms(**changes: Any) -> Any:
     found = {"server": "a hub", "update_bytes": 10, **changes}
-    return SimpleNamespace(to_dict=lambda: found, lines=lambda: [("data", "rows \x1b[31m")])
+    return SimpleNamespace(
+        to_dict=lambda: found, fixed_terms=lambda: found, lines=lambda: [("data", "rows \x1b[31m")]
+    )
 
 
 def test_terms_are_accepted_by_name_and_changed_ones_are_not(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,3 +33,26 @@ def test_terms_are_accepted_by_name_and_changed_ones_are_not(capsys: pytest.Capt
         again.offer(terms(update_bytes=11))
     with pytest.raises(GymError):
         again.local_copy("base")
+
+
+def accepted(offer: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(GymError):
+        TerminalConsent(False, True).offer(offer)
+    name: str = json.loads(capsys.readouterr().out)["accept"]
+    return name
+
+
+def test_a_round_that_ends_meanwhile_does_not_ask_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Offer, "lines", lambda self: [])
+
+    def offer(**changes: Any) -> Offer:
+        fixed: dict[str, Any] = {name: name for name in Offer.__dataclass_fields__}
+        return Offer(**{**fixed, "rounds": 6, "join_download_bytes": 13_000_000, **changes})
+
+    yes = TerminalConsent(False, True, accepted=[accepted(offer(), capsys)])
+    assert yes.offer(offer(rounds=5, join_download_bytes=15_200_000))
+    for change in ({"join_download_bytes": 2**30}, {"round_download_bytes": "more"}, {"recipe": "another"}):
+        with pytest.raises(GymError):
+            yes.offer(offer(**change))

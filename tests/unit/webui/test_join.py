@@ -61,7 +61,14 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: FakeJobs) -> T
 def test_an_answer_accepts_what_was_shown_and_keeps_what_was_accepted(
     client: TestClient, jobs: FakeJobs
 ) -> None:
-    given = {"server": "hub:9443", "invite": INVITE, "data": "my.jsonl", "rounds": 2, "name": "--yes"}
+    given = {
+        "server": "hub:9443",
+        "invite": INVITE,
+        "data": "my.jsonl",
+        "rounds": 2,
+        "name": "--yes",
+        "columns": "prompt=q",
+    }
     begun = client.post(API, json=given).json()
     first = [
         *[
@@ -71,6 +78,7 @@ def test_an_answer_accepts_what_was_shown_and_keeps_what_was_accepted(
             "--no-wait",
             "--server=hub:9443",
             "--data=my.jsonl",
+            "--columns=prompt=q",
             "--name=--yes",
             "--rounds=2",
         ]

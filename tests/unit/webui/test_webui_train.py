@@ -74,13 +74,39 @@ def test_a_problem_has_its_line_and_column(
     assert "gym-check" not in json.dumps(found["problems"])
 
 
+def test_rows_and_models_that_are_missing_are_said_before_the_start(
+    client: TestClient, tmp_path: Path
+) -> None:
+    (tmp_path / "other.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    (tmp_path / "fine.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    rows = "{tasks: [double], num_examples: 40}"
+    nano = NANO.format(name="x", steps=4)
+    assert [one["key"] for one in check(client, "seed: 1")["problems"]] == ["model", "data"]
+    for source, said in {
+        "{path: nowhere.jsonl}": "no data file at nowhere.jsonl",
+        "{path: other.jsonl}": "no format is known with the keys",
+        "{path: other.jsonl, columns: {prompt: q}}": "has no column 'q'",
+    }.items():
+        (problem,) = check(client, nano.replace(rows, source))["problems"]
+        assert (problem["line"], problem["column"], problem["key"]) == (5, 6, "data.0.path")
+        assert said in problem["message"]
+        assert str(tmp_path) not in json.dumps(problem)
+    for source in (
+        "{path: fine.jsonl}",
+        "{path: other.jsonl, columns: {prompt: question, completion: answer}}",
+        "{path: 'many/*.jsonl'}",
+        "{path: /etc/passwd}",
+    ):
+        assert check(client, nano.replace(rows, source))["problems"] == []
+
+
 @pytest.mark.parametrize(
     "text", ["", "\x00", "\udcff", "a: &a [*a]", "[" * 5000, "!!python/object:os.system {}"]
 )
 def test_any_text_is_answered(client: TestClient, text: str) -> None:
     response = client.post("/api/v1/train/check", content=json.dumps({"text": text}))
     assert response.status_code in (200, 400)
-    assert response.status_code == 400 or response.json()["problems"] or text == ""
+    assert response.status_code == 400 or response.json()["problems"]
 
 
 def test_a_text_that_is_too_long_is_refused(client: TestClient) -> None:

@@ -36,7 +36,7 @@ export async function show(root) {
       figure("At work", now.num_awaited, `${now.num_tasks} asked`),
       figure("Connected", now.connected, `${number(now.accounts)} accounts`),
       figure("Version", now.version, now.version ? "" : "the base model"),
-      figure("Held-out loss", number(now.heldout), now.heldout === null ? "no held-out set" : ""));
+      figure("Held-out loss", number(now.heldout), now.heldout === null ? "not measured yet" : ""));
     replace(said, sentence(now, about));
     replace(newest, short(now.version_digest, 24));
     work.set(now);
@@ -81,6 +81,7 @@ function sentence(now, about) {
   if (!now.server_round) return about.is_running ? "No round yet: the first begins when enough contributors are connected." : "No round yet. Start the hub: gym-server run";
   if (now.paused) return `Waiting until ${new Date(now.paused.until * 1000).toLocaleTimeString()}: ${now.paused.reason}`;
   if (now.state === "aborted" && now.reason) return `Aborted: ${now.reason}`;
+  if (now.state === "open" && about.is_running && typeof now.connected === "number" && now.connected < now.quorum) return `Waits for contributors: ${number(now.connected)} of the ${number(now.quorum)} that a round needs are connected.`;
   return MEANING[now.state] || "";
 }
 
