@@ -46,7 +46,7 @@ def routes(workbench: Workbench) -> APIRouter:
             for line in every.lines()
             if all(word in f"{line['path']} {line['algorithm']} {line['model']}".lower() for word in words)
         ]
-        waiting = {}  # the newest job of each run that has not begun
+        waiting: dict[str, dict[str, Any]] = {}  # the newest job of each run that has not begun
         for job in jobs.list():
             path = _below(workbench, job.folder)
             if path and not _is_run(workbench.runs / path):

@@ -17,9 +17,11 @@ from starlette.testclient import TestClient
 from gym_fed.training.run.folder_lock import FolderLock
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns
-from gym_fed.webui.jobs import Jobs
+from gym_fed.webui.jobs import Jobs, WebJob
+from gym_fed.webui.run_detail import config_text
 from gym_fed.webui.run_list import RunList
 from gym_fed.webui.watch import RunWatch
+from gym_fed.webui.workbench import open_workbench
 from tests.support.webui_client import webui_client
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -217,3 +219,31 @@ def test_new_points_alone_are_published_and_nothing_where_nothing_changed(runs: 
     os.truncate(runs / "a" / "metrics.jsonl", 0)
     watch.publish(["a"])
     assert feed.events[-1].data["since"] is None  # the page reads it anew
+
+
+def test_a_run_is_trained_again_from_the_text_that_it_was_started_with(
+    client: TestClient, runs: Path
+) -> None:
+    assert "learning_rate: 0.001" in get(client, "runs/a")["config"]
+    folder, workbench = runs / "a", open_workbench(runs.parent, runs)
+    (runs / ".configs").mkdir()
+    (runs / ".configs" / "a.yaml").write_text("# mine\n" + 5000 * "#" + "\noutput_dir: runs/a\n")
+    (runs.parent / "secret").write_text("secret")
+
+    def job(file: str) -> WebJob:
+        return WebJob("id", "train a", ["gym", "train", file], str(folder), 1, 0.0, 0.0)
+
+    assert config_text(folder, [job("runs/.configs/a.yaml")], workbench).endswith("output_dir: runs/a\n")
+    for elsewhere in ("secret", "runs/../secret", "runs/.configs/gone.yaml"):
+        assert config_text(folder, [job(elsewhere)], workbench).startswith("algorithm:")
+
+
+def test_runs_that_have_not_begun_are_listed_once_with_their_newest_job(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, runs: Path
+) -> None:
+    jobs = [
+        WebJob(str(number), "train", ["gym", "train"], str(runs / name), 1, 0.0, float(number))
+        for number, name in ((3, "new"), (2, "new"), (1, "a"))
+    ]
+    monkeypatch.setattr(Jobs, "list", lambda self: jobs)
+    assert [(one["path"], one["changed"]) for one in get(client, "runs")["waiting"]] == [("new", 3.0)]
