@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from gym_fed.evaluation.records.writer import write_record
+from gym_fed.evaluation.results import Figure
 from gym_fed.identity.keys import SigningKey
 from gym_fed.leaderboard.submit import submit
 from gym_fed.webui.record_views import wilson_interval
@@ -88,6 +90,17 @@ def test_a_record_has_intervals_for_every_figure(client: TestClient, ids: dict[s
 )
 def test_the_interval_of_a_share_is_wilsons(share: float, n: int, low: float, high: float) -> None:
     assert wilson_interval(share, n) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_the_interval_of_another_figure_is_that_many_standard_errors(tmp_path: Path) -> None:
+    results = results_of(choice_task("wet", RIGHT))
+    task = results.tasks["wet"]
+    samples = tuple(replace(one, metrics={"acc": 0.5}) for one in task.samples)
+    figures = {"acc": Figure(value=0.5, stderr=0.1, num_samples=40)}
+    given = replace(results, tasks={"wet": replace(task, figures=figures, samples=samples)})
+    record = write_record(given, tmp_path / "evals").stem
+    [found] = get(webui_client(tmp_path), "evals/record", record=record)["tasks"]
+    assert found["figures"]["acc"]["interval"] == pytest.approx([0.3040036, 0.6959964])
 
 
 def test_samples_are_filtered_and_cut(client: TestClient, ids: dict[str, str]) -> None:

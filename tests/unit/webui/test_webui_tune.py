@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gym_fed.training.run.folder_lock import FolderLock
 from tests.support.webui_client import webui_client
 
 TEXT = """model: gym-nano
@@ -67,6 +68,24 @@ def test_searches_are_listed_with_their_best_trial(client: TestClient) -> None:
     [found] = get(client, "tune")["searches"]
     assert (found["path"], found["ended"], found["complete"], found["wanted"]) == ("tried", 3, 2, 3)
     assert (found["best"]["number"], found["metric"], found["is_running"]) == (2, "eval_loss", False)
+
+
+def test_the_best_trial_of_a_search_that_maximizes_has_the_largest_figure(
+    client: TestClient, folder: Path
+) -> None:
+    (folder / "runs" / "tried" / "search.yaml").write_text(
+        TEXT.replace("search:", "search:\n  direction: maximize")
+    )
+    [found] = get(client, "tune")["searches"]
+    assert (found["best"]["number"], found["direction"]) == (0, "maximize")
+
+
+def test_a_search_at_work_is_not_started_again(client: TestClient, folder: Path) -> None:
+    lock = FolderLock(folder / "runs" / "tried")
+    assert get(client, "tune")["searches"][0]["is_running"]
+    refused = client.post("/api/v1/tune/resume", json={"path": "tried"})
+    lock.release()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "state-locked")
 
 
 def test_a_search_has_its_trials_and_best_config(client: TestClient) -> None:

@@ -1,5 +1,5 @@
 // How the hub itself does: the process, its disk, its queue, and what it refuses.
-import {api, bytes, copyable, duration, el, facts, figure, leave, loading, number, progress, replace, section, state, table, when} from "/static/app.js";
+import {api, bytes, copyable, duration, el, facts, figure, leave, loading, number, outcome, progress, replace, section, state, table, when} from "/static/app.js";
 
 export const title = "Health";
 const SECONDS = 5;
@@ -25,7 +25,7 @@ export async function show(root) {
       el("div", {class: "columns"},
         found.traffic && section("Refused calls, by code", counts(found.traffic.refusals, "Code", "Calls", "No call was refused since the start.")),
         section(`Updates of the last ${found.recent_rounds} rounds`, found.verdicts
-          ? table([{name: "Verdict", of: (one) => state({merged: "filled", admitted: "half"}[one.verdict] || "struck", one.verdict)}, {name: "Code", of: (one) => one.code}, {name: "Updates", number: true, of: (one) => number(one.number)}], found.verdicts, {label: "Verdicts", none: "No update has come yet."})
+          ? table([{name: "Verdict", of: (one) => outcome(one.verdict)}, {name: "Code", of: (one) => one.code}, {name: "Updates", number: true, of: (one) => number(one.number)}], found.verdicts, {label: "Verdicts", none: "No update has come yet."})
           : el("p", {class: "quiet"}, "Rounds here are private: what was refused, and why, is the operator's."))),
       found.traffic && el("details", {}, el("summary", {}, "Calls by method"), counts(found.traffic.calls, "Method", "Calls", "No call has come yet.")),
       section("Monitoring", el("p", {class: "quiet"}, "Prometheus reads the same figures, with a key of the dashboard:"), copyable(`curl -H "Authorization: Bearer KEY" ${location.origin}/metrics`),
