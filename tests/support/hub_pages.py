@@ -24,11 +24,13 @@ class HubPages:
     """The pages of a hub, open to everybody as viewers.
 
     Attributes:
+        fed: The hub.
         operator: Who came by the printed URL.
         viewer: Anybody.
     """
 
     def __init__(self, fed: Federation, is_running: bool = True, newest: NewestModel | None = None) -> None:
+        self.fed = fed
         view, routes = HubView(fed, is_running, newest), APIRouter()
         for screen in dashboard.SCREENS:
             routes.include_router(screen.routes(view))

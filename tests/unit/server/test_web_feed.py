@@ -16,6 +16,7 @@ from gym_server.store.tables import accounts
 from gym_server.web.feed import HubFeed
 from sqlalchemy.exc import OperationalError
 
+from gym_fed.errors import GymError
 from gym_fed.web.events import QUEUE_LENGTH, Feed, PageEvent
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.wait import SECONDS
@@ -202,6 +203,31 @@ async def test_a_slow_page_is_sent_reload_and_the_others_are_not() -> None:
         await slow.next()
     assert len(feed) == 1
     await quick.close()
+    assert not feed.has_readers.is_set()
+
+
+async def test_streams_are_bounded_for_an_address_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_fed.web.events.MAX_READERS_OF_ADDRESS", 2)
+    monkeypatch.setattr("gym_fed.web.events.MAX_READERS", 3)
+    feed = Feed(lambda last: [PageEvent("begin", {})])
+    streams: list[Any] = []
+
+    async def opened(address: str) -> None:
+        streams.append(feed.response(None, address).body_iterator)
+        await anext(streams[-1])
+
+    await opened("a")
+    await opened("a")
+    with pytest.raises(GymError, match="as many pages"):
+        feed.response(None, "a")
+    await opened("b")
+    with pytest.raises(GymError, match="as many pages"):
+        feed.response(None, "c")
+    await streams[0].aclose()
+    await opened("a")
+    for stream in streams[1:]:
+        await stream.aclose()
+    assert len(feed) == 0
     assert not feed.has_readers.is_set()
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's screens of contributors, model, ledger, invites and health: what they say, and to whom."""
+"""The dashboard's screens of contributors, model, ledger and invites: what they say, and to whom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from gym_server.federation import Federation
 from gym_server.store.tables import contributions, royalties, transfers, updates, versions
 from gym_server.web import ledger as ledger_screen
 from gym_server.web.invites import qr_rows
-from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import insert, select, update
 from starlette.testclient import TestClient
 
@@ -25,8 +24,8 @@ from gym_fed.identity.invite import parse_invite, token_hash
 from gym_fed.identity.keys import SigningKey
 from gym_fed.ledger.export import verify_file
 from gym_fed.web.access import CSRF_HEADER
-from tests.support.hub_pages import TOKEN, HubPages
-from tests.support.private_hub import NAMES, PrivateRounds, private_hub
+from tests.support.hub_pages import HubPages
+from tests.support.private_hub import PrivateRounds, private_hub
 
 ROUNDS = 3
 
@@ -402,44 +401,3 @@ def test_invites_are_bounded(pages: HubPages) -> None:
     assert pages.change("invites", note="x" * 201)[0] == 400
     assert pages.change("invites", valid_hours=0)[0] == 400
     assert pages.change("invites", count=5)[0] == 400
-
-
-# ---- health ----
-
-
-def test_metrics_are_the_figures_of_health_and_need_no_session(rounds: PrivateRounds) -> None:
-    pages = HubPages(rounds.fed)
-    rounds.fed.traffic.called("Status")
-    rounds.fed.traffic.refused("busy")
-    response = pages.viewer.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
-    assert response.headers["content-type"].startswith("text/plain")
-    found = {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(response.text)
-        for sample in family.samples
-    }
-    health = pages.get("health")
-    assert found["gym_hub_round",] == health["server_round"] == ROUNDS
-    assert found["gym_hub_ledger_entries",] == health["ledger_entries"]
-    assert found["gym_hub_disk_free_bytes",] > 0
-    assert found["gym_hub_refusals_total", "busy"] == health["traffic"]["refusals"]["busy"] == 1
-    assert found["gym_hub_calls_total", "Status"] == 1
-    assert found["gym_hub_recent_updates", "", "merged"] == len(NAMES) * ROUNDS
-    assert {"verdict": "merged", "code": "", "number": len(NAMES) * ROUNDS} in health["verdicts"]
-
-
-def test_soups_count_among_the_objects_of_the_store(pages: HubPages, rounds: PrivateRounds) -> None:
-    """Contributors of this hub wrote theirs past its port, so that soups are all there are."""
-    soups = {one["soup"] for one in pages.get("model")["versions"]}
-    files = [path for path in (rounds.fed.folder / "objects").rglob("*") if path.name in soups]
-    stored = pages.get("health")["stored"]
-    assert (stored["objects"], stored["bytes"]) == (ROUNDS, sum(path.stat().st_size for path in files))
-
-
-def test_metrics_show_a_viewer_no_more_than_the_page_does_and_a_wrong_key_nothing(pages: HubPages) -> None:
-    seen = pages.viewer.get("/metrics").text
-    assert "gym_hub_round" in seen
-    for name in ("disk", "calls", "refusals", "messages", "connections"):
-        assert f"gym_hub_{name}" not in seen
-    wrong = pages.viewer.get("/metrics", headers={"Authorization": "Bearer gymweb-nobody"})
-    assert wrong.status_code == 401

@@ -130,6 +130,14 @@ def test_what_is_taught_is_counted_shown_and_removed(client: TestClient, tmp_pat
     assert client.get(API + "/taught", params={"base": "runs/a-b"}).json()["total"] == 0
 
 
+def test_so_many_answers_are_taught_and_no_more(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_fed.webui.taught.MAX_TAUGHT_ROWS", 1)
+    row = {"base": "gym-nano", "prompt": [{"role": "user", "content": "hi"}], "chosen": "a", "rejected": "b"}
+    assert client.post(API + "/taught", json=row).json() == {"total": 1}
+    refused = client.post(API + "/taught", json={**row, "chosen": "c"})
+    assert refused.json()["error"]["code"] == "quota-exceeded"
+
+
 def test_an_answer_that_is_no_better_teaches_nothing(client: TestClient, tmp_path: Path) -> None:
     same = {"base": "x", "prompt": [{"role": "user", "content": "q"}], "chosen": "a", "rejected": "a"}
     assert client.post(API + "/taught", json=same).status_code == 422

@@ -1,0 +1,128 @@
+"""Figures of the dashboard: of the hub's health and metrics, and how contributors are counted, ordered and cut."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gym_server.federation import Federation
+from gym_server.store.tables import credits, nodes
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import delete, insert, update
+
+from tests.support.hub_pages import TOKEN, HubPages
+from tests.support.large_hub import fill
+from tests.support.loopback_hub import LoopbackHub
+from tests.support.private_hub import NAMES, PrivateRounds, private_hub
+
+ROUNDS = 3
+MANY, PEOPLE = 45, 6
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[PrivateRounds]:
+    """Three rounds of three contributors at a hub without privacy."""
+    folder = private_hub(tmp_path_factory.mktemp("pages") / "hub", tiny_base, privacy=None)
+    with Federation.open(folder) as fed:
+        found = PrivateRounds(fed)
+        for _ in range(ROUNDS):
+            found.run()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(rounds: PrivateRounds) -> HubPages:
+    return HubPages(rounds.fed)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubPages]:
+    """A hub after more rounds than a strip has."""
+    hub = LoopbackHub(tmp_path_factory.mktemp("large") / "hub")
+    fill(hub.fed, MANY, PEOPLE)
+    yield HubPages(hub.fed)
+    hub.close()
+
+
+def test_metrics_are_the_figures_of_health_and_need_no_session(rounds: PrivateRounds) -> None:
+    pages = HubPages(rounds.fed)
+    rounds.fed.traffic.called("Status")
+    rounds.fed.traffic.refused("busy")
+    response = pages.viewer.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert response.headers["content-type"].startswith("text/plain")
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+    health = pages.get("health")
+    assert found["gym_hub_round",] == health["server_round"] == ROUNDS
+    assert found["gym_hub_ledger_entries",] == health["ledger_entries"]
+    assert found["gym_hub_disk_free_bytes",] > 0
+    assert found["gym_hub_refusals_total", "busy"] == health["traffic"]["refusals"]["busy"] == 1
+    assert found["gym_hub_calls_total", "Status"] == 1
+    assert found["gym_hub_recent_updates", "", "merged"] == len(NAMES) * ROUNDS
+    assert {"verdict": "merged", "code": "", "number": len(NAMES) * ROUNDS} in health["verdicts"]
+
+
+def test_soups_count_among_the_objects_of_the_store(pages: HubPages, rounds: PrivateRounds) -> None:
+    """Contributors of this hub wrote theirs past its port, so that soups are all there are."""
+    soups = {one["soup"] for one in pages.get("model")["versions"]}
+    files = [path for path in (rounds.fed.folder / "objects").rglob("*") if path.name in soups]
+    stored = pages.get("health")["stored"]
+    assert (stored["objects"], stored["bytes"]) == (ROUNDS, sum(path.stat().st_size for path in files))
+
+
+def test_metrics_show_a_viewer_no_more_than_the_page_does_and_a_wrong_key_nothing(pages: HubPages) -> None:
+    seen = pages.viewer.get("/metrics").text
+    assert "gym_hub_round" in seen
+    for name in ("disk", "calls", "refusals", "messages", "connections"):
+        assert f"gym_hub_{name}" not in seen
+    wrong = pages.viewer.get("/metrics", headers={"Authorization": "Bearer gymweb-nobody"})
+    assert wrong.status_code == 401
+
+
+def test_updates_of_health_are_those_of_the_last_rounds(
+    large: HubPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_server.web.health.RECENT_ROUNDS", 2)
+    found = large.get("health")
+    assert (found["recent_rounds"], sum(one["number"] for one in found["verdicts"])) == (2, 2 * PEOPLE)
+
+
+# ---- contributors ----
+
+
+def test_a_strip_has_the_last_rounds_and_no_other(large: HubPages) -> None:
+    found = large.seen("contributors")
+    assert (found["newest_round"], found["strip_rounds"]) == (MANY + 1, 40)
+    for one in found["contributors"]:
+        assert [line["server_round"] for line in one["strip"]] == list(range(MANY + 1 - 39, MANY + 1))
+
+
+def test_contributors_are_ordered_by_credits_and_by_name(large: HubPages) -> None:
+    last = large.seen("contributors")["contributors"][-1]["contributor"]
+    fed = large.fed
+    with fed.database.transaction() as tx:
+        tx.execute(insert(credits).values(server_round=9999, contributor=last, amount=10**6))
+    by_credits = large.seen("contributors", sort="credits")["contributors"]
+    with fed.database.transaction() as tx:
+        tx.execute(delete(credits).where(credits.c.server_round == 9999))
+    assert by_credits[0]["contributor"] == last
+    balances = [one["balance"] for one in by_credits]
+    assert balances == sorted(balances, reverse=True)
+    names = [one["name"] for one in large.seen("contributors", sort="name")["contributors"]]
+    assert names == sorted(names)
+
+
+def test_who_is_connected_is_who_was_heard_of_lately(large: HubPages) -> None:
+    def connected() -> tuple[int, int]:
+        listed = large.get("contributors")["contributors"]
+        return large.get("health")["connected"], sum(one["connected"] for one in listed)
+
+    with large.fed.database.transaction() as tx:
+        tx.execute(update(nodes).values(connected_until=time.time() - 1))
+        tx.execute(update(nodes).where(nodes.c.node_id == 1).values(connected_until=time.time() + 60))
+    assert connected() == (1, 1)
