@@ -50,6 +50,8 @@ class HubFeed:
         self._position = self._size()
         """The last entry that was published, or that no page was open for."""
         self._seen: int | None = None
+        self._shown: dict[str, Any] | None = None
+        """The state that open pages have; None while there are none."""
         self.looks = 0
         """How often the state was read for open pages; an idle hub's is not."""
 
@@ -71,7 +73,8 @@ class HubFeed:
         if last is not None:
             yield from self._entries(last, size - last)
         yield PageEvent("position", {"sequence": size}, size)
-        yield PageEvent("snapshot", snapshot(self._fed))
+        # Its reader is listed already, so a later state is sent to it as well.
+        yield PageEvent("snapshot", self._shown or snapshot(self._fed))
 
     def _watch(self) -> None:
         """Look until the end, whatever happens to the database meanwhile."""
@@ -88,7 +91,7 @@ class HubFeed:
             except (SQLAlchemyError, StoreAway) as error:  # the hub continues; pages keep the last state
                 if not is_blind:
                     log.warning("the dashboard cannot read the state, and keeps trying: %s", error)
-                is_blind, self._seen = True, None
+                is_blind, self._seen, self._shown = True, None, None
                 self._ended.wait(_UNCOUNTED_SECONDS)
 
     def _skip(self, count: int | None) -> None:
@@ -99,7 +102,7 @@ class HubFeed:
 
     def _publish(self, counter: Callable[[], int | None]) -> None:
         """Publish changes while a page is open."""
-        seen, shown, looked_at = None, None, 0.0
+        seen, looked_at, self._shown = None, 0.0, None
         while self.feed.has_readers.is_set():
             count = counter()  # before the look: what comes during it is another count
             is_idle = count is not None and count == seen
@@ -110,11 +113,12 @@ class HubFeed:
                     self.feed.publish(event)
                     self._position = event.id or self._position
                 state = snapshot(self._fed)
-                if state != shown:
-                    shown = state
+                if state != self._shown:
+                    self._shown = state
                     self.feed.publish(PageEvent("snapshot", state))
             if self._ended.wait(_UNCOUNTED_SECONDS if count is None else _LEAST_SECONDS):
-                return
+                break
+        self._shown = None
 
     def _size(self) -> int:
         with self._fed.database.reading() as tx:
