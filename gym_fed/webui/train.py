@@ -59,13 +59,6 @@ def routes(workbench: Workbench) -> APIRouter:
     """``train`` and what is below it."""
     found, planner = APIRouter(prefix="/train"), Planner(workbench)
 
-    @found.get("/recipes")
-    def listed(visitor: Looking) -> dict[str, Any]:
-        """The recipes."""
-        return {
-            "recipes": [{"name": r.name, "summary": r.summary, "sizes": list(r.sizes)} for r in recipes()]
-        }
-
     @found.get("/recipes/{name}")
     def recipe(
         name: str, visitor: Looking, size: Annotated[str | None, Query(max_length=40)] = None
@@ -80,8 +73,9 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @found.get("/form")
     def fields(visitor: Looking) -> dict[str, Any]:
-        """The form: every key of the schema."""
-        return form()
+        """The form: every key of the schema; and the recipes."""
+        offered = [{"name": r.name, "summary": r.summary, "sizes": list(r.sizes)} for r in recipes()]
+        return {**form(), "recipes": offered}
 
     @found.post("/edit")
     def edit(wanted: _FormEdit, visitor: Changing) -> dict[str, Any]:

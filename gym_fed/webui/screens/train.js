@@ -1,5 +1,6 @@
 // Training: the YAML is the truth. The form beside it edits it in place, the reader of `gym train` checks it as one types.
-import {action, api, bytes, copyable, duration, el, facts, leave, loading, marked, mayChange, navigate, number, pathUrl, post, remember, replace, say, state} from "/static/app.js";
+import {action, api, bytes, copyable, duration, el, facts, loading, marked, mayChange, navigate, number, pathUrl, post, remember, replace, say, state} from "/static/app.js";
+import {editor} from "/screens/yaml_editor.js";
 
 export const title = "Train";
 
@@ -19,13 +20,17 @@ learning_rate: 1.0e-3
 
 export async function show(root, parameters, query) {
   replace(root, el("header", {}, el("h1", {}, "Train")), loading());
-  const [{recipes}, form] = await Promise.all([api("train/recipes"), api("train/form")]);
+  const form = await api("train/form"), {recipes} = form;
   const fields = form.groups.flatMap((group) => group.fields);
-  let checked = null, turn = 0, timer = null, agreed = false, overwrite = false;
+  let checked = null, agreed = false, overwrite = false;
 
-  const text = el("textarea", {class: "code", id: "yaml", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", rows: 26, readonly: !mayChange(), "aria-label": "Configuration, YAML", "aria-describedby": "problems", oninput: () => changed(), onscroll: () => { gutter.scrollTop = text.scrollTop; }, onkeydown: indent});
-  const gutter = el("div", {class: "gutter", "aria-hidden": "true"});
-  const problems = el("div", {id: "problems", class: "problems", role: "status", "aria-live": "polite"});
+  const yaml = editor({
+    label: "Configuration, YAML", value: localStorage.getItem(DRAFT) || FIRST, readonly: !mayChange(),
+    check: (given) => (mayChange() ? post("train/check", {text: given}) : null),
+    shown: (found) => { checked = found; drawForm(); drawActions(); },
+    typed: (given) => { agreed = overwrite = false; localStorage.setItem(DRAFT, given); remember({recipe: ""}); },
+  });
+  const text = yaml.area;
   const recipe = el("select", {"aria-label": "Begin with a recipe", onchange: () => recipe.value && begin(recipe.value)},
     el("option", {value: ""}, "Begin with a recipe…"), recipes.flatMap((one) => (one.sizes.length > 1 ? one.sizes.map((size) => el("option", {value: `${one.name}\u0000${size}`}, `${one.name}, ${size}`)) : [el("option", {value: one.name}, one.name)])));
   const summary = el("p", {class: "small quiet"});
@@ -35,10 +40,8 @@ export async function show(root, parameters, query) {
 
   replace(root, el("header", {}, el("h1", {}, "Train"), el("div", {class: "row"}, recipe)),
     el("div", {class: "workbench"},
-      el("section", {class: "editor-side"}, el("div", {class: "spread"}, el("h2", {}, "Configuration"), summary), el("div", {class: "editor"}, gutter, text), problems, actions),
+      el("section", {class: "editor-side"}, el("div", {class: "spread"}, el("h2", {}, "Configuration"), summary), yaml.node, yaml.problems, actions),
       el("section", {class: "form-side"}, el("div", {class: "spread"}, el("h2", {}, "Keys"), search), holder)));
-
-  function setText(value) { text.value = value; changed(0); }
 
   async function begin(value) {
     const [name, size] = value.split("\u0000");
@@ -46,69 +49,9 @@ export async function show(root, parameters, query) {
     const found = await api(`train/recipes/${encodeURIComponent(name)}${size ? `?size=${encodeURIComponent(size)}` : ""}`);
     localStorage.removeItem(DRAFT);
     summary.textContent = recipes.find((one) => one.name === name)?.summary || "";
-    setText(found.text);
-    remember({recipe: name});
-  }
-
-  function changed(wait = 250) {
     agreed = overwrite = false;
-    drawGutter([]);
-    if (wait) { localStorage.setItem(DRAFT, text.value); remember({recipe: ""}); }
-    clearTimeout(timer);
-    timer = setTimeout(check, wait);
-  }
-
-  async function check() {
-    if (!mayChange()) { replace(problems, el("p", {class: "quiet"}, "You may look; an operator trains.")); drawForm(); return; }
-    const now = ++turn;
-    try {
-      const found = await post("train/check", {text: text.value});
-      if (now !== turn) return;
-      checked = found;
-    } catch (error) {
-      if (now === turn) replace(problems, el("p", {class: "problem"}, error.message));
-      return;
-    }
-    drawProblems();
-    drawGutter(checked.problems);
-    drawForm();
-    drawActions();
-  }
-
-  function drawGutter(found) {
-    const bad = new Set(found.map((one) => one.line));
-    const count = text.value.split("\n").length;
-    replace(gutter, Array.from({length: count}, (_, at) => el("span", {class: bad.has(at + 1) ? "bad" : ""}, String(at + 1))));
-    gutter.scrollTop = text.scrollTop;
-  }
-
-  function drawProblems() {
-    const {problems: found, notes} = checked;
-    text.setAttribute("aria-invalid", found.length ? "true" : "false");
-    replace(problems,
-      found.length ? el("p", {}, state("struck", found.length === 1 ? "One problem" : `${found.length} problems`)) : el("p", {}, state("filled", "Valid")),
-      found.length > 0 && el("ul", {class: "problem-list"}, found.map((one) => el("li", {},
-        one.line ? el("button", {type: "button", class: "place", onclick: () => goTo(one.line, one.column), "aria-label": `Go to line ${one.line}, column ${one.column}`}, `${one.line}:${one.column}`) : null,
-        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, `. ${one.hint[0].toUpperCase()}${one.hint.slice(1)}.`))))),
-      notes.map((note) => el("p", {class: "small quiet"}, `Note: ${note}`)));
-  }
-
-  function goTo(line, column) {
-    const lines = text.value.split("\n");
-    const start = lines.slice(0, line - 1).reduce((sum, one) => sum + one.length + 1, 0) + column - 1;
-    text.focus();
-    text.setSelectionRange(start, start + Math.max(1, (lines[line - 1] || "").slice(column - 1).split(/[:\s]/)[0].length));
-    text.scrollTop = Math.max(0, (line - 6) * (text.scrollHeight / Math.max(1, lines.length)));
-  }
-
-  function indent(event) {
-    if (event.key !== "Tab" || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey || !text.dataset.tab) {
-      if (event.key === "Escape") delete text.dataset.tab; else if (event.key.length === 1) text.dataset.tab = "1";
-      return;
-    }
-    event.preventDefault(); // only after typing, so that the keyboard can leave the field by Escape, Tab
-    text.setRangeText("  ", text.selectionStart, text.selectionEnd, "end");
-    changed();
+    yaml.set(found.text);
+    remember({recipe: name});
   }
 
   // ---- the form ----
@@ -118,7 +61,7 @@ export async function show(root, parameters, query) {
       const {text: edited} = await post("train/edit", {text: text.value, key: field.key, value});
       input.removeAttribute("aria-invalid");
       text.value = edited;
-      changed(1);
+      yaml.changed(1);
     } catch (error) {
       input.setAttribute("aria-invalid", "true");
       say(`${error.message}. ${error.hint || ""}`);
@@ -153,10 +96,10 @@ export async function show(root, parameters, query) {
       if (!mayChange()) return;
       const [head, inner] = key.split(".");
       text.value += `${text.value.endsWith("\n") || !text.value ? "" : "\n"}${head}:${inner ? `\n  ${inner}: ` : " "}`;
-      changed();
+      yaml.changed();
       text.focus();
       text.setSelectionRange(text.value.length, text.value.length);
-    } else goTo(line, 1);
+    } else yaml.goTo(line, 1);
   }
 
   function row(field) {
@@ -171,7 +114,7 @@ export async function show(root, parameters, query) {
     const now = checked?.given?.data;
     const own = Array.isArray(now) && now.length === 1 && files.includes(now[0].path) ? now[0].path : "";
     return el("div", {class: "field key"}, el("label", {for: "key-data"}, "data"),
-      el("select", {id: "key-data", class: own ? "given" : "", disabled: !mayChange(), onchange: (event) => { text.value = withRows(text.value, event.target.value); changed(1); }},
+      el("select", {id: "key-data", class: own ? "given" : "", disabled: !mayChange(), onchange: (event) => { text.value = withRows(text.value, event.target.value); yaml.changed(1); }},
         !own && el("option", {value: "", selected: true}, now === undefined ? "choose a file" : `line ${lineOf("data")}`), files.map((name) => el("option", {value: name, selected: name === own}, name))),
       el("p", {class: "help"}, "A file below this folder; other sources, and several, stand in the text. ", el("a", {href: own ? `/data/${pathUrl(own)}` : "/data"}, own ? "Look at its rows" : "Look at data")));
   }
@@ -280,14 +223,13 @@ export async function show(root, parameters, query) {
     } catch (error) { replace(estimate); throw error; }
   }
 
-  leave(() => clearTimeout(timer));
+  if (!mayChange()) { replace(yaml.problems, el("p", {class: "quiet"}, "You may look; an operator trains.")); drawForm(); }
   const draft = localStorage.getItem(DRAFT);
   if (query.get("data")) {
     if (!draft || draft === FIRST || window.confirm("Replace the rows in the text that is being written here?")) text.value = withRows(draft || FIRST, query.get("data"), query.get("columns"), query.get("format"));
-    else text.value = draft;
     remember({data: "", columns: "", format: ""});
-    changed(1);
-  } else if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); } else { text.value = draft || FIRST; drawGutter([]); await check(); }
+    yaml.changed(1);
+  } else if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); }
 }
 
 // The text with one file as its rows; all else stays as it was written.

@@ -48,24 +48,27 @@ function listOf(searches) {
 
 function newSearch(form) {
   const space = el("div", {class: "form"}), actions = el("div", {class: "before"});
-  const text = editor({label: "Configuration of the search, YAML", value: localStorage.getItem(DRAFT) || FIRST, readonly: !mayChange(), check: async (yaml) => {
-    if (!mayChange()) { replace(space, el("p", {class: "quiet"}, "You may look; an operator starts searches.")); return null; }
-    localStorage.setItem(DRAFT, yaml);
-    const found = await post("tune/check", {text: yaml});
-    const focused = document.activeElement?.id;
-    replace(space, ...spaceForm(form, found.search, (changed) => text.set(withSearch(text.text(), changed))));
-    if (focused && focused !== "yaml") document.getElementById(focused)?.focus();
-    replace(actions, found.problems.length ? null : [
-      found.exists && el("p", {class: "quiet"}, `${found.path} holds a search. The same text resumes it, another is refused.`),
-      el("div", {class: "row"}, action(found.exists ? "Resume the search" : "Start the search", async () => {
-        const {path} = await post("tune/start", {text: text.text()});
-        navigate(`/tune?${new URLSearchParams({search: path})}`);
-      }, {primary: true}), el("a", {class: "button", download: "search.yaml", href: URL.createObjectURL(new Blob([text.text()], {type: "application/yaml"}))}, "Download YAML")),
-      copyable("gym tune search.yaml")]);
-    return found;
-  }});
+  if (!mayChange()) replace(space, el("p", {class: "quiet"}, "You may look; an operator starts searches."));
+  const yaml = editor({
+    label: "Configuration of the search, YAML", value: localStorage.getItem(DRAFT) || FIRST, readonly: !mayChange(),
+    check: (given) => (mayChange() ? post("tune/check", {text: given}) : null),
+    typed: (given) => localStorage.setItem(DRAFT, given),
+    shown: (found) => {
+      const focused = document.activeElement?.id;
+      replace(space, ...spaceForm(form, found.search, (changed) => { text.value = withSearch(text.value, changed); yaml.changed(0); }));
+      if (focused && focused !== "yaml") document.getElementById(focused)?.focus();
+      replace(actions, found.problems.length ? null : [
+        found.exists && el("p", {class: "quiet"}, `${found.path} holds a search. The same text resumes it, another is refused.`),
+        el("div", {class: "row"}, action(found.exists ? "Resume the search" : "Start the search", async () => {
+          const {path} = await post("tune/start", {text: text.value});
+          navigate(`/tune?${new URLSearchParams({search: path})}`);
+        }, {primary: true}), el("a", {class: "button", download: "search.yaml", href: URL.createObjectURL(new Blob([text.value], {type: "application/yaml"}))}, "Download YAML")),
+        copyable("gym tune search.yaml")]);
+    },
+  });
+  const text = yaml.area;
   return section("New search", el("div", {class: "workbench"},
-    el("div", {class: "stack"}, text.node, text.problems, actions),
+    el("div", {class: "stack"}, yaml.node, yaml.problems, actions),
     el("div", {class: "stack"}, el("h3", {}, "Search space"), space)));
 }
 

@@ -1,11 +1,13 @@
 // A text of YAML with line numbers and the problems of a check beside them, which is run while one types.
 import {el, leave, replace, state} from "/static/app.js";
 
-// editor({label, value, readonly, check}) -> {node, problems, text(), set(value)}; check(text) gives {problems, notes}.
-export function editor({label, value, readonly = false, check}) {
+// editor({label, value, readonly, check, shown, typed}) -> {node, problems, area, changed(), set(value), goTo(line, column)}.
+// check(text) gives {problems, notes}, or null where nothing is checked; shown(found) is called with the newest answer alone,
+// and typed(text) when a person changed the text, here or by the form.
+export function editor({label, value, readonly = false, check, shown = () => {}, typed = () => {}}) {
   const gutter = el("div", {class: "gutter", "aria-hidden": "true"});
   const problems = el("div", {id: "problems", class: "problems", role: "status", "aria-live": "polite"});
-  const area = el("textarea", {class: "code", id: "yaml", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", rows: 24, readonly, "aria-label": label, "aria-describedby": "problems", oninput: () => changed(), onscroll: () => { gutter.scrollTop = area.scrollTop; }});
+  const area = el("textarea", {class: "code", id: "yaml", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", rows: 26, readonly, "aria-label": label, "aria-describedby": "problems", oninput: () => changed(), onscroll: () => { gutter.scrollTop = area.scrollTop; }, onkeydown: indent});
   let timer = 0, turn = 0;
   leave(() => { clearTimeout(timer); turn = -1; });
 
@@ -16,6 +18,11 @@ export function editor({label, value, readonly = false, check}) {
   }
 
   function changed(wait = 250) {
+    typed(area.value);
+    later(wait);
+  }
+
+  function later(wait) {
     lines([]);
     clearTimeout(timer);
     timer = setTimeout(run, wait);
@@ -31,17 +38,31 @@ export function editor({label, value, readonly = false, check}) {
     replace(problems, el("p", {}, found.problems.length ? state("struck", found.problems.length === 1 ? "One problem" : `${found.problems.length} problems`) : state("filled", "Valid")),
       found.problems.length > 0 && el("ul", {class: "problem-list"}, found.problems.map((one) => el("li", {},
         one.line ? el("button", {type: "button", class: "place", onclick: () => goTo(one.line, one.column), "aria-label": `Go to line ${one.line}, column ${one.column}`}, `${one.line}:${one.column}`) : el("span"),
-        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, `. ${one.hint[0].toUpperCase()}${one.hint.slice(1)}.`))))),
+        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, ` ${one.hint}.`))))),
       found.notes.map((note) => el("p", {class: "small quiet"}, `Note: ${note}`)));
+    shown(found);
   }
 
   function goTo(line, column) {
-    const start = area.value.split("\n").slice(0, line - 1).reduce((sum, one) => sum + one.length + 1, 0) + column - 1;
+    const every = area.value.split("\n");
+    const start = every.slice(0, line - 1).reduce((sum, one) => sum + one.length + 1, 0) + column - 1;
     area.focus();
-    area.setSelectionRange(start, start + 1);
+    area.setSelectionRange(start, start + Math.max(1, (every[line - 1] || "").slice(column - 1).split(/[:\s]/)[0].length));
+    area.scrollTop = Math.max(0, (line - 6) * (area.scrollHeight / Math.max(1, every.length)));
+  }
+
+  // Tab indents only after typing, so that the keyboard can leave the field by Escape, Tab.
+  function indent(event) {
+    if (event.key !== "Tab" || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey || !area.dataset.tab) {
+      if (event.key === "Escape") delete area.dataset.tab; else if (event.key.length === 1) area.dataset.tab = "1";
+      return;
+    }
+    event.preventDefault();
+    area.setRangeText("  ", area.selectionStart, area.selectionEnd, "end");
+    changed();
   }
 
   area.value = value;
-  changed(0);
-  return {node: el("div", {class: "editor"}, gutter, area), problems, text: () => area.value, set(text) { area.value = text; changed(0); }};
+  later(0);
+  return {node: el("div", {class: "editor"}, gutter, area), problems, area, changed, goTo, set(text) { area.value = text; later(0); }};
 }

@@ -137,7 +137,7 @@ def test_notes_on_words_of_other_platforms_are_shown(client: TestClient) -> None
 
 
 def test_every_recipe_is_offered_and_its_rows_are_found(client: TestClient) -> None:
-    listed = client.get("/api/v1/train/recipes").json()["recipes"]
+    listed = client.get("/api/v1/train/form").json()["recipes"]
     assert {"nano-sft", "nano-grpo"} <= {recipe["name"] for recipe in listed}
     for name in ("nano-sft", "nano-dpo"):
         text = client.get(f"/api/v1/train/recipes/{name}").json()["text"]

@@ -1,0 +1,48 @@
+"""The editor of YAML on Train and Tune: a problem leads to its line, the form writes into the text, a draft stays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.conftest import Served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SELECTED = """() => {
+    const text = document.getElementById("yaml");
+    return text.value.slice(text.selectionStart, text.selectionEnd);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("screen", "key", "place"), [("train", "max_steps", "10:1"), ("tune", "num_trials", "14:3")]
+)
+def test_a_problem_leads_to_its_line(screen: str, key: str, place: str, webui: Served, page: Page) -> None:
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/{screen}")
+    page.get_by_text("Valid", exact=True).wait_for()
+    text = page.locator("#yaml")
+    text.fill(text.input_value().replace(f"{key}:", f"{key}x:"))
+    page.get_by_text("One problem").wait_for()
+    assert page.locator("button.place").inner_text() == place
+    page.locator("button.place").click()
+    assert page.evaluate(SELECTED) == f"{key}x"
+    assert page.locator(".gutter .bad").inner_text() == place.partition(":")[0]
+    page.reload()
+    page.get_by_text("One problem").wait_for()  # what was typed stays
+
+
+def test_the_form_changes_one_value_of_the_text(webui: Served, page: Page) -> None:
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/train")
+    page.get_by_text("Valid", exact=True).wait_for()
+    before = page.locator("#yaml").input_value()
+    page.locator("#key-learning_rate").fill("0.002")
+    page.locator("#key-learning_rate").press("Enter")
+    page.wait_for_function("() => document.getElementById('yaml').value.includes('learning_rate: 0.002')")
+    after = page.locator("#yaml").input_value()
+    assert after == before.replace("learning_rate: 1.0e-3", "learning_rate: 0.002")
+    page.get_by_role("button", name="Start training").wait_for()
