@@ -104,6 +104,7 @@ def test_a_process_number_that_is_used_again_is_no_running_job(jobs: Jobs) -> No
     place = jobs.folder / job.id
     (place / "status.json").unlink()
     facts = json.loads((place / "job.json").read_text()) | {"pid": os.getpid()}
+    facts["process_started_at"] -= 60  # of another process, however lately this one began
     (place / "job.json").write_text(json.dumps(facts))
     assert Jobs(jobs.folder).stop(job.id).status == "killed"  # and this process got no signal
     again = Jobs(jobs.folder)
@@ -111,6 +112,9 @@ def test_a_process_number_that_is_used_again_is_no_running_job(jobs: Jobs) -> No
     facts["process_started_at"] = own.create_time() - psutil.boot_time()
     (place / "job.json").write_text(json.dumps(facts))
     assert again.get(job.id).status == "running"
+    facts["started_at"] = psutil.boot_time() - 60  # the machine was started since
+    (place / "job.json").write_text(json.dumps(facts))
+    assert Jobs(jobs.folder).get(job.id).status == "killed"
 
 
 @pytest.mark.parametrize(
