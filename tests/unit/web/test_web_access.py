@@ -16,7 +16,7 @@ from gym_fed.web import keys as web_keys
 from gym_fed.web.access import MAX_SESSIONS, MAX_SESSIONS_OF_KEY, SESSION_SECONDS, Access, Role, Visitor
 from gym_fed.web.app import HEADERS, MAX_BODY_BYTES, Changing, Face, Looking, Measuring, Operating, create_app
 from gym_fed.web.events import Feed
-from gym_fed.web.keys import WebKeys
+from gym_fed.web.keys import MAX_FILE_BYTES, WebKeys
 from gym_fed.web.server import WebServer
 
 HERE = "http://127.0.0.1:7000"
@@ -285,6 +285,14 @@ def test_the_key_names_of_other_visitors_and_strange_ones_are_refused(keys: WebK
     with pytest.raises(GymError) as broken:
         keys.all()
     assert broken.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_a_file_of_keys_that_is_too_large_or_none_is_not_read(keys: WebKeys) -> None:
+    for data, problem in ((b" " * (MAX_FILE_BYTES + 1), "larger than"), (b"{", "web_keys.json")):
+        keys.path.write_bytes(data)
+        with pytest.raises(GymError, match=problem) as refused:
+            keys.find("gymweb-" + "0" * 64)
+        assert refused.value.code is ErrorCode.STATE_CORRUPT
 
 
 def test_logging_out_ends_the_session_alone(screens: Path) -> None:
