@@ -98,6 +98,7 @@ export async function show(root, {path}, query) {
       figures.eval_loss !== undefined && figure("Eval loss", shown(figures.eval_loss), figures.best_step ? `best at step ${number(figures.best_step)}` : ""),
       figures.reward !== undefined && figure("Reward", shown(figures.reward)),
       figures.epsilon !== undefined && figure("Epsilon", shown(figures.epsilon), "privacy spent"),
+      figures.num_tokens > 0 && figure("Tokens", number(figures.num_tokens), "trained on"),
       speed && figure("Tokens per second", number(Math.round(speed))),
       memory > 0 && figure("Peak memory", bytes(memory)),
       figure("Changed", ago(run.changed))), rowsLine(run.rows), total && isRunning ? progress(run.steps, total, "Steps") : null);

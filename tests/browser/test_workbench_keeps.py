@@ -1,0 +1,68 @@
+"""What one wrote or saw on a page of the workbench stays there: answers, a config whose run failed, curves."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tests.browser.conftest import DATA, RUN, Served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+SERVER = {"base": "gym-nano", "status": "ready", "seconds": 1, "output": []}
+
+
+def events(*parts: dict[str, object]) -> str:
+    return "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
+
+
+def answer(route: Route) -> None:
+    """A word, with its probability if that was asked for."""
+    logprobs = {"content": [{"token": "word", "logprob": -0.1, "top_logprobs": []}]}
+    asked = json.loads(route.request.post_data or "{}")["logprobs"]
+    choice = {"delta": {"content": "word"}, "logprobs": logprobs if asked else None, "finish_reason": "stop"}
+    route.fulfill(content_type="text/event-stream", body=events({"choices": [choice]}))
+
+
+def test_answers_stay_when_probabilities_are_asked_for_later(webui: Served, page: Page) -> None:
+    page.route("**/api/v1/play/serve", lambda route: route.fulfill(json={"servers": [SERVER]}))
+    page.route("**/api/v1/play/chat", answer)
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/play?a=gym-nano")
+    for number, tick in enumerate((False, True), start=1):
+        page.get_by_label("Show each token").set_checked(tick)
+        page.locator("#prompt").fill("say a word")
+        page.get_by_role("button", name="Send").click()
+        page.locator(f".exchange:nth-of-type({number}) button.plain").wait_for()
+    shown = page.locator(".exchange .answer").all_inner_texts()
+    assert len(shown) == 2
+    assert all("word" in text.split("\n") for text in shown), shown
+
+
+def test_a_config_is_still_there_after_its_start(webui: Served, page: Page) -> None:
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/train")
+    page.route("**/api/v1/train/start", lambda route: route.fulfill(json={"path": RUN}))
+    text = f"# mine\nmodel: gym-nano\noutput_dir: runs/new\ndata:\n  - path: {DATA}\nmax_steps: 3\n"
+    page.locator("#yaml").fill(text)
+    page.get_by_role("button", name="Start training").click()
+    page.wait_for_url("**/runs/**")
+    page.get_by_role("link", name="Train", exact=True).click()
+    page.locator("#problems").get_by_text("Valid").wait_for()
+    assert page.locator("#yaml").input_value() == text
+
+
+def test_rows_of_a_file_are_taken_into_the_config_and_a_run_is_trained_again(
+    webui: Served, page: Page
+) -> None:
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/data/{DATA}")
+    page.get_by_role("link", name="Train on these rows").click()
+    page.locator("#problems").get_by_text("Valid").wait_for()
+    assert f"data:\n  - path: {DATA}\n" in page.locator("#yaml").input_value()
+    page.goto(f"{webui.address}/runs/{RUN}")
+    page.get_by_role("button", name="Train again").click()
+    page.locator("#yaml").wait_for()
+    assert f"output_dir: runs/{RUN}-2\n" in page.locator("#yaml").input_value()
