@@ -1,5 +1,5 @@
 // A text of YAML with line numbers and the problems of a check beside them, which is run while one types.
-import {el, leave, replace, state} from "/static/app.js";
+import {el, leave, message, replace, state} from "/static/app.js";
 
 // editor({label, value, readonly, check, shown, typed}) -> {node, problems, area, changed(), set(value), goTo(line, column)}.
 // check(text) gives {problems, notes}, or null where nothing is checked; shown(found) is called with the newest answer alone,
@@ -38,7 +38,7 @@ export function editor({label, value, readonly = false, check, shown = () => {},
     replace(problems, el("p", {}, found.problems.length ? state("struck", found.problems.length === 1 ? "One problem" : `${found.problems.length} problems`) : state("filled", "Valid")),
       found.problems.length > 0 && el("ul", {class: "problem-list"}, found.problems.map((one) => el("li", {},
         one.line ? el("button", {type: "button", class: "place", onclick: () => goTo(one.line, one.column), "aria-label": `Go to line ${one.line}, column ${one.column}`}, `${one.line}:${one.column}`) : el("span"),
-        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.message, one.hint && el("span", {class: "quiet"}, ` ${one.hint}.`))))),
+        el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.hint ? message(one) : one.message)))),
       found.notes.map((note) => el("p", {class: "small quiet"}, `Note: ${note}`)));
     shown(found);
   }
