@@ -98,6 +98,21 @@ def test_a_round_has_its_verdicts_its_recipe_and_the_command_that_replays_it(fed
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not-found")
 
 
+def test_a_refused_update_stands_last_and_has_no_credits_of_its_contributor(fed: Federation) -> None:
+    page = browser(fed)
+    merged = next(one for one in page.get("/api/v1/rounds/11").json()["updates"] if one["credit"])
+    with fed.database.transaction() as tx:
+        row = dict(
+            tx.execute(updates.select().where(updates.c.update_id == merged["update"])).mappings().one()
+        )
+        row |= {"update_id": "f" * 64, "nonce": "again", "verdict": "refused", "received_at": 0.0}
+        tx.execute(updates.insert().values(**row))
+    found = page.get("/api/v1/rounds/11?limit=500").json()["updates"]
+    assert (found[-1]["update"], found[-1]["verdict"], found[-1]["credit"]) == ("f" * 64, "refused", 0)
+    assert next(one for one in found if one["update"] == merged["update"])["credit"] == merged["credit"]
+    assert page.get("/api/v1/rounds/11?offset=210").json()["updates"] == found[-1:]
+
+
 def test_the_chart_has_every_version_until_there_are_too_many(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
