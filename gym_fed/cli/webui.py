@@ -62,6 +62,9 @@ def serve(
 
         webbrowser.open(server.url)
     server.run()
+    running = [job.title for job in workbench.jobs.list() if job.status == "running"]
+    if running:
+        err.print(f"still running: {', '.join(running)}", markup=False)
 
 
 @keys_app.command()

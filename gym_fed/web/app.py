@@ -219,6 +219,10 @@ class _Guarded:
                 headers = {name.encode(): value.encode() for name, value in HEADERS.items()}
                 if scope["path"].startswith("/api/"):
                     headers[b"Cache-Control"] = b"no-store"
+                elif scope["path"].startswith(("/static/", "/screens/")):
+                    headers[b"Cache-Control"] = (
+                        b"no-cache"  # asked for by ETag: a newer release has other screens
+                    )
                 message["headers"] = [*message.get("headers", []), *headers.items()]
             await send(message)
 

@@ -28,7 +28,7 @@ def joined_files() -> APIRouter:
 
 def _sender(body: bytes, kind: str) -> Callable[[Request], Response]:
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    headers = {"ETag": tag}
 
     def send(request: Request) -> Response:
         if request.headers.get("if-none-match") == tag:

@@ -251,7 +251,7 @@ function loginScreen(why = "") {
 
 // ---- states ----
 
-export const loading = () => el("p", {class: "state", role: "status"}, el("span", {class: "pulse", "aria-hidden": "true"}), "Loading");
+export const loading = (text = "Loading") => el("p", {class: "state", role: "status"}, el("span", {class: "pulse", "aria-hidden": "true"}), text);
 
 export const empty = (text, ...more) => el("div", {class: "state empty"}, el("p", {}, text), more);
 

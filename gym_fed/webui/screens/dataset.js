@@ -31,7 +31,7 @@ export async function show(root, {name}, query) {
 
   const load = async () => {
     const mine = ++turn, start = Number(values.start) || 0;
-    replace(rows, loading());
+    replace(rows, loading("Loading. The first rows wait for a process that reads and tokenises, some seconds"));
     said.textContent = "";
     let shown = [], next = start, answer = null;
     try {

@@ -247,3 +247,10 @@ def test_runs_that_have_not_begun_are_listed_once_with_their_newest_job(
     ]
     monkeypatch.setattr(Jobs, "list", lambda self: jobs)
     assert [(one["path"], one["changed"]) for one in get(client, "runs")["waiting"]] == [("new", 3.0)]
+
+
+def test_files_of_the_pages_are_asked_for_again_after_another_release(client: TestClient) -> None:
+    for path in ("/static/app.js", "/static/charts.js", "/static/gym.css"):
+        first = client.get(path)
+        assert first.headers.get_list("Cache-Control") == ["no-cache"], path
+        assert client.get(path, headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
