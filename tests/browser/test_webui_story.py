@@ -35,7 +35,6 @@ def test_a_run_shows_the_same_curve_in_a_tab_that_is_opened_later(webui: Served,
     assert seen[0] == seen[1]
 
 
-@pytest.mark.slow  # trains a model and a variant, and starts a server of each
 @pytest.mark.timeout(1200)
 def test_from_a_recipe_with_a_typo_to_an_exported_variant(webui: Served, open_page: Open) -> None:
     page, _ = open_page()
