@@ -113,6 +113,14 @@ def test_a_refused_update_stands_last_and_has_no_credits_of_its_contributor(fed:
     assert page.get("/api/v1/rounds/11?offset=210").json()["updates"] == found[-1:]
 
 
+def test_what_was_sent_in_for_a_version_is_what_was_merged(fed: Federation) -> None:
+    page = browser(fed)
+    sent = page.get("/api/v1/rounds/10?limit=500").json()["updates"]
+    merged = sum(one["bytes"] for one in sent if one["verdict"] == "merged")
+    (version,) = (one for one in page.get("/api/v1/model").json()["versions"] if one["server_round"] == 10)
+    assert version["uploaded_bytes"] == merged < sum(one["bytes"] for one in sent)
+
+
 def test_the_chart_has_every_version_until_there_are_too_many(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
