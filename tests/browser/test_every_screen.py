@@ -80,3 +80,13 @@ def test_a_first_view_is_within_the_budget(
     page.wait_for_timeout(200)
     assert len(watch.requests) <= MOST_REQUESTS, watch.requests
     assert watch.num_bytes <= MOST_BYTES
+
+
+def test_a_narrow_window_shows_which_screen_is_open(hub: Served, page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(hub.url)
+    page.goto(f"{hub.address}/health")
+    chromium.settled(page)
+    box = page.locator("nav a[aria-current=page]").bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= 360

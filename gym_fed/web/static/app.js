@@ -178,7 +178,7 @@ async function show() {
   for (const link of document.querySelectorAll("header.top nav a")) {
     const target = link.getAttribute("href");
     const here = target === "/" ? path === "/" : path === target || (path === "/" && link === first) || path.startsWith(`${target}/`);
-    if (here) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    if (here) { link.setAttribute("aria-current", "page"); link.parentElement.scrollLeft = link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2; } else link.removeAttribute("aria-current");
   }
   for (const [pattern, load] of routes) {
     const parameters = match(pattern, path);

@@ -28,7 +28,7 @@ export async function show(root, _, query) {
       {name: "Created", of: (one) => when(one.created_at)},
       {name: "Until", of: (one) => when(one.expires_at)},
       {name: "", of: (one) => (one.state === "open" && found.may_change ? action("Cancel", async () => { await post(`invites/${one.id}`, {}, "DELETE"); say("The invite is cancelled."); await load(); }, {confirm: `Cancel invite ${one.id}? Nobody can use it then.`}) : "")},
-    ], found.invites, {label: "Invites, the newest first", none: "No invite yet. Create one above, and give it to one person."}));
+    ], found.invites, {label: "Invites, the newest first", none: found.may_change ? "No invite yet. Create one above, and give it to one person." : "No invite yet."}));
     replace(pages, pager({offset, limit: LIMIT, total: found.total, turn, label: "Pages of invites"}));
   }
 
