@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -224,7 +225,7 @@ def test_a_check_that_cannot_be_imported_or_raises_ends_no_doctor(monkeypatch: p
 
 
 def test_a_rule_of_a_module_without_a_docstring_is_listed_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[HERE], "__doc__", None)
+    monkeypatch.setattr(importlib.import_module(HERE), "__doc__", None)
     done = gym("soup", "rules")
     assert done.exit_code == 0, done.exception
     assert "Half way between the extremes." in done.stdout
