@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
 
 _BF16_BYTES = 2
-_LEAST_DOWNLOAD_BITS = 26
-"""64 MiB: smaller first downloads are one to the name of an offer."""
+_LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
+"""Of what grows or shrinks with every round: below 64 MiB, 1 MiB and 64 rounds all are one to the name of an offer."""
+_SPENT = ("epsilon_spent", "epsilon_after_next_round")
+"""Of a hub's own privacy, whose budget is fixed."""
 _HEAD = "lm_head"
 
 _FORMS = {
@@ -84,12 +87,19 @@ class Offer:
     def fixed_terms(self) -> dict[str, Any]:
         """What a yes by name is to: all but what every round of the hub changes by itself.
 
-        Those are the rounds still to come, and the first download, which grows by a soup a round. Of it the order of
-        magnitude counts: up to 64 MiB, then each doubling.
+        Those are downloads, rounds still to come and a learning rate that decays, of which each doubling counts, and
+        what the hub's own privacy has spent of its budget.
         """
         terms = self.to_dict()
-        del terms["rounds"]
-        terms["join_download_bytes"] = max(_LEAST_DOWNLOAD_BITS, self.join_download_bytes.bit_length())
+        for name, least in _LEAST_BITS.items():
+            if terms[name] is not None:
+                terms[name] = max(least, terms[name].bit_length())
+        terms["recipe"]["learning_rate"] = math.frexp(self.recipe["learning_rate"])[1]
+        if (central := terms["privacy"]["central"]) is not None:
+            passing = (*_SPENT, "clipping_norm") if central.get("adaptive_clipping") else _SPENT
+            terms["privacy"]["central"] = {
+                name: value for name, value in central.items() if name not in passing
+            }
         return terms
 
     def check(self, policy: Policy) -> None:

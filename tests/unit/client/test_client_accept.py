@@ -47,12 +47,30 @@ def test_a_round_that_ends_meanwhile_does_not_ask_again(
 ) -> None:
     monkeypatch.setattr(Offer, "lines", lambda self: [])
 
-    def offer(**changes: Any) -> Offer:
+    def offer(spent: float = 1.0, rate: float = 9.5e-4, budget: float = 8.0, **changes: Any) -> Offer:
+        central = {
+            "epsilon": budget,
+            "epsilon_spent": spent,
+            "adaptive_clipping": True,
+            "clipping_norm": spent,
+        }
         fixed: dict[str, Any] = {name: name for name in Offer.__dataclass_fields__}
-        return Offer(**{**fixed, "rounds": 6, "join_download_bytes": 13_000_000, **changes})
+        fixed |= {"recipe": {"learning_rate": rate}, "privacy": {"central": central}}
+        fixed |= {"rounds": 6, "join_download_bytes": 13_000_000, "round_download_bytes": 70_000}
+        return Offer(**{**fixed, **changes})
 
     yes = TerminalConsent(False, True, accepted=[accepted(offer(), capsys)])
-    assert yes.offer(offer(rounds=5, join_download_bytes=15_200_000))
-    for change in ({"join_download_bytes": 2**30}, {"round_download_bytes": "more"}, {"recipe": "another"}):
+    assert yes.offer(offer(rounds=5, join_download_bytes=15_200_000, round_download_bytes=90_000))
+    assert yes.offer(offer(spent=1.5, rate=9e-4))
+    for change in (
+        {"join_download_bytes": 2**30},
+        {"round_download_bytes": 2**24},
+        {"rounds": 1000},
+        {"rounds": None},
+        {"rate": 0.1},
+        {"budget": 9.0},
+        {"recipe": {"learning_rate": 9.5e-4, "max_steps": 9}},
+        {"update_bytes": 2**20},
+    ):
         with pytest.raises(GymError):
             yes.offer(offer(**change))
