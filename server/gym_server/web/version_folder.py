@@ -57,25 +57,27 @@ class VersionFolder:
         """Write a version and put it in the place of the one before.
 
         Raises:
-            NotWritten: With what the process printed.
+            NotWritten: With what the process printed. What it has written is gone: rounds need the disk.
         """
         new = self.path.with_name("model.new")
         shutil.rmtree(new, ignore_errors=True)
         make_folder(new.parent, 0o700)
-        output = self._run(
-            VersionJob(
-                source=self._fed.config.base_model,
-                base=self._fed.base.to_dict(),
-                soups=self._fed.round_store.soups(version.height),
-                objects=objects_url(self._fed.folder, self._fed.config),
-                staging=self._staging,
-                max_local_copy_bytes=self._fed.config.storage.max_local_copy_bytes,
-                output=new,
-            )
+        job = VersionJob(
+            source=self._fed.config.base_model,
+            base=self._fed.base.to_dict(),
+            soups=self._fed.round_store.soups(version.height),
+            objects=objects_url(self._fed.folder, self._fed.config),
+            staging=self._staging,
+            max_local_copy_bytes=self._fed.config.storage.max_local_copy_bytes,
+            output=new,
         )
-        self.remove()
-        with suppress(OSError):  # it ended well, and without the folder
-            new.rename(self.path)
+        try:
+            output = self._run(job)
+            self.remove()
+            with suppress(OSError):  # it ended well, and without the folder
+                new.rename(self.path)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
         if (found := self.written(version)) is None:
             raise NotWritten(output)
         return found
