@@ -110,6 +110,8 @@ def _read_jsonl(name: str, stream: BinaryIO) -> Iterator[Placed]:
             ) from error
         except RecursionError as error:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: nested too deeply", "drop the row") from error
+        except ValueError as error:  # a number of 5,000 digits
+            raise GymError(ErrorCode.DATA_INVALID, f"{place}: {error}", "drop the row") from error
 
 
 def _read_json(name: str, text: str) -> Iterator[Placed]:
@@ -124,6 +126,8 @@ def _read_json(name: str, text: str) -> Iterator[Placed]:
         ) from error
     except RecursionError as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{name}: nested too deeply", "flatten the rows") from error
+    except ValueError as error:  # a number of 5,000 digits
+        raise GymError(ErrorCode.DATA_INVALID, f"{name}: {error}", "write it in quotes") from error
 
 
 def _items(name: str, text: str) -> Iterator[Placed]:

@@ -27,7 +27,7 @@ from gym_fed.webui.train_check import MAX_CHARACTERS, given, leaving, marks_of, 
 from gym_fed.webui.train_form import form
 from gym_fed.webui.train_inputs import input_problems
 from gym_fed.webui.train_plan import Planner
-from gym_fed.webui.workbench import Workbench
+from gym_fed.webui.workbench import Workbench, resolved
 from gym_fed.webui.yaml_edit import with_value
 
 Yaml = Annotated[str, Field(max_length=MAX_CHARACTERS)]
@@ -180,9 +180,12 @@ def path_below_runs(workbench: Workbench, output_dir: str) -> str:
     Raises:
         GymError: ``CONFIG_INVALID`` for another place, whose runs the pages would not show.
     """
-    folder = (workbench.folder / output_dir).resolve()
-    is_below = workbench.runs in folder.parents
-    if not is_below or any(part.startswith(".") for part in folder.relative_to(workbench.runs).parts):
+    folder = resolved(workbench.folder, output_dir)
+    if (
+        folder is None
+        or workbench.runs not in folder.parents
+        or any(part.startswith(".") for part in folder.relative_to(workbench.runs).parts)
+    ):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"output_dir: {text(output_dir)} is not below {text(workbench.runs)}",

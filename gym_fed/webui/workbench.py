@@ -43,14 +43,24 @@ class Workbench:
             GymError: ``PERMISSION_DENIED`` for one that leads out of it, by ``..``, a link or a drive.
         """
         base = (root or self.folder).resolve()
-        found = (base / name).resolve() if "\x00" not in name else base.parent
-        if found != base and base not in found.parents:
+        found = resolved(base, name)
+        if found is None or (found != base and base not in found.parents):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
                 f"{name!r} is not below {base}",
                 "start gym webui in the folder that holds it",
             )
         return found
+
+
+def resolved(base: Path, name: str) -> Path | None:
+    """Where a path leads, whether or not something is there; None for one that no system call takes."""
+    try:
+        found = (base / name).resolve()
+        found.exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, a circle of links
+        return None
+    return found
 
 
 def open_workbench(folder: Path, runs: Path) -> Workbench:

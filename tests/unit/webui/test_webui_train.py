@@ -214,3 +214,25 @@ def test_an_estimate_is_made_by_a_process_of_its_own_and_reports_its_error(clien
     assert (found["steps"], found["peak_bytes"] > 0) == (4, True)
     error = post(client, "train/plan", 422, text="algorithm: sft\nmodle: gym-nano\n")["error"]
     assert error["message"].startswith("config.yaml:2:1: modle: unknown key")
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 300 + ".jsonl", "x/" * 3000 + "x.jsonl", "circle.jsonl", "digits.jsonl", "digits.json"]
+)
+def test_names_and_rows_that_no_program_takes_are_no_failure_of_the_server(
+    client: TestClient, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "circle.jsonl").symlink_to(tmp_path / "circle.jsonl")
+    row = '{"n": ' + "9" * 5000 + "}"
+    (tmp_path / "digits.jsonl").write_text(row)
+    (tmp_path / "digits.json").write_text(f"[{row}]")
+    found = check(
+        client, NANO.format(name="x", steps=4).replace("tasks: [double], num_examples: 40", f"path: {name}")
+    )
+    assert [one["key"] for one in found["problems"]] == (["data.0.path"] if "digits" in name else [])
+    assert client.get(f"/api/v1/runs/{name[:1000]}").status_code in (403, 404)
+    if "digits" not in name:
+        params = {"name": name[:1000]}
+        assert client.get("/api/v1/data/rows", params=params).status_code in (403, 404)
+    found = check(client, NANO.format(name=name, steps=4))
+    assert found["path"] in ("", name)
