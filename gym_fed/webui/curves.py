@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 import threading
 from array import array
 from collections import OrderedDict
@@ -163,6 +164,8 @@ class _Growing:
         try:
             found = self._path.stat()
         except OSError:
+            return [], self._position > 0
+        if not stat.S_ISREG(found.st_mode):  # opening a named pipe would wait for a writer
             return [], self._position > 0
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         if stamp == self._stamp:

@@ -105,7 +105,7 @@ def config_text(folder: Path, jobs: list[WebJob], workbench: Workbench) -> str:
         file = workbench.folder / name
         if file.parent == workbench.runs / CONFIGS_NAME or file.parent == folder:
             with suppress(OSError):
-                if file.stat().st_size <= MAX_CHARACTERS:
+                if file.is_file() and file.stat().st_size <= MAX_CHARACTERS:
                     return file.read_text("utf-8", "replace")
     return ""
 

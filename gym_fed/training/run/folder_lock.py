@@ -55,10 +55,11 @@ class FolderLock:
 def is_held(folder: Path) -> bool | None:
     """Whether a process is at work in a folder; None where no lock was ever taken, or locks are not supported."""
     try:
-        file = (folder / LOCK_FILE).open("rb")
+        # Opening a named pipe would wait for a writer.
+        number = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
-    with file:
+    with FileIO(number) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -102,6 +102,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The lines of a file of figures; empty where there is none yet."""
+    _require_no_pipe(file)
     try:
         lines = read_lines(file)
     except (ValueError, RecursionError) as error:
@@ -129,7 +130,14 @@ def read_json(file: Path) -> Any:
     """
     if not file.exists():
         return None
+    _require_no_pipe(file)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not JSON") from error
+
+
+def _require_no_pipe(file: Path) -> None:
+    """Refuse what is no file: opening a named pipe would wait for a writer."""
+    if file.exists() and not file.is_file():
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is no file")

@@ -239,7 +239,7 @@ function withRows(text, name, columns = "", format = "") {
   while (from >= 0 && to < lines.length && /^([ #-]|$)/.test(lines[to])) to++;
   while (to > from + 1 && from >= 0 && !lines[to - 1].trim()) to--;
   const pairs = (columns || "").split(",").filter(Boolean).map((pair) => pair.split("=").map((word) => JSON.stringify(word.trim())).join(": "));
-  const rows = ["data:", `  - path: ${/^[\w./-]+$/.test(name) ? name : JSON.stringify(name)}`, ...(format && format !== "auto" ? [`    format: ${format}`] : []), ...(pairs.length ? [`    columns: {${pairs.join(", ")}}`] : [])];
+  const rows = ["data:", `  - path: ${/^[\w./-]+$/.test(name) ? name : JSON.stringify(name)}`, ...(format && format !== "auto" ? [`    format: ${/^\w+$/.test(format) ? format : JSON.stringify(format)}`] : []), ...(pairs.length ? [`    columns: {${pairs.join(", ")}}`] : [])];
   if (from < 0) { while (lines.length && !lines.at(-1).trim()) lines.pop(); return [...lines, "", ...rows, ""].join("\n"); }
   return [...lines.slice(0, from), ...rows, ...lines.slice(to)].join("\n");
 }
