@@ -29,6 +29,7 @@ def test_a_contributor_killed_at_any_line_goes_on_from_there(federation: Federat
         assert federation.log("ann").count("training 3/3") == ROUNDS
 
 
+@pytest.mark.slow  # two runs of a contributor; test_run_kills.py kills one too
 def test_a_contributor_killed_while_training_resumes_from_its_checkpoint(
     tmp_path: Path, tiny_base: Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_who_leaves_for_good_is_not_waited_for(federation: Federation) -> None:
     assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})
 
 
+@pytest.mark.slow  # a hub and three contributors
 def test_who_joins_late_is_in_the_same_round(federation: Federation) -> None:
     federation.hub.start("--exit-when-done")
     federation.join("ann")

@@ -14,7 +14,7 @@ KILLS = ["evaluated-before", "evaluated-after", "evaluation-recorded", "after-co
 GATE = {"evals": [{"suite": "tiny_cloze", "limit": 8, "max_drop": 1.0}]}
 
 
-@pytest.mark.parametrize("line", quick(KILLS, "evaluated-after"))
+@pytest.mark.parametrize("line", quick(KILLS))
 def test_a_hub_killed_while_it_evaluates_goes_on_from_there(
     tmp_path: Path, tiny_base: Path, line: str
 ) -> None:

@@ -56,6 +56,7 @@ def goes_on_after_a_kill(federation: Federation, line: str) -> None:
     assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})
 
 
+@pytest.mark.slow  # a whole federation, twice started
 def test_a_finished_hub_started_again_makes_nothing_new(federation: Federation) -> None:
     federation.hub.start("--exit-when-done")
     for name in ("ann", "bob"):

@@ -77,6 +77,7 @@ def log_of(home: Path) -> str:
     return (home / "client.log").read_text()
 
 
+@pytest.mark.slow  # four starts of processes
 def test_a_base_is_fetched_over_kills_of_both_sides_and_its_contributor_is_merged(
     tmp_path: Path, hub: HubProcess
 ) -> None:

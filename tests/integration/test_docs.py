@@ -49,6 +49,9 @@ def scripts(page: Path) -> list[str]:
 
 
 SLOW = (
+    "data.md",
+    "export.md",
+    "serving.md",
     "content-filter.md",
     "evaluation-gate.md",
     "evaluation.md",

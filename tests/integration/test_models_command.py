@@ -54,6 +54,7 @@ def _stop_within(hub: ModelHub, home: Path, number: signal.Signals) -> tuple[int
     return process.returncode, text
 
 
+@pytest.mark.slow  # four processes; tests/unit/downloads interrupts one too
 def test_a_pull_that_is_killed_and_interrupted_goes_on_at_the_byte(tiny_base: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     repo = Repo.of(tiny_base)

@@ -152,6 +152,7 @@ def training(folder: Path, **more: Any) -> Path:
     return file
 
 
+@pytest.mark.slow  # two runs of processes
 def test_gym_train_runs_an_algorithm_and_a_tuning_method_of_an_installed_package(
     site: Path, tmp_path: Path
 ) -> None:
@@ -239,6 +240,7 @@ def deltas(site: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+@pytest.mark.slow  # a package is built and installed, and five processes import torch
 def test_soup_merge_and_delta_soup_use_an_aggregator_and_read_a_codec_of_an_installed_package(
     site: Path, deltas: list[Path], tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def texts(lines: Iterator[str]) -> Iterator[str]:
                     yield choice["delta"]["content"]
 
 
+@pytest.mark.slow  # trains a variant and serves it; tests/browser does so too
 def test_gym_nano_and_a_variant_answer_in_pieces_and_a_stop_cancels(
     page: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
 """Trackers, one file each; the file's name is the value under ``tracking``.
 
-Neighbours: imports none; imported by experiment.
+Neighbours: imports lines; imported by experiment.
 """

@@ -96,6 +96,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow  # a process that imports torch
 @pytest.mark.skipif(kernels.available() == ("torch",), reason="no native extension here")
 def test_callers_in_several_threads_get_their_own_answers() -> None:
     code = """

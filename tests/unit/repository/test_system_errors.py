@@ -110,6 +110,7 @@ def test_a_disk_that_becomes_read_only_ends_commands_with_its_code(small_disk: P
         assert (status, "Traceback" in text) == (ErrorCode.NOT_WRITABLE.exit_code, False), (words, text)
 
 
+@pytest.mark.slow  # a process for each command
 def test_a_folder_of_somebody_else_ends_commands_with_its_code(tmp_path: Path) -> None:
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("a folder of somebody else needs root, and setpriv to give up root's right to every file")

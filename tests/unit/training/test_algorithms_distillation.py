@@ -214,6 +214,7 @@ def sequence(folder: Path, **changes: Any) -> TrainingConfig:
     return config(folder, "sequence_distillation", section=section, **changes)
 
 
+@pytest.mark.slow  # two models in every step
 def test_a_student_learns_to_answer_as_its_teacher_does(teacher: LoadedModel, tmp_path: Path) -> None:
     from gym_fed.evaluation import exact_match
     from gym_fed.evaluation.generation import generate_batch

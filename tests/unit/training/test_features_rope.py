@@ -73,6 +73,7 @@ def test_an_adapter_is_loaded_on_a_base_scaled_as_it_was_trained(tmp_path: Path)
         load_model(str(tmp_path / "run"))
 
 
+@pytest.mark.slow  # two runs
 def test_rows_beyond_the_old_limit_are_read_better(tmp_path: Path) -> None:
     """The second half of a row repeats the first, twice as far away as the model ever saw it."""
     from gym_fed.config.train.training import ModelInit

@@ -79,6 +79,7 @@ def test_checkpointing_computes_blocks_twice_with_the_same_losses(
     assert (once, twice) == (3, 6)
 
 
+@pytest.mark.slow  # compiles
 def test_compiling_runs_through_dynamo_and_saves_the_model_as_it_was(tiny_base: Path, tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 

@@ -209,6 +209,7 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_and_goes_on_to_the_same_loss(
     assert {job["status"] for job in again.get("/api/v1/jobs").json()["jobs"]} <= {"ended", "running"}
 
 
+@pytest.mark.slow  # times blocks of a model in a process
 def test_an_estimate_is_made_by_a_process_of_its_own_and_reports_its_error(client: TestClient) -> None:
     found = post(client, "train/plan", text=NANO.format(name="x", steps=4))
     assert (found["steps"], found["peak_bytes"] > 0) == (4, True)
