@@ -9,7 +9,8 @@ import pytest
 import torch
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
-from gym_client.cli.offer import Offer, announced, update_bytes
+from gym_client.cli.offer import Offer, announced
+from gym_client.cli.update_size import update_bytes
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, require_sums
 from rich.console import Console
 
