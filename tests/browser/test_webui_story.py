@@ -65,15 +65,14 @@ def test_from_a_recipe_with_a_typo_to_an_exported_variant(webui: Served, open_pa
     page.get_by_text("finished").first.wait_for()
     until(lambda: "Loss: 8 values" in curve(page), "the whole curve")
 
-    page.goto(f"{webui.address}/play?a=gym-nano")
+    page.goto(f"{webui.address}/play?a=runs/evening")
     page.get_by_label("Message").fill("reverse: hello")
     page.get_by_role("button", name="Send").click()
-    page.get_by_text("olleh").first.wait_for()
     page.get_by_role("button", name="better", exact=False).first.click()
     page.get_by_label("The answer it should have given").fill("OLLEH!")
     page.get_by_role("button", name="Save as the better answer").click()
     page.get_by_role("button", name="Make a variant").click()
-    page.get_by_role("button", name="Compare gym-nano with").wait_for()
+    page.get_by_role("button", name="Compare runs/evening with").wait_for()
 
     page.goto(f"{webui.address}/models")
     page.get_by_role("button", name="Export").first.click()
