@@ -4,8 +4,10 @@
 
 Row b of a batch of B uses variant b modulo 8. Measured side by side, turn by turn, in one process: the base alone in
 float32 and bfloat16; eight dense bfloat16 models instead; variants unpacked to floats for every batch; what the
-kernels add to the base, exact and by look-up; and how long reading the variants' bits takes at memory speed. A figure
-is the median of its turns. Ratios count, not milliseconds: times drift with the machine and its other guests.
+kernels add to the base, exact and by look-up in 8 and 16 bits; and how long memory takes to read as many bytes as the
+variants' bits are. Every turn takes the next of several layers, so that no bits are still in a cache. That native code
+multiplies, and by which kernel, is asserted. A figure is the median of its turns. Ratios count, not milliseconds: times
+drift with the machine and its other guests.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
 
+import numpy as np
 import torch
 from _report import Report, options
 from gym_quant import kernels
-from gym_quant.kernels import SignMatrix, signed_matmul
+from gym_quant.kernels import ResidentSigns, SignBatch, SignMatrix
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -34,9 +39,20 @@ SLOW_TURNS = 3
 READ_MIB = 256
 BASES = ("base fp32", "base bf16")
 DENSE, UNPACK = "eight dense models (bf16)", "unpack, then matmul (torch)"
-EXACT, LOOKUP, FLOOR = "extra cost, exact", "extra cost, look-up", "floor: bits at memory speed"
-ROWS = (*BASES, DENSE, UNPACK, EXACT, LOOKUP, FLOOR)
-TOTALS = {"exact": "base bf16 with exact", "lookup": "base bf16 with look-up"}
+EXTRA = {
+    "exact": "extra cost, exact",
+    "lookup": "extra cost, look-up",
+    "lookup16": "extra cost, look-up in 16 bits",
+}
+FLOOR = "floor: as many bytes from memory"
+ROWS = (*BASES, DENSE, UNPACK, *EXTRA.values(), FLOOR)
+TOTALS = {
+    "exact": "base bf16 with exact",
+    "lookup": "base bf16 with look-up",
+    "lookup16": "base bf16 with look-up in 16 bits",
+}
+LAYERS = 10
+"""Whose variants are 160 MiB of bits, more than the caches hold."""
 
 Times = dict[str, float]
 
@@ -47,8 +63,8 @@ def main() -> None:
     turns = QUICK_TURNS if arguments.quick else TURNS
     torch.manual_seed(0)
     layer = Layer()
-    read = read_bytes_a_second(turns)
-    times = {batch: measure_batch(layer, batch, turns, read) for batch in BATCHES}
+    times = {batch: measure_batch(layer, batch, turns) for batch in BATCHES}
+    read = VARIANTS * layer.bytes_of_bits / (times[VARIANTS][FLOOR] / 1e3)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(serving_table(times))
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
@@ -59,45 +75,59 @@ def main() -> None:
 
 
 class Layer:
-    """The base's weights, eight dense models, and eight variants, all of random numbers."""
+    """The base's weights, eight dense models, and eight variants of each of several layers, all of random numbers."""
 
     def __init__(self) -> None:
         self.fp32 = torch.randn(SIZE, SIZE)
         self.bf16 = self.fp32.bfloat16()
         self.dense = [self.bf16.clone() for _ in range(VARIANTS)]
-        self.variants = [self._variant() for _ in range(VARIANTS)]
+        self.matrix = self._matrix()
+        self.bytes_of_bits = self.matrix.bits.numel()
+        self.memory = torch.ones(READ_MIB << 18)
+        held = [[ResidentSigns.of(self._matrix()) for _ in range(VARIANTS)] for _ in range(LAYERS)]
+        self.batches = {mode: [SignBatch(one, mode) for one in held] for mode in EXTRA}
+        for mode, batches in self.batches.items():
+            if not all(batch.native and batch.kernel == mode for batch in batches):
+                raise RuntimeError(f"no native code for {mode}: {kernels.describe()}")
 
     @staticmethod
-    def _variant() -> SignMatrix:
-        bits, scales = kernels.encode_signs(torch.randn(SIZE, SIZE), None)
-        return SignMatrix(bits, scales, SIZE)
+    def _matrix() -> SignMatrix:
+        bits = torch.randint(0, 256, (SIZE, SIZE // 8), dtype=torch.uint8)
+        return SignMatrix(bits, torch.full((1,), 1e-3), SIZE)
 
 
-def measure_batch(layer: Layer, batch: int, turns: int, read: float) -> Times:
+def measure_batch(layer: Layer, batch: int, turns: int) -> Times:
     """Milliseconds of every row of the table, and of base and extra cost together."""
     x = torch.randn(batch, SIZE).bfloat16()
     wide, y = x.float(), torch.zeros(batch, SIZE)
-    index = [row % VARIANTS for row in range(batch)]
+    index = np.arange(batch, dtype=np.int64) % VARIANTS
+    used, layers = min(batch, VARIANTS), count()
+    size = used * layer.bytes_of_bits // 4
+    pieces = layer.memory.numel() // size
 
-    def together(mode: str) -> Tensor:
-        return signed_matmul(x, layer.variants, index, linear(x, layer.bf16).float(), mode)
+    def extra(mode: str) -> None:
+        layer.batches[mode][next(layers) % LAYERS].add(wide, index, y)
 
-    found = in_turns(
-        {
-            "base fp32": lambda: linear(wide, layer.fp32),
-            "base bf16": lambda: linear(x, layer.bf16),
-            EXACT: lambda: signed_matmul(wide, layer.variants, index, y, "exact"),
-            LOOKUP: lambda: signed_matmul(wide, layer.variants, index, y, "lookup"),
-            DENSE: lambda: dense_models(layer, x),
-            TOTALS["exact"]: lambda: together("exact"),
-            TOTALS["lookup"]: lambda: together("lookup"),
-        },
-        turns,
-    )
+    def together(mode: str) -> None:
+        total = linear(x, layer.bf16).float()
+        layer.batches[mode][next(layers) % LAYERS].add(wide, index, total)
+
+    def read() -> None:
+        start = next(layers) % pieces * size
+        layer.memory[start : start + size].sum()
+
+    functions: dict[str, Callable[[], object]] = {
+        "base fp32": lambda: linear(wide, layer.fp32),
+        "base bf16": lambda: linear(x, layer.bf16),
+        DENSE: lambda: dense_models(layer, x),
+        FLOOR: read,
+    }
+    for mode in EXTRA:
+        functions[EXTRA[mode]] = partial(extra, mode)
+        functions[TOTALS[mode]] = partial(together, mode)
+    found = in_turns(functions, turns)
     if batch <= VARIANTS:
-        found |= in_turns({UNPACK: lambda: unpacked(layer, wide, index)}, min(turns, SLOW_TURNS))
-    used = min(batch, VARIANTS)
-    found[FLOOR] = 1e3 * used * layer.variants[0].bits.numel() / read
+        found |= in_turns({UNPACK: lambda: unpacked(layer, wide, len(index))}, min(turns, SLOW_TURNS))
     return found
 
 
@@ -107,12 +137,12 @@ def dense_models(layer: Layer, x: Tensor) -> None:
         linear(x[number::VARIANTS], layer.dense[number])
 
 
-def unpacked(layer: Layer, x: Tensor, index: list[int]) -> None:
+def unpacked(layer: Layer, x: Tensor, rows: int) -> None:
     """What one does without kernels: bits to floats by torch, then a matmul, for every row."""
     with kernels.using("torch"):
-        for row, variant in enumerate(index):
-            matrix = layer.variants[variant]
-            linear(x[row : row + 1], kernels.decode_signs(matrix.bits, matrix.scales, SIZE))
+        for row in range(rows):
+            decoded = kernels.decode_signs(layer.matrix.bits, layer.matrix.scales, SIZE)
+            linear(x[row : row + 1], decoded)
 
 
 def in_turns(functions: Mapping[str, Callable[[], object]], turns: int) -> Times:
@@ -125,13 +155,6 @@ def in_turns(functions: Mapping[str, Callable[[], object]], turns: int) -> Times
             if turn:  # the first warms up
                 seen[name].append(1e3 * (time.perf_counter() - started))
     return {name: statistics.median(values) for name, values in seen.items()}
-
-
-def read_bytes_a_second(turns: int) -> float:
-    """How fast memory larger than the caches is read: torch sums it."""
-    buffer = torch.ones(READ_MIB << 18)
-    milliseconds = in_turns({"sum": buffer.sum}, turns)["sum"]
-    return buffer.numel() * buffer.element_size() / (milliseconds / 1e3)
 
 
 def serving_table(times: dict[int, Times]) -> Table:
@@ -158,12 +181,19 @@ def report(times: dict[int, Times], read: float) -> Report:
         made.figure(f"b{batch}_dense_models_over_base_alone", found[DENSE] / found["base bf16"])
     made.figure("memory_read_gb_s", read / 1e9)
     eight, many = times[8], times[32]
+    made.aim(
+        "B=8, look-up: share of the memory's speed",
+        figure=eight[FLOOR] / eight[EXTRA["lookup"]],
+        aim=0.85,
+        better="higher",
+    )
+    made.figure("b8_lookup16_share_of_the_memory_s_speed", eight[FLOOR] / eight[EXTRA["lookup16"]])
     for mode, limit in (("lookup", 1.5), ("exact", 2.2)):
         share = eight[TOTALS[mode]] / eight["base bf16"]
         made.aim(f"B=8, {TOTALS[mode]}: times the base", figure=share, aim=limit, better="lower")
         # Where bfloat16 has no instructions it is slower than float32, and a share of it flatters.
         faster = min(eight[name] for name in BASES)
-        extra = eight[LOOKUP if mode == "lookup" else EXACT]
+        extra = eight[EXTRA[mode]]
         name = f"B=8, the faster base and {mode}: times that base"
         made.aim(name, figure=(faster + extra) / faster, aim=limit, better="lower")
     made.aim(

@@ -16,6 +16,7 @@
 #endif
 #define GQ_AVX2 __attribute__((target("avx2,popcnt")))
 #define GQ_AVX512 __attribute__((target("avx2,popcnt,avx512f,avx512bw,avx512dq,avx512vl")))
+#define GQ_VBMI __attribute__((target("avx2,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")))
 #define GQ_POPCNT512 __attribute__((target("avx2,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq")))
 #else
 #define GQ_X86 0
@@ -38,7 +39,7 @@
 namespace gq {
 
 enum Path : int { SCALAR = 0, AVX2 = 1, AVX512 = 2 };
-enum Status : int { OK = 0, NO_MEMORY = 1, NOT_FINITE = 2 };
+enum Status : int { OK = 0, NO_MEMORY = 1, NOT_MADE = 2 };
 
 // Runs run(context, i) for i in [0, items) on up to `threads` threads, in no order; returns when all are done.
 void parallel(int threads, int64_t items, void (*run)(void*, int64_t), void* context);

@@ -8,7 +8,6 @@ no bit depends on the number of threads.
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -38,13 +37,12 @@ from gym_quant.codec import (
     to_matrix,
 )
 from gym_quant.compensation import compensated_codes
-from gym_quant.planes import codes_a_byte, from_planes, to_planes
-from gym_quant.resident import Resident, ResidentLevels
+from gym_quant.planes import codes_a_byte, to_planes
+from gym_quant.resident import Resident
+from gym_quant.resident_codes import ResidentCodes
 from gym_quant.sampling import column_weights, sampled
 
 _BLOCK = 1 << 18
-_COMPARED = 16
-"""Up to so many codes a comparison each is faster than looking every code up."""
 
 Shared = tuple[Floats, ...]
 """The numbers a group shares, one array a field, in the order of ``fields``."""
@@ -207,7 +205,10 @@ class LevelCodec(Codec):
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """Signs where it is signs; else the codes, in planes, and the shared numbers, in the bytes of the file."""
+        """Signs where it is signs; else the codes, in planes, and the shared numbers, in the bytes of the file.
+
+        For look-up, ``for_kernel`` makes planes of signs of them where the levels are evenly spaced.
+        """
         signs = super().resident(payload, shape, params, device)
         if signs is not None:
             return signs
@@ -218,14 +219,10 @@ class LevelCodec(Codec):
         for start, stop in row_blocks(rows, cols):
             planes[start:stop] = to_planes(self.unpack(packed[start:stop], cols), self.levels)
         shared = tuple(payload[f].to(torch.float32).numpy() for f in self.fields(symmetric))
-        return ResidentLevels(
-            {**payload, "codes": torch.from_numpy(planes)},
-            rows,
-            cols,
-            lambda fields: _from_planes(self, fields, cols, params),
-            device,
-            float(self.largest(shared, symmetric).max()),
-        )
+        largest = float(self.largest(shared, symmetric).max())
+        fields = {**payload, "codes": torch.from_numpy(planes)}
+        group = group_size(params)
+        return ResidentCodes(self, fields, (rows, cols), symmetric, group, device, largest)
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
         """Levels are linear in the shared numbers: every code stays."""
@@ -294,66 +291,6 @@ class LevelCodec(Codec):
             largest = self.largest(shared, symmetric)
         if not bool(np.isfinite(largest).all()):
             raise CodecError("a scale is so large that its largest code overflows float32")
-
-
-def _from_planes(codec: LevelCodec, fields: Payload, cols: int, params: Params) -> Tensor:
-    """As ``decode_rows``, bit for bit, for rows with codes in planes: ``[n, cols]`` float32 on their device."""
-    symmetric, group = is_symmetric(params), group_size(params)
-    codes = from_planes(fields["codes"], codec.levels, cols)
-    tables = _coefficients(codec, symmetric)
-    last = max(at for at, table in enumerate(tables) if not _is_constant(table))
-    values: Tensor | None = None
-    for at, (field, table) in enumerate(zip(codec.fields(symmetric), tables, strict=True)):
-        numbers = fields[field].to(torch.float32)
-        if values is not None and _is_constant(table):
-            for part, shared in _by_group(values, numbers, group):
-                part.add_(shared * table[0])
-            continue
-        term = _looked_up(table, codes, in_place=at == last)
-        for part, shared in _by_group(term, numbers, group):
-            part.mul_(shared)
-        values = term if values is None else values.add_(term)
-    assert values is not None
-    return values
-
-
-def _is_constant(table: tuple[float, ...]) -> bool:
-    return len(set(table)) == 1
-
-
-@functools.cache
-def _coefficients(codec: LevelCodec, symmetric: bool) -> tuple[tuple[float, ...], ...]:
-    """The factor of each shared number for every code."""
-    codes, count = np.arange(codec.levels, dtype=np.uint8), len(codec.fields(symmetric))
-    units = [tuple(np.full(1, at == place, np.float32) for at in range(count)) for place in range(count)]
-    return tuple(tuple(codec.dequantise(codes, unit, symmetric).tolist()) for unit in units)
-
-
-def _looked_up(table: tuple[float, ...], codes: Tensor, in_place: bool) -> Tensor:
-    """The table's number of every code (float32, perhaps written over), in few operations on vectors."""
-    start, step = table[0], table[1] - table[0]
-    if all(value == start + step * code for code, value in enumerate(table)):
-        return (codes if in_place else codes.clone()).mul_(step).add_(start)
-    if len(table) > _COMPARED:
-        return torch.tensor(table, device=codes.device)[codes.to(torch.int32)]
-    used = [(code, value) for code, value in enumerate(table) if value]
-    found = (codes == used[0][0]).to(torch.float32).mul_(used[0][1])
-    for code, value in used[1:]:
-        found.add_((codes == code).to(torch.float32), alpha=value)
-    return found
-
-
-def _by_group(values: Tensor, numbers: Tensor, group: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of ``[n, cols]`` and the shared numbers in a shape that goes with them."""
-    cols = values.shape[1]
-    if group is None or group >= cols:
-        yield values, numbers
-        return
-    whole = cols // group
-    if whole:
-        yield values[:, : whole * group].view(len(values), whole, group), numbers[:, :whole, None]
-    if whole * group < cols:
-        yield values[:, whole * group :], numbers[:, whole:]
 
 
 def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:

@@ -270,6 +270,9 @@ Check = Callable[[Registry[Any], str], None]
 _check: ContextVar[Check | None] = ContextVar("_check", default=None)
 
 CODECS: Registry[Codec] = Registry("codec", "gym_quant.codecs", "gym_quant.codec:Codec", "gym_fed.codecs")
+LINEARS: Registry[Any] = Registry(
+    "linear format", "gym_quant.linears", "gym_quant.linear:PackedLinear", "gym_fed.linears"
+)
 
 
 def codec_names() -> tuple[str, ...]:

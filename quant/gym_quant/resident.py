@@ -64,12 +64,21 @@ class Resident(ABC):
         return max(float(self.decode_block(*block).abs().max()) for block in self.blocks())
 
     def check_kernel(self, kernel: str) -> None:
-        """Nothing here: blocks are decoded whatever the kernel (``exact``, ``lookup``) of sign deltas is.
+        """Nothing here: blocks are decoded whatever the kernel (``exact``, ``lookup``, ``lookup16``) of signs is.
 
         Raises:
             CodecError: Where this delta cannot be multiplied by ``kernel``.
         """
         del kernel
+
+    def for_kernel(self, kernel: str) -> Resident:
+        """The delta in the form in which ``kernel`` multiplies it fastest; this one, unless a subclass has another.
+
+        Raises:
+            CodecError: As ``check_kernel``.
+        """
+        self.check_kernel(kernel)
+        return self
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """First row of every block, a multiple of 64, and the row after its last."""
@@ -92,20 +101,35 @@ class ResidentBatch(ABC):
     """Variants of one layer side by side.
 
     Attributes:
-        kernel: What multiplies them, as serving counts it: ``exact``, ``lookup``, ``decoded``.
+        kernel: What multiplies them, as serving counts it: ``exact``, ``lookup``, ``lookup16``, ``decoded``.
+        any_stride: Whether rows of ``y`` may lie apart, as those of a part of its columns do.
     """
 
     kernel: str
+    any_stride: ClassVar[bool] = False
+
+    def tables(self, x: Tensor, index: IndexArray | None = None, path: str | None = None) -> object | None:
+        """What ``add`` can use more than once for one ``x``; None: nothing. Of one kernel, any batch takes it."""
+        del x, index, path
+        return None
 
     @abstractmethod
-    def add(self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None) -> None:
+    def add(
+        self,
+        x: Tensor,
+        index: IndexArray,
+        y: Tensor,
+        path: str | None = None,
+        tables: object | None = None,
+    ) -> None:
         """``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
 
         Args:
             x: ``[batch, in]`` float32, contiguous, on the variants' device.
             index: ``[batch]`` int64, from -1 to the number of variants.
-            y: ``[batch, out]`` float32, contiguous: changed in place.
+            y: ``[batch, out]`` float32, changed in place; contiguous, unless ``any_stride``.
             path: What ``kernels.path()`` says, for callers that ask once for many calls.
+            tables: Of ``x``, from ``tables`` of a batch of the same kernel.
 
         Raises:
             CodecError: For activations that the kernel cannot take.
@@ -120,8 +144,15 @@ class DecodedBatch(ResidentBatch):
     def __init__(self, variants: Sequence[Resident]) -> None:
         self.variants = tuple(variants)
 
-    def add(self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None) -> None:
-        del path
+    def add(
+        self,
+        x: Tensor,
+        index: IndexArray,
+        y: Tensor,
+        path: str | None = None,
+        tables: object | None = None,
+    ) -> None:
+        del path, tables
         for number, variant in enumerate(self.variants):
             found = np.flatnonzero(index == number)
             if len(found) == len(index):

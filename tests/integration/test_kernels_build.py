@@ -27,6 +27,30 @@ def test_without_a_compiler_the_build_goes_on_without_the_extension(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "no-such-compiler" in done.stdout + done.stderr
     assert not list(tmp_path.rglob("_native*"))
+    assert "the native kernels were not built" in done.stderr
+    assert "gym doctor" in done.stderr
+
+
+def test_make_install_reports_absent_kernels_and_what_that_slows(tmp_path: Path) -> None:
+    kernels = tmp_path / "quant" / "gym_quant" / "kernels"
+    for folder in (kernels, tmp_path / "tests" / "unit", tmp_path / ".venv"):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt", "setup.py", ".venv/.installed"):
+        (tmp_path / name).touch()  # in this order: the stamp is the newest, so that nothing is installed
+    assert "Merging and serving one-bit deltas is slower" in _made(tmp_path)
+    (kernels / "_native.cpython-311-x86_64-linux-gnu.so").touch()
+    said = _made(tmp_path)
+    assert "slower" not in said
+    assert "source .venv/bin/activate" in said
+
+
+def _made(folder: Path) -> str:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "install"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")

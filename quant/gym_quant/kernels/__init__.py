@@ -6,11 +6,14 @@ behind the one name here. ``path()`` returns the one in use, ``using(...)`` and 
 encoded scales and decoded values are the same to the last bit; so are the native paths of ``signed_matmul`` among
 themselves, while its exact torch reference adds in another order (see there).
 
-Neighbours: imports errors, resident; imported by codec, codecs, packing.
+Neighbours: imports bitstream, errors, resident; imported by codec, codecs, linears, packing, resident_codes,
+tiled_linear.
 """
 
+from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer, PagedSpans, attend
 from gym_quant.kernels.counting import hamming, majority, votes
 from gym_quant.kernels.dispatch import available, describe, path, using
+from gym_quant.kernels.lookup import MODES
 from gym_quant.kernels.matmul import signed_matmul
 from gym_quant.kernels.mixing import sign_products, signed_combination, signed_trimmed, signed_votes
 from gym_quant.kernels.order import (
@@ -22,14 +25,21 @@ from gym_quant.kernels.order import (
     trimmed_mean,
     weighted_trimmed_mean,
 )
-from gym_quant.kernels.resident import ResidentSigns, SignBatch
+from gym_quant.kernels.resident import BoundTerms, ResidentSigns, SignBatch
 from gym_quant.kernels.sign_matrix import SignMatrix
 from gym_quant.kernels.signs import decode_signs, encode_signs, pack_signs, unpack_signs
 
 __all__ = [
+    "BLOCK_TOKENS",
+    "KV_DTYPES",
+    "MODES",
+    "BoundTerms",
+    "PagedLayer",
+    "PagedSpans",
     "ResidentSigns",
     "SignBatch",
     "SignMatrix",
+    "attend",
     "available",
     "decode_signs",
     "describe",

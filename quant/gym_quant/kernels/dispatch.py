@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +19,7 @@ _forced: ContextVar[str | None] = ContextVar("gym_kernels_path", default=None)
 
 def available() -> tuple[str, ...]:
     """The paths that this machine has, the fastest first; ``torch`` is always among them."""
-    features = native.features()
-    if features is None:
-        return ("torch",)
-    there = {"avx512": bool(features & native.HAS_AVX512), "avx2": bool(features & native.HAS_AVX2)}
-    return tuple(name for name in PATHS if there.get(name, True))
+    return _paths(native.features())
 
 
 def path() -> str:
@@ -65,13 +62,22 @@ def describe() -> str:
     return f"{words} ({why}; available: {', '.join(available())})"
 
 
+@functools.cache
+def _paths(features: int | None) -> tuple[str, ...]:
+    if features is None:
+        return ("torch",)
+    there = {"avx512": bool(features & native.HAS_AVX512), "avx2": bool(features & native.HAS_AVX2)}
+    return tuple(name for name in PATHS if there.get(name, True))
+
+
 def _reason(chosen: str) -> str:
     if chosen == "torch":
         return native.absence()
     features = native.features() or 0
     if chosen == "avx512":
-        vector = features & native.HAS_VPOPCNTDQ
-        return f"the best this processor has, {'with' if vector else 'without'} VPOPCNTDQ"
+        further = (("VPOPCNTDQ", native.HAS_VPOPCNTDQ), ("VBMI and VNNI", native.HAS_VBMI))
+        words = (f"{'with' if features & bit else 'without'} {name}" for name, bit in further)
+        return f"the best this processor has, {', '.join(words)}"
     return "the best this processor has"
 
 

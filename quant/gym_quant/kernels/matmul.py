@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError
-from gym_quant.kernels import dispatch, native, reference
+from gym_quant.kernels import dispatch, native_tiles, reference
+from gym_quant.kernels.lookup import MODES, LookupTables
 from gym_quant.kernels.sign_matrix import SignMatrix
 
-MODES = ("exact", "lookup")
+_NOT_FINITE = "an activation is not finite: look-up cannot round it"
 
 
 def signed_matmul(
@@ -20,24 +22,24 @@ def signed_matmul(
     """Add to every row of ``y`` the term of its own variant: ``y[b] += scale * sign(delta[index[b]]) @ x[b]``.
 
     ``exact`` adds float32 activations: against float64 the largest error is below 2e-6 of the term's largest value
-    (tests hold that). ``lookup`` rounds the sums of four activations to 8 bits, with a step for every block of up
-    to 1,024 inputs of a group: about 1% of the term's L2 norm for normal activations, never more than half a step a
-    sum of four. Rows that share a variant read its bits once. Work is split over ``torch.get_num_threads()``
-    threads by outputs, so their number never changes a bit; nor does the native path, or the path at all for
-    ``lookup``. Groups that do not begin at whole bytes are computed by the reference, exactly.
+    (tests hold that). ``lookup`` rounds the sums of four activations to 8 bits, with a step for every 1,024 of them:
+    about 1% of the term's L2 norm for normal activations, never more than half a step a sum of four. ``lookup16``
+    rounds them to 16 bits: 3e-5. Rows that share a variant read its bits once. Work is split over
+    ``torch.get_num_threads()`` threads by outputs, so their number never changes a bit; nor does the native path, or
+    the path at all for look-up. Groups that do not begin at whole bytes are computed by the reference, exactly.
 
     Args:
         x: ``[batch, in]`` activations; converted to float32.
         variants: The deltas, all ``[out, in]``.
         index: ``[batch]``: a row's variant, or -1 for the plain base.
         y: ``[batch, out]`` float32, contiguous: changed in place.
-        mode: ``exact`` or ``lookup``.
+        mode: ``exact``, ``lookup`` or ``lookup16``.
 
     Returns:
         ``y``.
 
     Raises:
-        CodecError: For shapes, indices or modes that do not fit; in ``lookup`` also for activations that are not
+        CodecError: For shapes, indices or modes that do not fit; in look-up also for activations that are not
             finite, and for groups that do not begin at whole bytes.
     """
     chosen_rows = [int(i) for i in (index.tolist() if isinstance(index, Tensor) else index)]
@@ -59,9 +61,15 @@ def signed_matmul(
     if any(i >= 0 for i in native_rows):
         used = sorted({i for i in native_rows if i >= 0})
         place = {v: k for k, v in enumerate(used)} | {-1: -1}
-        tiled = [variants[i].tiled for i in used]
-        if not native.matmul(chosen, mode == "exact", dense, y, tiled, [place[i] for i in native_rows]):
-            raise CodecError("an activation is not finite: look-up cannot round it")
+        here = np.array([place[i] for i in native_rows], dtype=np.int64)
+        deltas = native_tiles.Deltas(y.shape[1], [variants[i].tiled.address for i in used])
+        if mode == "exact":
+            native_tiles.add_exactly(chosen, dense, here, y, native_tiles.Matrices([deltas]))
+        else:
+            tables = LookupTables.of(dense, mode, here, chosen)
+            if not bool(tables.finite.all()):
+                raise CodecError(_NOT_FINITE)
+            tables.add(chosen, dense, here, y, native_tiles.Matrices([deltas]))
     return y
 
 
@@ -69,13 +77,15 @@ def _by_reference(
     x: Tensor, variants: Sequence[SignMatrix], index: Sequence[int], y: Tensor, mode: str
 ) -> None:
     groups = reference.rows_by_variant(index)
-    if mode == "lookup" and not all(bool(torch.isfinite(x[rows]).all()) for rows in groups.values()):
-        raise CodecError("an activation is not finite: look-up cannot round it")
-    compute = reference.exact_matmul if mode == "exact" else reference.lookup_matmul
+    if mode != "exact" and not all(bool(torch.isfinite(x[rows]).all()) for rows in groups.values()):
+        raise CodecError(_NOT_FINITE)
     for variant, rows in groups.items():
         matrix = variants[variant]
         part = y[rows]
-        compute(x[rows], part, matrix.bits, matrix.scales, matrix.group_size)
+        if mode == "exact":
+            reference.exact_matmul(x[rows], part, matrix.bits, matrix.scales, matrix.group_size)
+        else:
+            reference.lookup_matmul(x[rows], part, matrix.operands(), mode == "lookup16")
         y[rows] = part
 
 
@@ -91,7 +101,7 @@ def _check(x: Tensor, variants: Sequence[SignMatrix], index: Sequence[int], y: T
             raise CodecError(
                 f"variant {number} is {[variant.rows, variant.cols]}, not {[y.shape[1], x.shape[1]]}"
             )
-        if mode == "lookup" and not variant.whole_bytes:
+        if mode != "exact" and not variant.whole_bytes:
             raise CodecError(
                 f"variant {number}: group_size {variant.group_size} is no multiple of 8, as look-up needs"
             )

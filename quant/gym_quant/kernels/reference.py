@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import Tensor
 _LANES = 16
 _CHUNK_ROWS_ELEMENTS = 1 << 22
 _BLOCK_BYTES = 128
+_LEAST = np.float32(1e-30)
+"""A block whose largest sum is smaller counts as zero: its factor would overflow."""
 
 Array = np.ndarray[Any, Any]
 
@@ -101,31 +104,78 @@ def exact_matmul(x: Tensor, y: Tensor, bits: Tensor, scales: Tensor, group: int 
     y.add_(x @ dense.T)
 
 
-def lookup_matmul(x: Tensor, y: Tensor, bits: Tensor, scales: Tensor, group: int | None) -> None:
-    """The same with sums of four activations rounded to 8 bits a block: the native arithmetic, step by step."""
-    cols = x.shape[1]
-    width = bits.shape[1]
-    group_bytes = width if group is None else min(width, group // 8)
-    wide = np.zeros((x.shape[0], 2 * width, 4), dtype=np.float32)
-    wide.reshape(x.shape[0], -1)[:, :cols] = x.numpy()
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """A delta ``scale * (sum of 2**shift * sign over planes - zero) + offset`` as the reference multiplies it.
+
+    Attributes:
+        bits: ``[planes, out, ceil(in / 8)]`` uint8.
+        scales: ``[out, groups]`` float32.
+        offsets: The same, or None.
+        group: Bytes of a row with one scale.
+        shifts: Of the planes.
+        zero: A whole number.
+    """
+
+    bits: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+    group: int
+    shifts: tuple[int, ...] = (0,)
+    zero: int = 0
+
+
+def lookup_matmul(x: Tensor, y: Tensor, delta: Operands, wide: bool) -> None:
+    """``exact_matmul`` with sums of four inputs rounded to 8 or (wide) 16 bits: the native arithmetic, step by step.
+
+    Every block of 1,024 inputs has a step, whatever the groups. Whole numbers are added exactly, then in float32. A row
+    of ``x`` that is not finite makes its row of ``y`` NaN.
+    """
+    bits, zero = delta.bits, delta.zero
+    planes, rows, width = bits.shape
     byte = bits.numpy()
-    index = np.stack([byte & 15, byte >> 4], axis=2).reshape(bits.shape[0], 2 * width)
-    scale = np.broadcast_to(
-        scales.reshape(1, 1) if group is None and scales.ndim < 2 else scales,
-        (bits.shape[0], -(-width // group_bytes)),
-    )
-    for row in range(x.shape[0]):
-        total = np.zeros(bits.shape[0], dtype=np.float32)
-        for g, start in enumerate(range(0, width, group_bytes)):
-            end = min(width, start + group_bytes)
-            sums = np.zeros(bits.shape[0], dtype=np.float32)
-            for at in range(start, end, _BLOCK_BYTES):
-                part = slice(2 * at, 2 * min(end, at + _BLOCK_BYTES))
-                codes, step = _codes(wide[row, part])
-                chosen = codes[np.arange(codes.shape[0]), index[:, part]]
-                sums += step * chosen.sum(axis=1).astype(np.float32)
-            total += sums * scale[:, g]
-        y[row] += torch.from_numpy(total)
+    index = np.stack([byte & 15, byte >> 4], axis=3).reshape(planes, rows, 2 * width)
+    for number in range(x.shape[0]):
+        codes, steps = lookup_table(x[number].numpy(), width, wide)
+        if codes is None:
+            y[number] = torch.nan
+            continue
+        total = np.zeros(rows, dtype=np.float32)
+        for block, start in enumerate(range(0, width, _BLOCK_BYTES)):
+            end, sums = min(width, start + _BLOCK_BYTES), np.zeros(rows, dtype=np.float32)
+            while start < end:
+                group = start // delta.group
+                stop = min(end, (group + 1) * delta.group)
+                nibbles = np.arange(2 * start, 2 * stop)
+                ones = int(codes[nibbles, 15].sum())
+                count = np.full(rows, -zero * ones, dtype=np.int64)
+                for plane, shift in enumerate(delta.shifts):
+                    count += codes[nibbles, index[plane][:, nibbles]].sum(axis=1) << shift
+                sums += count.astype(np.float32) * delta.scales[:, group].numpy()
+                if delta.offsets is not None:
+                    sums += np.float32(ones) * delta.offsets[:, group].numpy()
+                start = stop
+            total += sums * steps[block]
+        y[number] += torch.from_numpy(total)
+
+
+def lookup_table(row: Array, width: int, wide: bool) -> tuple[Array | None, Array]:
+    """Of ``in`` inputs, tables ``[2 * width, 16]`` of whole numbers (None: not finite), and the steps of the blocks."""
+    inputs = np.zeros((2 * width, 4), dtype=np.float32)
+    inputs.reshape(-1)[: len(row)] = row
+    top = np.float32(32767 if wide else 127)
+    codes, steps = np.zeros((2 * width, 16), dtype=np.int64), []
+    for start in range(0, 2 * width, 2 * _BLOCK_BYTES):
+        part = slice(start, start + 2 * _BLOCK_BYTES)
+        with np.errstate(over="ignore", invalid="ignore"):
+            size = np.abs(inputs[part])
+            most = np.float32(((size[:, 0] + size[:, 1]) + (size[:, 2] + size[:, 3])).max())
+        if not np.isfinite(most):
+            return None, np.zeros(0, dtype=np.float32)
+        if most > _LEAST:
+            codes[part] = np.rint(_sums_of_four(inputs[part]) * (top / most))
+        steps.append(most / top if most > _LEAST else np.float32(0))
+    return codes, np.array(steps, dtype=np.float32)
 
 
 def rows_by_variant(index: Sequence[int]) -> dict[int, list[int]]:
@@ -137,17 +187,13 @@ def rows_by_variant(index: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def _codes(four: Array) -> tuple[Array, np.float32]:
-    """Tables ``[n, 16]`` of whole numbers from -127 to 127, and their step, for inputs ``[n, 4]`` float32."""
+def _sums_of_four(four: Array) -> Array:
+    """``[n, 16]`` for inputs ``[n, 4]`` float32: bit k of the column is 1 where input k is added."""
     j = np.arange(16)
     x0, x1, x2, x3 = (
         np.where(j & (1 << k), four[:, k : k + 1], -four[:, k : k + 1]).astype(np.float32) for k in range(4)
     )
-    size = np.abs(four)
-    most = np.float32(((size[:, 0] + size[:, 1]) + (size[:, 2] + size[:, 3])).max())
-    factor = np.float32(127.0) / most if most > 0 else np.float32(0)
-    sums = (x0 + x1) + (x2 + x3)
-    return np.rint(sums * factor).astype(np.int64), most / np.float32(127.0)
+    return (x0 + x1) + (x2 + x3)
 
 
 def _sums(magnitudes: Array, group: int) -> Array:

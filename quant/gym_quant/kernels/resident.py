@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError
-from gym_quant.kernels import dispatch, native, reference
-from gym_quant.kernels.matmul import MODES
+from gym_quant.kernels import dispatch, native_tiles, reference
+from gym_quant.kernels.lookup import MODES, LookupTables
 from gym_quant.kernels.sign_matrix import SignMatrix
 from gym_quant.kernels.signs import decode_signs
+from gym_quant.kernels.tiles import Tiled
 from gym_quant.resident import IndexArray, Resident, ResidentBatch
 
-TILE = 64
-_ROWS = 32
-"""Rows at once: their tables of 4096 inputs are 2 MiB, which stays in a core's cache (256 rows at once took 2.6 times
-as long as 8 times 32)."""
 _SHIFTS = (0, 1, 2, 3, 4, 5, 6, 7)
 
 
@@ -33,8 +29,7 @@ class ResidentSigns(Resident):
         rows: ``out``.
         cols: ``in``.
         group_size: Inputs that share a scale; ``None`` for one scale a tensor or a row.
-        tiled: Where native code reads it: bits ``[tiles, bytes, 64]``, scales ``[tiles, groups, 64]`` and the bytes of
-            a row in a group.
+        tiled: What native code reads.
         matrix: Elsewhere: on CUDA, without native code, and for groups that begin within a byte.
     """
 
@@ -43,7 +38,7 @@ class ResidentSigns(Resident):
     rows: int
     cols: int
     group_size: int | None
-    tiled: tuple[Tensor, Tensor, int] | None
+    tiled: Tiled | None
     matrix: SignMatrix | None
 
     @classmethod
@@ -58,13 +53,6 @@ class ResidentSigns(Resident):
         kept = SignMatrix(bits, scales, matrix.cols, matrix.group_size)
         return cls(matrix.rows, matrix.cols, matrix.group_size, None, kept)
 
-    @cached_property
-    def address(self) -> native.Address:
-        """Addresses of the tiles, which must stay alive."""
-        assert self.tiled is not None
-        bits, scales, group = self.tiled
-        return bits.data_ptr(), scales.data_ptr(), group
-
     @property
     def whole_bytes(self) -> bool:
         """Whether every group begins at a whole byte, which native code and look-up need."""
@@ -74,16 +62,14 @@ class ResidentSigns(Resident):
     def nbytes(self) -> int:
         """Bytes of memory of bits and scales."""
         if self.tiled is not None:
-            return self.tiled[0].nbytes + self.tiled[1].nbytes
+            return self.tiled.nbytes
         assert self.matrix is not None
         return self.matrix.bits.nbytes + self.matrix.scales.nbytes
 
     def decode_rows(self, rows: Tensor) -> Tensor:
         """Rows by number (``[n] int64``, any order): ``[n, in]`` float32."""
         if self.tiled is not None:
-            bits, scales, _ = self.tiled
-            tile, lane = rows // TILE, rows % TILE
-            return self._decoded(bits[tile, :, lane], scales[tile, :, lane])
+            return self.tiled.decode_rows(rows)
         assert self.matrix is not None
         wide = self.matrix.scales.reshape(len(self.matrix.scales), -1).expand(self.rows, -1)
         return self._decoded(self.matrix.bits[rows], wide[rows])
@@ -91,18 +77,14 @@ class ResidentSigns(Resident):
     def decode_block(self, start: int, stop: int) -> Tensor:
         """Rows ``start`` (a multiple of 64) to ``stop``: ``[stop - start, in]`` float32."""
         if self.tiled is not None:
-            bits, scales, _ = self.tiled
-            part = slice(start // TILE, -(-stop // TILE))
-            count = stop - start
-            flat = [t[part].transpose(1, 2).reshape(-1, t.shape[1])[:count] for t in (bits, scales)]
-            return self._decoded(flat[0], flat[1])
+            return self.tiled.decode_block(start, stop)
         assert self.matrix is not None
         wide = self.matrix.scales.reshape(len(self.matrix.scales), -1).expand(self.rows, -1)
         return self._decoded(self.matrix.bits[start:stop], wide[start:stop])
 
     def largest(self) -> float:
         if self.tiled is not None:
-            return float(self.tiled[1].max())
+            return float(self.tiled.scales.max())
         assert self.matrix is not None
         return float(self.matrix.scales.max())
 
@@ -110,16 +92,23 @@ class ResidentSigns(Resident):
         """Look-up reads whole bytes.
 
         Raises:
-            CodecError: For groups that begin within a byte, with ``lookup``.
+            CodecError: For groups that begin within a byte, with another kernel than ``exact``.
         """
-        if kernel == "lookup" and not self.whole_bytes:
+        if kernel != "exact" and not self.whole_bytes:
             raise CodecError(
-                f"group_size {self.group_size} is no multiple of 8, as kernel lookup needs: serve with exact"
+                f"group_size {self.group_size} is no multiple of 8, as kernel {kernel} needs: serve with exact"
             )
 
     @classmethod
     def batch(cls, variants: Sequence[ResidentSigns], kernel: str) -> SignBatch:
         return SignBatch(variants, kernel)
+
+    def operands(self) -> reference.Operands:
+        """What the reference of look-up multiplies."""
+        if self.tiled is not None:
+            return self.tiled.operands()
+        assert self.matrix is not None
+        return self.matrix.operands()
 
     def _decoded(self, bits: Tensor, scales: Tensor) -> Tensor:
         """``[n, bytes]`` and ``[n, groups]`` to ``[n, in]``."""
@@ -132,67 +121,143 @@ class ResidentSigns(Resident):
         return signs.mul_(reference.spread(scales, self.cols, self.group_size))
 
 
+class Multiplied(Protocol):
+    """What ``SignBatch`` takes: ``ResidentSigns``, and levels in planes of signs (``kernels.level_tiles``)."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def cols(self) -> int: ...
+
+    @property
+    def tiled(self) -> Tiled | None: ...
+
+    @property
+    def matrix(self) -> SignMatrix | None: ...
+
+    def check_kernel(self, kernel: str) -> None: ...
+
+    def decode_rows(self, rows: Tensor) -> Tensor: ...
+
+    def decode_block(self, start: int, stop: int) -> Tensor: ...
+
+    def operands(self) -> reference.Operands: ...
+
+
 class SignBatch(ResidentBatch):
     """Variants of one layer side by side; ``add`` does what ``signed_matmul`` does, without its checks.
 
     Args:
         variants: The deltas, all ``[out, in]`` and on one device.
-        mode: ``exact`` or ``lookup``.
+        mode: ``exact``, ``lookup`` or ``lookup16``.
+
+    Attributes:
+        native: Whether native code multiplies all of them.
 
     Raises:
         CodecError: For shapes that differ, an unknown mode, and groups that look-up cannot read.
     """
 
-    def __init__(self, variants: Sequence[ResidentSigns], mode: str = "exact") -> None:
+    any_stride = True
+
+    def __init__(self, variants: Sequence[Multiplied], mode: str = "exact") -> None:
         if mode not in MODES:
             raise CodecError(f"mode is {mode!r}, not one of {', '.join(MODES)}")
         self.rows, self.cols = variants[0].rows, variants[0].cols
-        tiled, self._elsewhere = [], False
+        self._addresses: list[tuple[int, ...]] = []
         for number, variant in enumerate(variants):
-            if variant.rows != self.rows or variant.cols != self.cols:
+            if (variant.rows, variant.cols) != (self.rows, self.cols):
                 raise CodecError(
                     f"variant {number} is {[variant.rows, variant.cols]}, not {[self.rows, self.cols]}"
                 )
+            try:
+                variant.check_kernel(mode)
+            except CodecError as error:
+                raise CodecError(f"variant {number}: {error}") from error
             if variant.tiled is not None:
-                tiled.append(variant.address)
-                continue
-            self._elsewhere = True
-            if mode == "lookup" and not variant.whole_bytes:
-                raise CodecError(
-                    f"variant {number}: group_size {variant.group_size} is no multiple of 8, as look-up needs"
-                )
+                self._addresses.append(variant.tiled.address)
         self.variants = tuple(variants)
         self.kernel = self.mode = mode
-        self._native = native.VariantPointers(tiled)
-        if self._elsewhere:
-            there = np.array([v.tiled is not None for v in variants])
-            place = np.where(there, np.cumsum(there) - 1, -1)
-            self._place: IndexArray = np.append(place, -1).astype(np.int64)  # the last one is for index -1
+        self.native = len(self._addresses) == len(variants)
+        self._matrices: native_tiles.Matrices | None = None
+        if self._addresses:
+            place = None
+            if not self.native:
+                there = np.array([v.tiled is not None for v in variants])
+                place = np.append(np.where(there, np.cumsum(there) - 1, -1), -1).astype(np.int64)
+            self._matrices = native_tiles.Matrices(
+                [native_tiles.Deltas(self.rows, self._addresses, 0, place)]
+            )
 
-    def add(self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None) -> None:
-        """``y[b] += scale * sign(delta[index[b]]) @ x[b]`` for every row with an index that is not -1.
+    def tables(self, x: Tensor, index: IndexArray | None = None, path: str | None = None) -> object | None:
+        """Tables of ``x``, for ``add`` of this batch and of any other with the same mode and the same ``x``.
+
+        Args:
+            x: ``[batch, in]`` float32, contiguous.
+            index: ``[batch]``: only rows whose index is not -1 get tables; None: all do.
+            path: As in ``add``.
+
+        Returns:
+            None where there is nothing to share: ``exact``, and without native code.
+        """
+        path = path or dispatch.path()
+        if self.mode == "exact" or path == "torch" or self._matrices is None:
+            return None
+        return LookupTables.of(x, self.mode, index, path)
+
+    def add(
+        self,
+        x: Tensor,
+        index: IndexArray,
+        y: Tensor,
+        path: str | None = None,
+        tables: object | None = None,
+    ) -> None:
+        """``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
+
+        In look-up modes a row of ``x`` that is not finite makes its row of ``y`` NaN, and no other.
 
         Args:
             x: ``[batch, in]`` float32, contiguous, on the variants' device.
             index: ``[batch]`` int64, contiguous, from -1 to the number of variants.
-            y: ``[batch, out]`` float32, contiguous: changed in place.
+            y: ``[batch, out]`` float32, changed in place; its columns are contiguous, its rows may lie apart.
             path: What ``dispatch.path()`` says, for callers that ask once for many calls.
+            tables: Of ``x``, from ``tables`` of any batch of this mode and as many inputs.
 
         Raises:
-            CodecError: In ``lookup`` for activations that are not finite.
+            CodecError: For tables that were made without a row that ``index`` names.
         """
         path = path or dispatch.path()
-        if self._elsewhere or path == "torch":
+        if not self.native or path == "torch":
             self._add_elsewhere(x, index, y, path)
-            if path == "torch" or not len(self._native):
-                return
-            index = self._place[index]
-        for at in range(0, len(x), _ROWS):
-            part = slice(at, at + _ROWS) if len(x) > _ROWS else slice(None)
-            if not native.matmul_many(
-                path, self.mode == "exact", x[part], y[part], self._native, index[part]
-            ):
-                raise CodecError("an activation is not finite: look-up cannot round it")
+        if self._matrices is None or path == "torch":
+            return
+        if self.mode == "exact":
+            native_tiles.add_exactly(path, x, index, y, self._matrices)
+        elif isinstance(tables, LookupTables):
+            tables.add(path, x, index, y, self._matrices)
+        else:
+            native_tiles.add_by_lookup(path, self.mode == "lookup16", x, index, y, self._matrices, None)
+
+    def add_rows(self, index: IndexArray, rows: Tensor, out: Tensor) -> None:
+        """``out[b] += delta[index[b]][rows[b]]``: rows of an embedding's deltas, of any variants, in one call.
+
+        Args:
+            index: ``[n]`` int64, contiguous, from -1 to the number of variants.
+            rows: ``[n]`` int64.
+            out: ``[n, in]`` float32, changed in place.
+        """
+        if self.native and dispatch.path() != "torch":
+            wanted, deltas = rows.contiguous().numpy(), native_tiles.Deltas(self.rows, self._addresses)
+            native_tiles.decode_tiles(dispatch.path(), deltas, index, wanted, out, True)
+            return
+        for variant, places in reference.rows_by_variant(index.tolist()).items():
+            out[places] += self.variants[variant].decode_rows(rows[places])
+
+    def deltas(self, column: int, place: IndexArray | None) -> native_tiles.Deltas:
+        """As a part of ``BoundTerms``, which keeps this batch alive."""
+        return native_tiles.Deltas(self.rows, self._addresses, column, place)
 
     def _add_elsewhere(self, x: Tensor, index: IndexArray, y: Tensor, path: str) -> None:
         """Rows whose variant native code cannot read."""
@@ -211,16 +276,48 @@ class SignBatch(ResidentBatch):
             if self.mode == "exact":
                 part += some @ held.decode_block(0, held.rows).T
             else:
-                if not bool(torch.isfinite(some).all()):
-                    raise CodecError("an activation is not finite: look-up cannot round it")
-                bits, scales = _row_major(held)
-                reference.lookup_matmul(some, part, bits, scales, held.group_size)
+                reference.lookup_matmul(some, part, held.operands(), self.mode == "lookup16")
             y[rows] = part
 
 
-def _row_major(held: ResidentSigns) -> tuple[Tensor, Tensor]:
-    if held.matrix is not None:
-        return held.matrix.bits, held.matrix.scales
-    assert held.tiled is not None
-    bits, scales = (t.transpose(1, 2).reshape(-1, t.shape[1])[: held.rows] for t in held.tiled[:2])
-    return bits.contiguous(), scales.contiguous()
+class BoundTerms:
+    """The terms of several batches with one input (query, key and value), added by one native call.
+
+    Args:
+        batches: Of one mode, as many inputs, and all ``native``; kept alive.
+        columns: Of each the first column in a common ``y``.
+        places: Of each ``[variants + 1]`` int64, a number of the step to its number in the batch (-1: none); None
+            where they are the same.
+
+    Raises:
+        CodecError: For batches that do not go together.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[SignBatch],
+        columns: Sequence[int],
+        places: Sequence[IndexArray | None] | None = None,
+    ) -> None:
+        kinds = {(batch.mode, batch.cols, batch.native) for batch in batches}
+        if len(kinds) != 1 or not batches[0].native:
+            raise CodecError(f"batches of mode, inputs and native code {sorted(kinds)} do not go together")
+        self._batches = tuple(batches)
+        parts = zip(batches, columns, places or [None] * len(batches), strict=True)
+        self._matrices = native_tiles.Matrices(
+            [batch.deltas(column, place) for batch, column, place in parts]
+        )
+
+    def bind(self, path: str) -> Callable[[int, int, int, int, int], None]:
+        """The call itself, for the fewest instructions of Python at each layer of a step.
+
+        Args:
+            path: Of native code, as ``dispatch.path()`` says.
+
+        Returns:
+            ``add(x, batch, index, y, stride)``: the addresses of ``x`` ``[batch, in]`` float32 and ``index``
+            ``[batch]`` int64, both contiguous, and of ``y``, whose rows of float32 lie ``stride`` apart. The caller
+            keeps these, and this object, alive.
+        """
+        batch = self._batches[0]
+        return native_tiles.bound_add(path, batch.mode, batch.cols, self._matrices)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError
-from gym_quant.kernels import native
+from gym_quant.kernels import reference
+from gym_quant.kernels.tiles import Tiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +65,17 @@ class SignMatrix:
         return self.group_size is None or self.group_size % 8 == 0 or self.group_size >= self.cols
 
     @cached_property
-    def tiled(self) -> tuple[Tensor, Tensor, int]:
+    def tiled(self) -> Tiled:
         """``tiles``, kept with the matrix."""
         return self.tiles()
 
-    def tiles(self) -> tuple[Tensor, Tensor, int]:
-        """Bits ``[tiles, bytes, 64]``, scales ``[tiles, groups, 64]``, and the bytes of a row in a group: a copy."""
-        width = self.bits.shape[1]
-        tiles = -(-self.rows // 64)
+    def tiles(self) -> Tiled:
+        """What native code multiplies: a copy."""
+        return Tiled.of(self.bits[None], self.scales, self.cols, self.group_size)
+
+    def operands(self) -> reference.Operands:
+        """What the reference of look-up multiplies."""
         wide = self.scales.expand(self.rows, 1) if self.scales.ndim < 2 else self.scales
-        padded = torch.zeros(tiles * 64, wide.shape[1])
-        padded[: self.rows] = wide
-        scales = padded.reshape(tiles, 64, -1).transpose(1, 2).contiguous()
+        width = self.bits.shape[1]
         group = width if self.group_size is None else max(1, min(width, -(-self.group_size // 8)))
-        return native.tile(self.bits.contiguous()), scales, group
+        return reference.Operands(self.bits[None], wide, None, group)

@@ -21,6 +21,11 @@ ALLOWED = {
     'gym_fed/export/gguf/adapter.py: if kind is None or kind.contents() != "lora" or alpha is None:': (
         "the word for the kind of adapter in a GGUF file"
     ),
+    "quant/gym_quant/kernels/attention_reference.py: if dtype not in KV_DTYPES:": "a number format of a KV cache",
+    'quant/gym_quant/kernels/attention_reference.py: if dtype == "int8":': "a number format of a KV cache",
+    'quant/gym_quant/kernels/attention_reference.py: scales = 8 * BLOCK_TOKENS if dtype == "int8" else 0': (
+        "a number format of a KV cache"
+    ),
 }
 """File and line's text to the reason why a codec's name is tested there."""
 

@@ -1,0 +1,134 @@
+"""Attention of packed tokens over a paged KV cache: of every request its own blocks, and nothing else.
+
+A layer's cache is blocks of 16 tokens (``PagedLayer``). Which blocks hold a request's tokens, and in which order, is
+its block table (``PagedSpans``, made once for all layers of a step). Values are float32, bfloat16, or int8 with a scale
+per token and head; sums are float32. A row's result depends on its own request alone, whatever the path, the number of
+threads and the way in which a prompt is cut into chunks: each sum has one order, from the first token on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_quant.errors import CodecError
+from gym_quant.kernels import attention_reference, dispatch, native
+from gym_quant.kernels.attention_reference import BLOCK_TOKENS, KV_DTYPES, PagedLayer
+
+__all__ = ["BLOCK_TOKENS", "KV_DTYPES", "PagedLayer", "PagedSpans", "attend"]
+
+Span = tuple[int, int, int, "array[int]"]
+"""First row, row after the last, tokens in the cache before them, and the block table (``array("i")``)."""
+
+
+class PagedSpans:
+    """The requests of a step.
+
+    Args:
+        spans: In order, without gaps. Their block tables have room for the new tokens and must stay as they are
+            while this is in use.
+
+    Raises:
+        CodecError: For rows with gaps, and for a block table that is too short or of another type.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = tuple(spans)
+        self.rows = 0
+        self._most = -1
+        for start, stop, length, blocks in self.spans:
+            if start != self.rows or stop <= start:
+                raise CodecError(f"rows {start} to {stop} do not follow row {self.rows}")
+            wanted = -(-(length + stop - start) // BLOCK_TOKENS)
+            if blocks.typecode != "i" or length < 0 or len(blocks) < wanted:
+                raise CodecError(
+                    f"rows {start} to {stop} after {length} tokens need a block table (array 'i') of {wanted} blocks"
+                )
+            if min(blocks) < 0:
+                raise CodecError(f"rows {start} to {stop}: a block number is negative")
+            self._most = max(self._most, max(blocks))
+            self.rows = stop
+        self._table = np.array([(a, b, n, t.buffer_info()[0]) for a, b, n, t in self.spans], dtype=np.int64)
+        self._address = int(self._table.ctypes.data)
+
+    def table_for(self, layer: PagedLayer) -> tuple[int, int]:
+        """Address and number of spans for the native code.
+
+        Raises:
+            CodecError: For a block that the layer does not have.
+        """
+        if self._most >= layer.num_blocks:
+            raise CodecError(f"there is no block {self._most}: the cache has {layer.num_blocks}")
+        return self._address, len(self.spans)
+
+
+def attend(
+    layer: PagedLayer,
+    spans: PagedSpans,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> None:
+    """Append the rows' keys and values to their requests' blocks and attend, causally, to what is in them.
+
+    The last two dimensions of all are contiguous; rows may lie apart, as columns of a fused projection do.
+
+    Args:
+        layer: On the CPU.
+        spans: Which rows are whose.
+        query: ``[rows, heads, dim] float32``; ``heads`` is a multiple of ``kv_heads``, and heads beside one another
+            share a key head.
+        key: ``[rows, kv_heads, dim] float32``.
+        value: ``[rows, kv_heads, value_dim] float32``.
+        out: ``[rows, heads, value_dim] float32``, is written.
+        scale: Of the scores before the softmax.
+        window: How many tokens a token sees, itself counted. None: all before it.
+
+    Raises:
+        CodecError: For other shapes and dtypes.
+    """
+    shapes = (spans.rows, query.shape[1], layer.dim), (spans.rows, layer.kv_heads, layer.dim)
+    if query.shape != shapes[0] or key.shape != shapes[1] or query.shape[1] % layer.kv_heads:
+        raise _refusal(layer, spans, query, key)
+    if value.shape != (spans.rows, layer.kv_heads, layer.value_dim) or out.shape != (
+        *query.shape[:2],
+        layer.value_dim,
+    ):
+        raise _refusal(layer, spans, value, out)
+    for one in (query, key, value, out):
+        apart = (
+            one.shape[1] > 1 and one.stride(1) != one.shape[2]
+        )  # the stride of a single head means nothing
+        if one.dtype != torch.float32 or one.stride(2) != 1 or apart:
+            raise CodecError("attention is of float32 tensors whose heads lie one behind the other")
+    if window is not None and window < 1:
+        raise CodecError(f"a window of {window} tokens shows nothing")
+    path = dispatch.path()
+    if path == "torch":
+        attention_reference.attend(layer, spans.spans, query, key, value, out, scale, window)
+    else:
+        native.attend(
+            path,
+            (query, key, value, out),
+            spans.table_for(layer),
+            layer.data,
+            layer.kind,
+            (query.shape[1], layer.kv_heads, layer.dim, layer.value_dim),
+            scale,
+            window or 0,
+        )
+
+
+def _refusal(layer: PagedLayer, spans: PagedSpans, *tensors: Tensor) -> CodecError:
+    found = " and ".join(str(list(one.shape)) for one in tensors)
+    return CodecError(
+        f"{found} do not fit {spans.rows} rows and {layer.kv_heads} key heads of {layer.dim} and {layer.value_dim}"
+    )

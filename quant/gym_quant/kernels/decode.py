@@ -1,0 +1,155 @@
+"""The small operators of a decoder layer: residual and RMS norm, norm and rotation of heads, and the gated activation.
+
+``operators()`` finds once which code computes, for the many calls of a step. Every row's result depends on that row
+alone, whatever the path and number of threads. Native paths agree to the last bit. Against float64 each result is
+within 2e-6 of the largest value of its row; the torch reference is, too (tests hold both).
+
+NaN and infinities stay in their row. ``exp`` is constant beyond 88, where ``silu`` has long been its limit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gym_quant.errors import CodecError
+from gym_quant.kernels import decode_reference as reference
+from gym_quant.kernels import dispatch, native
+
+
+@dataclass(frozen=True, eq=False)
+class NormWeight:
+    """Of an RMS norm: ``[size]`` float32, contiguous, on the CPU."""
+
+    weight: Tensor
+    eps: float
+
+    def __post_init__(self) -> None:
+        w = self.weight
+        if w.ndim != 1 or w.dtype != torch.float32 or not w.is_contiguous() or w.device.type != "cpu":
+            raise CodecError(
+                f"a norm's weight is {list(w.shape)} {w.dtype} on {w.device}, not [size] float32"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class NormDeltas:
+    """What variants add to a norm's weight.
+
+    Attributes:
+        values: ``[variants, size]`` float32, contiguous.
+        owner: ``[rows]`` int64, contiguous: a row's variant, or -1.
+    """
+
+    values: Tensor
+    owner: Tensor
+
+
+class Operators(ABC):
+    """The operators of one path. Tensors are float32 on the CPU; nothing is checked."""
+
+    @abstractmethod
+    def add_norm(
+        self, hidden: Tensor, term: Tensor | None, norm: NormWeight, deltas: NormDeltas | None, out: Tensor
+    ) -> None:
+        """``hidden += term``, then ``out = norm(hidden)``; all ``[rows, size]``, contiguous."""
+
+    @abstractmethod
+    def rotate(
+        self,
+        heads: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        norm: NormWeight | None = None,
+        deltas: NormDeltas | None = None,
+    ) -> None:
+        """Norm (if there is one) and rotation of ``heads`` ``[rows, heads, dim]`` in place.
+
+        Args:
+            heads: Contiguous within a row; rows may lie apart.
+            cosine: ``[rows, dim]``, contiguous.
+            sine: Likewise.
+            norm: Of a head.
+            deltas: Of it.
+        """
+
+    @abstractmethod
+    def gate(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
+        """``out = silu(gate) * up``; ``[rows, size]``; rows of ``gate`` and ``up`` may lie apart, equally far."""
+
+
+def operators(path: str | None = None) -> Operators:
+    """Those of ``path``, by default of ``dispatch.path()``, with torch's number of threads of now."""
+    chosen = path or dispatch.path()
+    return _TorchOperators() if chosen == "torch" else _NativeOperators(chosen, torch.get_num_threads())
+
+
+class _NativeOperators(Operators):
+    def __init__(self, path: str, threads: int) -> None:
+        self._how = (native.CODES[path], threads)
+        library = native.library_holding_lock()
+        self._add_norm, self._rotate, self._gate = library.gq_add_norm, library.gq_rotate, library.gq_gate
+
+    def add_norm(
+        self, hidden: Tensor, term: Tensor | None, norm: NormWeight, deltas: NormDeltas | None, out: Tensor
+    ) -> None:
+        added = None if term is None else term.data_ptr()
+        rows, size = hidden.shape
+        weights = (norm.weight.data_ptr(), *_pointers(deltas), norm.eps)
+        self._add_norm(*self._how, hidden.data_ptr(), added, *weights, rows, size, out.data_ptr())
+
+    def rotate(
+        self,
+        heads: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        norm: NormWeight | None = None,
+        deltas: NormDeltas | None = None,
+    ) -> None:
+        rows, count, dim = heads.shape
+        weights = (
+            (None, None, None, 0.0)
+            if norm is None
+            else (norm.weight.data_ptr(), *_pointers(deltas), norm.eps)
+        )
+        angles = (cosine.data_ptr(), sine.data_ptr())
+        self._rotate(*self._how, heads.data_ptr(), heads.stride(0), rows, count, dim, *weights, *angles)
+
+    def gate(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
+        inputs = (gate.data_ptr(), up.data_ptr(), gate.stride(0), *out.shape)
+        self._gate(*self._how, *inputs, out.data_ptr())
+
+
+class _TorchOperators(Operators):
+    def add_norm(
+        self, hidden: Tensor, term: Tensor | None, norm: NormWeight, deltas: NormDeltas | None, out: Tensor
+    ) -> None:
+        if term is not None:
+            hidden += term
+        out.copy_(reference.rms_norm(hidden, norm.weight, norm.eps, *_parts(deltas)))
+
+    def rotate(
+        self,
+        heads: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        norm: NormWeight | None = None,
+        deltas: NormDeltas | None = None,
+    ) -> None:
+        x = heads if norm is None else reference.rms_norm(heads, norm.weight, norm.eps, *_parts(deltas))
+        heads.copy_(reference.rotated(x, cosine, sine))
+
+    def gate(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
+        torch.mul(functional.silu(gate), up, out=out)
+
+
+def _pointers(deltas: NormDeltas | None) -> tuple[int | None, int | None]:
+    return (None, None) if deltas is None else (deltas.values.data_ptr(), deltas.owner.data_ptr())
+
+
+def _parts(deltas: NormDeltas | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if deltas is None else (deltas.values, deltas.owner)

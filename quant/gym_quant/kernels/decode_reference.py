@@ -1,0 +1,23 @@
+"""The small operators of a decoder layer in torch: what native code must agree with, and what runs without it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, deltas: Tensor | None, owner: Tensor | None) -> Tensor:
+    """``(weight + delta of the row's owner) * x / sqrt(mean(x^2) + eps)``, the two products apart."""
+    normal = functional.rms_norm(x, x.shape[-1:], eps=eps)
+    found = weight * normal
+    if deltas is None or owner is None:
+        return found
+    theirs = torch.where(owner[:, None] >= 0, deltas[owner.clamp_min(0)], 0.0)
+    return found + theirs.view(len(x), *(1,) * (x.ndim - 2), -1) * normal
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Heads ``[rows, heads, dim]`` by angles ``[rows, dim]``, the halves of a head as pairs (RoFormer as in Llama)."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cosine[:, None] + torch.cat((-high, low), dim=-1) * sine[:, None]

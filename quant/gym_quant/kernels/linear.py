@@ -1,0 +1,109 @@
+"""Products with the packed weights of a base model (``gym_quant.linear``): native tiles, or torch.
+
+The layout of the tiles stands in ``csrc/linear.h``. Native paths and reference give int8 and int4 the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gym_quant.kernels import dispatch, linear_reference, native
+from gym_quant.kernels.linear_reference import TILE
+
+_KERNELS = {-1: "none", 0: "scalar", 1: "avx2", 2: "avx512", 3: "avx512 vnni", 4: "avx512 bfloat16"}
+_HELD = 1 << 19
+"""Products of up to so many weights and rows keep the interpreter's lock: they last less than 50 microseconds."""
+
+
+class _LinearFields(ctypes.Structure):
+    _fields_ = (
+        ("format", c_int32),
+        ("unit", c_float),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("group", c_int64),
+        ("tiles", c_void_p),
+    )
+
+
+class LinearTiles:
+    """One packed matrix ``[rows, cols]`` as the kernels read it. It keeps the tiles alive.
+
+    Args:
+        code: ``BFLOAT16``, ``INT8`` or ``INT4``.
+        tiles: Contiguous, in the layout of ``csrc/linear.h``.
+        group: Columns that share a scale; 2 for bfloat16.
+        unit: The power of two that scales and minima are multiples of; 1 for bfloat16.
+    """
+
+    def __init__(self, code: int, tiles: Tensor, rows: int, cols: int, group: int, unit: float) -> None:
+        self.code, self.tiles, self.cols, self.group, self.unit = code, tiles, cols, group, unit
+        self._native = _LinearFields(code, unit, rows, cols, group, tiles.data_ptr())
+        self._address = ctypes.addressof(self._native)
+        self._held_rows = _HELD // max(1, rows * cols)
+
+    def multiply(self, x: Tensor, y: Tensor, many: bool = False) -> None:
+        """Write ``x @ W.T`` into ``y``; both float32, contiguous, on the CPU, of fitting shapes.
+
+        Args:
+            many: In bfloat16 where path and processor have such products (AVX-512 BF16): faster for many rows.
+        """
+        path = dispatch.path()
+        if path == "torch":
+            linear_reference.multiply(self.code, self.tiles, self.group, self.unit, x, y)
+            return
+        n = len(x)
+        run = _products()[n <= self._held_rows]
+        threads, features = torch.get_num_threads(), native.features()
+        status = run(
+            native.CODES[path], threads, features, self._address, many, x.data_ptr(), n, y.data_ptr()
+        )
+        if status:
+            raise MemoryError("gq_linear: no memory for its work space")
+
+    def decode(self, start: int, stop: int) -> Tensor:
+        """Rows from ``start`` to ``stop`` as float32 ``[stop - start, cols]``."""
+        path = dispatch.path()
+        if path == "torch":
+            tiles = self.tiles[start // TILE : -(-stop // TILE)]
+            values = linear_reference.decode(self.code, tiles, self.group, self.unit)
+            return values[start % TILE :][: stop - start, : self.cols].contiguous()
+        out = torch.empty(stop - start, self.cols)
+        native.linear_decode(path, self._address, start, stop, out)
+        return out
+
+
+def pack_linear(code: int, weight: Tensor, group: int, unit: float) -> Tensor:
+    """Finite weights ``[rows, cols]``, float32 or bfloat16 and contiguous, to tiles."""
+    rows, cols = weight.shape
+    path = dispatch.path()
+    if path == "torch":
+        return linear_reference.pack(code, weight, group, unit)
+    tiles = torch.empty(
+        linear_reference.shape_of(code, rows, cols, group), dtype=linear_reference.dtype_of(code)
+    )
+    made = _LinearFields(code, unit, rows, cols, group, None)
+    native.linear_pack(path, ctypes.addressof(made), weight, tiles)
+    return tiles
+
+
+def is_vectorised() -> bool:
+    """Whether native code with vector instructions multiplies; without, torch's own product is faster for many rows."""
+    return dispatch.path() in ("avx512", "avx2") and bool((native.features() or 0) & native.HAS_FMA)
+
+
+def last_linear_kernel() -> str:
+    """Which native kernel computed the last product of this process; ``none`` before the first."""
+    return _KERNELS[int(native.library().gq_linear_kernel())]
+
+
+@functools.cache
+def _products() -> tuple[Any, Any]:
+    """``gq_linear`` that releases the interpreter's lock, and the one that keeps it."""
+    return native.library().gq_linear, native.library_holding_lock().gq_linear

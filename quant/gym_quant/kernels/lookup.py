@@ -1,0 +1,48 @@
+"""Tables of a layer's inputs for products by look-up: made once, taken by every delta of as many inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gym_quant.errors import CodecError
+from gym_quant.kernels import native_tiles
+from gym_quant.resident import IndexArray
+
+MODES = ("exact", "lookup", "lookup16")
+"""How signs are multiplied: in float32, or with the sums of four inputs rounded to 8 or 16 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class LookupTables:
+    """Tables of some rows ``[batch, in]``.
+
+    Attributes:
+        mode: ``lookup`` or ``lookup16``.
+        made: Codes, steps, and a state for each row, as ``native_tiles.lookup_tables`` gives them.
+    """
+
+    mode: str
+    made: tuple[Tensor, Tensor, Tensor]
+
+    @classmethod
+    def of(cls, x: Tensor, mode: str, index: IndexArray | None, path: str) -> LookupTables:
+        """Of rows with an index that is not -1 (None: of all) of ``x`` ``[batch, in]`` float32, contiguous."""
+        return cls(mode, native_tiles.lookup_tables(path, mode == "lookup16", x, index))
+
+    @property
+    def finite(self) -> Tensor:
+        """``[batch] bool``: false where an input, or a sum of four, is infinite or NaN."""
+        return self.made[2] != 0
+
+    def add(
+        self, path: str, x: Tensor, index: IndexArray, y: Tensor, matrices: native_tiles.Matrices
+    ) -> None:
+        """As ``SignBatch.add``.
+
+        Raises:
+            CodecError: For a row without tables.
+        """
+        if not native_tiles.add_by_lookup(path, self.mode == "lookup16", x, index, y, matrices, self.made):
+            raise CodecError("the tables were made without a row that index names: make them of all rows")

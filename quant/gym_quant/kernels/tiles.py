@@ -1,0 +1,122 @@
+"""A delta's bits in tiles of 64 outputs, the one layout that every product of native code reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_quant.kernels import dispatch, native_tiles, reference
+
+TILE = 64
+MOST_PLANES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled:
+    """``scale * (sum of 2**shift * sign over planes - zero) + offset``; one plane and nothing more is signs.
+
+    Attributes:
+        bits: ``[tiles, units, planes, 64, 4]`` uint8: a unit is 4 bytes of a row, 32 inputs.
+        scales: ``[tiles, groups, 64]`` float32.
+        offsets: The same, or None.
+        rows: ``out``.
+        cols: ``in``.
+        group: Bytes of a row with one scale.
+        shifts: Of the planes, from 0 to 3.
+        zero: A whole number.
+    """
+
+    bits: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+    rows: int
+    cols: int
+    group: int
+    shifts: tuple[int, ...] = (0,)
+    zero: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        bits: Tensor,
+        scales: Tensor,
+        cols: int,
+        group: int | None,
+        *,
+        shifts: Sequence[int] = (0,),
+        zero: int = 0,
+        offsets: Tensor | None = None,
+    ) -> Tiled:
+        """A copy of bits ``[planes, out, ceil(in / 8)]`` and of scales (offsets alike) of a tensor, rows or groups.
+
+        Args:
+            bits: uint8, padding bits zero.
+            scales: ``[1]``, ``[out, 1]`` or ``[out, groups]`` of any float dtype.
+            cols: ``in``.
+            group: Inputs with one scale, a multiple of 8 or at least ``cols``; None: one scale a tensor or row.
+            shifts: Of the planes, at most ``MOST_PLANES`` of them.
+            zero: See the class.
+            offsets: As ``scales``.
+        """
+        rows, width = bits.shape[1:]
+        size = width if group is None else max(1, min(width, -(-group // 8)))
+        tiled_offsets = None if offsets is None else _tiled(offsets, rows)
+        tiles = native_tiles.tile(bits.contiguous())
+        return cls(tiles, _tiled(scales, rows), tiled_offsets, rows, cols, size, tuple(shifts), zero)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        offsets = 0 if self.offsets is None else self.offsets.nbytes
+        return self.bits.nbytes + self.scales.nbytes + offsets
+
+    @cached_property
+    def address(self) -> tuple[int, ...]:
+        """What ``native_tiles.Deltas`` takes; the tensors must stay alive."""
+        shifts = sum(shift << (4 * plane) for plane, shift in enumerate(self.shifts))
+        offsets = 0 if self.offsets is None else self.offsets.data_ptr()
+        numbers = (self.group, len(self.shifts), self.zero, shifts)
+        return (self.bits.data_ptr(), self.scales.data_ptr(), offsets, *numbers)
+
+    def decode_rows(self, rows: Tensor) -> Tensor:
+        """Rows by number (``[n] int64``, any order): ``[n, in]`` float32."""
+        wanted = rows.to(torch.int64).contiguous().numpy()
+        out = torch.empty(len(wanted), self.cols)
+        chosen = dispatch.path()
+        path = "scalar" if chosen == "torch" else chosen  # the same bits; the layout has no reference
+        none = np.zeros(len(wanted), dtype=np.int64)
+        native_tiles.decode_tiles(
+            path, native_tiles.Deltas(self.rows, [self.address]), none, wanted, out, False
+        )
+        return out
+
+    def decode_block(self, start: int, stop: int) -> Tensor:
+        """Rows ``start`` to ``stop``: ``[stop - start, in]`` float32."""
+        return self.decode_rows(torch.arange(start, stop))
+
+    def operands(self) -> reference.Operands:
+        """The same row after row: a copy, for the reference."""
+        planes, width = len(self.shifts), (self.cols + 7) // 8
+        bits = self.bits.permute(2, 0, 3, 1, 4).reshape(planes, -1, 4 * self.bits.shape[1])
+        offsets = None if self.offsets is None else self._rows_of(self.offsets)
+        plain = bits[:, : self.rows, :width].contiguous()
+        return reference.Operands(
+            plain, self._rows_of(self.scales), offsets, self.group, self.shifts, self.zero
+        )
+
+    def _rows_of(self, numbers: Tensor) -> Tensor:
+        return numbers.transpose(1, 2).reshape(-1, numbers.shape[1])[: self.rows].contiguous()
+
+
+def _tiled(numbers: Tensor, rows: int) -> Tensor:
+    """``[1]``, ``[rows, 1]`` or ``[rows, groups]`` to ``[tiles, groups, 64]`` float32, zeros where there is no row."""
+    wide = numbers.expand(rows, 1) if numbers.ndim < 2 else numbers
+    tiles = -(-rows // TILE)
+    padded = torch.zeros(tiles * TILE, wide.shape[1])
+    padded[:rows] = wide
+    return padded.reshape(tiles, TILE, -1).transpose(1, 2).contiguous()

@@ -1,0 +1,118 @@
+"""Linear layers of a base model in the formats that serving multiplies by: packed once, read from memory every step.
+
+    packed = get_linear("int8").pack(weight)       # [out, in], float32 or bfloat16
+    packed.multiply(x, y)                          # y [n, out] = x [n, in] @ weight.T
+
+A new format is one file in ``gym_quant/linears``, or an entry point of another package (``gym_quant.registry``).
+``gym_quant.packed_file`` writes them to a file that is mapped back without a copy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Self, cast
+
+import torch
+from torch import Tensor
+
+from gym_quant.errors import CodecError
+from gym_quant.registry import LINEARS, MemberError
+
+
+class PackedLinear(ABC):
+    """The weights ``[rows, cols]`` (out, in) of one linear layer, packed for products on the CPU.
+
+    Attributes:
+        format: As files and settings call it.
+        rows: ``out``.
+        cols: ``in``.
+    """
+
+    format: ClassVar[str]
+    rows: int
+    cols: int
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that a product with one row reads."""
+
+    @classmethod
+    @abstractmethod
+    def pack(cls, weight: Tensor, group_size: int | None = None) -> Self:
+        """Pack ``weight`` ``[out, in]``, float32, float16 or bfloat16.
+
+        Args:
+            weight: Finite numbers.
+            group_size: Columns that share a scale; the format's own choice when absent.
+
+        Raises:
+            CodecError: For numbers that are not finite, and shapes, dtypes or a group size that the format lacks.
+        """
+
+    @abstractmethod
+    def multiply(self, x: Tensor, y: Tensor) -> None:
+        """Write ``x @ W.T`` into ``y``.
+
+        A row with an activation that is not finite gets outputs that are NaN or infinite; no other row changes.
+
+        Args:
+            x: ``[n, cols]`` float32, contiguous, on the CPU.
+            y: ``[n, rows]``, likewise.
+
+        Raises:
+            CodecError: For other shapes, dtypes, devices or strides.
+        """
+
+    @abstractmethod
+    def decode_block(self, start: int, stop: int) -> Tensor:
+        """Rows from ``start`` to ``stop`` as float32 ``[stop - start, cols]``, a copy."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file holds, by name; no copies."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, tensors: Mapping[str, Tensor], rows: int, cols: int) -> Self:
+        """The layer of which ``tensors()`` gave these; they are used in place.
+
+        Raises:
+            CodecError: For tensors that are absent or do not fit, and scales that are not finite.
+        """
+
+
+def linear_formats() -> tuple[str, ...]:
+    """Names of all formats, sorted."""
+    return LINEARS.names()
+
+
+def get_linear(format: str) -> type[PackedLinear]:
+    """The format called ``format``.
+
+    Raises:
+        CodecError: When there is none.
+    """
+    try:
+        return cast("type[PackedLinear]", LINEARS.type_of(format))
+    except MemberError as error:
+        raise CodecError(str(error)) from error
+
+
+def check_product(x: Tensor, y: Tensor, rows: int, cols: int) -> None:
+    """Refuse what ``multiply`` cannot take.
+
+    Raises:
+        CodecError: See there.
+    """
+    for name, tensor, width in (("x", x, cols), ("y", y, rows)):
+        if tensor.ndim != 2 or tensor.shape[1] != width or len(tensor) != len(x):
+            raise CodecError(
+                f"{name} is {list(tensor.shape)}, not [{len(x)}, {width}] for weights [{rows}, {cols}]"
+            )
+        if tensor.dtype != torch.float32 or not tensor.is_cpu or not tensor.is_contiguous():
+            contiguous = "contiguous" if tensor.is_contiguous() else "strided"
+            raise CodecError(
+                f"{name} is {contiguous} {tensor.dtype} on {tensor.device}, not contiguous float32 on the CPU"
+            )

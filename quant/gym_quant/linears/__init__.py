@@ -1,0 +1,4 @@
+"""One file is one format of base linears; a file dropped in here is a member of the registry.
+
+Neighbours: imports kernels, tiled_linear; imported by none.
+"""

@@ -1,0 +1,19 @@
+"""Weights in 4 bits with a scale and a minimum for every group of columns, and activations in 16 bits."""
+
+from __future__ import annotations
+
+from gym_quant.kernels.linear_reference import INT4
+from gym_quant.tiled_linear import TiledLinear
+
+
+class Int4Linear(TiledLinear):
+    """Asymmetric, 5 bits per weight in groups of 32, with a float16 scale and minimum each.
+
+    Scale and minimum are fitted to the codes by least squares from a few starts. A lossy format for small models.
+    """
+
+    format = "int4"
+    code = INT4
+    default_group = 32
+    reach = 1.0
+    many_rows = 32

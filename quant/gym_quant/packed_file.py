@@ -1,0 +1,301 @@
+"""Packed base weights on disk: a safetensors file that is mapped, so that a layer is used where it lies.
+
+    write_packed("base.safetensors", {"model.layers.0.mlp.up": packed, "model.norm.weight": norm}, {"base": digest})
+    file = open_packed("base.safetensors")
+    file.tensors["model.layers.0.mlp.up"].multiply(x, y)
+
+A packed layer's tensors are called by its name, a dot and the field. The metadata's entry ``linears`` lists the packed
+layers: format, rows, columns, fields. Data begin at a multiple of 64 bytes, largest elements first, without gaps, so
+that every reader of safetensors reads the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_quant.errors import CodecError
+from gym_quant.linear import PackedLinear, get_linear, linear_formats
+
+MAX_HEADER_BYTES = 16 << 20
+"""A longer header is refused before it is read."""
+MAX_TENSORS = 65_536
+"""More tensors are refused."""
+
+_LINEARS = "linears"
+_ALIGNMENT = 64
+_MAX_DIMENSIONS = 8
+_DTYPES = {
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+_LABELS = {dtype: label for label, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """What a file holds. The tensors view the mapped file, which lives as long as any of them.
+
+    Attributes:
+        tensors: Packed layers, and plain tensors, by name.
+        metadata: Texts that the writer added.
+    """
+
+    tensors: dict[str, PackedLinear | Tensor]
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _HeaderEntry:
+    """One line of the header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def write_packed(
+    path: str | Path,
+    tensors: Mapping[str, PackedLinear | Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write packed layers and plain tensors; the file is there whole, or as it was.
+
+    Args:
+        path: The file.
+        tensors: By name. No name may be that of a packed layer's field.
+        metadata: Texts to keep with them; ``linears`` is taken.
+
+    Raises:
+        CodecError: For names, texts or dtypes that the file cannot hold; nothing is written.
+    """
+    flat, linears = _flattened(tensors)
+    for key, text in (metadata or {}).items():
+        if key == _LINEARS or not isinstance(key, str) or not isinstance(text, str):
+            raise CodecError(f"metadata {key!r} is not a text under a name other than {_LINEARS!r}")
+    # Tiles first: they are whole multiples of 64 bytes. Then the widest, so that all are aligned.
+    fields = {f"{name}.{field}" for name, entry in linears.items() for field in entry["fields"]}
+    names = sorted(
+        flat, key=lambda n: (n not in fields or flat[n].nbytes % _ALIGNMENT != 0, -flat[n].itemsize, n)
+    )
+    header: dict[str, Any] = {
+        "__metadata__": {**(metadata or {}), _LINEARS: json.dumps(linears, sort_keys=True)},
+    }
+    at = 0
+    for name in names:
+        tensor = flat[name]
+        header[name] = {
+            "dtype": _LABELS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    packed = json.dumps(header, separators=(",", ":")).encode()
+    packed += b" " * (-(8 + len(packed)) % _ALIGNMENT)
+    if len(packed) > MAX_HEADER_BYTES or len(flat) > MAX_TENSORS:
+        raise CodecError(f"{len(flat)} tensors, a header of {len(packed)} bytes: more than the file can hold")
+    target = Path(path)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(len(packed).to_bytes(8, "little") + packed)
+            for name in names:
+                _write(file, flat[name])
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def open_packed(path: str | Path) -> PackedFile:
+    """Map a file and check it: header, sizes, dtypes and scales. Nothing is copied.
+
+    Args:
+        path: A file that ``write_packed`` made. It must not change while any of its tensors is in use.
+
+    Raises:
+        CodecError: For everything that is not such a file, with the tensor's name.
+        OSError: Where the file cannot be read.
+    """
+    file = Path(path)
+    try:
+        view, text = _mapped(file)
+        entries, metadata = _header(text, len(view) - 8 - len(text))
+        data = {name: _tensor(view, 8 + len(text), entry) for name, entry in entries.items()}
+        return PackedFile(_assembled(data, metadata), metadata)
+    except CodecError as error:
+        raise CodecError(f"{file}: {error}") from error
+
+
+def _flattened(
+    tensors: Mapping[str, PackedLinear | Tensor],
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """All tensors by their names in the file, and the table of packed layers."""
+    flat: dict[str, Tensor] = {}
+    linears: dict[str, dict[str, Any]] = {}
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not name or name == "__metadata__":
+            raise CodecError(f"{name!r} is no name of a tensor")
+        if isinstance(value, Tensor):
+            parts = {name: value}
+        else:
+            fields = value.tensors()
+            parts = {f"{name}.{field}": tensor for field, tensor in fields.items()}
+            linears[name] = {
+                "format": value.format,
+                "rows": value.rows,
+                "cols": value.cols,
+                "fields": sorted(fields),
+            }
+        for key, tensor in parts.items():
+            if key in flat:
+                raise CodecError(f"tensor {key!r} would be there twice")
+            if tensor.dtype not in _LABELS or tensor.ndim > _MAX_DIMENSIONS:
+                raise CodecError(
+                    f"tensor {key!r} is {list(tensor.shape)} {tensor.dtype}: a file cannot hold it"
+                )
+            flat[key] = tensor.detach().cpu().contiguous()
+    return flat, linears
+
+
+def _write(file: BinaryIO, tensor: Tensor) -> None:
+    if tensor.numel():
+        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _mapped(path: Path) -> tuple[mmap.mmap, bytes]:
+    """The file (private, copy-on-write, so that torch gets a writable buffer), and its header's text."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise CodecError("is not a regular file")
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise CodecError(f"has a header of {length} bytes, over the limit of {MAX_HEADER_BYTES}")
+        if 8 + length > status.st_size:
+            raise CodecError(
+                f"is truncated: {status.st_size} bytes, but its header alone ends at {8 + length}"
+            )
+        if (8 + length) % _ALIGNMENT:
+            raise CodecError(f"has data from byte {8 + length} on, not a multiple of {_ALIGNMENT}")
+        text = file.read(length)
+        return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_COPY), text
+
+
+def _header(text: bytes, size: int) -> tuple[dict[str, _HeaderEntry], dict[str, str]]:
+    """Entries in the order of their bytes, which they cover without gap or overlap, and the metadata."""
+    header = _json(text, "header")
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CodecError("its metadata are no texts")
+    if len(header) > MAX_TENSORS:
+        raise CodecError(f"has {len(header)} tensors, over the limit of {MAX_TENSORS}")
+    entries = {name: _entry(name, value) for name, value in header.items()}
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != at:
+            raise CodecError(f"tensor {name!r} begins at byte {entry.start} of the data, not at {at}")
+        if entry.start % entry.dtype.itemsize:
+            raise CodecError(f"tensor {name!r} begins at byte {entry.start}, not a multiple of its element")
+        at = entry.stop
+    if at != size:
+        raise CodecError(f"has {size} bytes of data, not the {at} of its tensors")
+    return entries, metadata
+
+
+def _entry(name: str, value: object) -> _HeaderEntry:
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise CodecError(f"tensor {name!r} has no dtype, shape and data_offsets alone")
+    label, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(label, str) or label not in _DTYPES:
+        raise CodecError(f"tensor {name!r} has dtype {label!r}, not one of {', '.join(_DTYPES)}")
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
+        raise CodecError(f"tensor {name!r} has no shape of up to {_MAX_DIMENSIONS} sizes")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise CodecError(f"tensor {name!r} has no two data_offsets")
+    dtype = _DTYPES[label]
+    if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
+        raise CodecError(f"tensor {name!r} has {offsets[1] - offsets[0]} bytes, not those of {shape} {label}")
+    return _HeaderEntry(dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 62 for one in value)
+
+
+def _tensor(view: mmap.mmap, start: int, entry: _HeaderEntry) -> Tensor:
+    """Through numpy, which keeps the map from being unmapped under a living view; torch alone does not."""
+    if entry.start == entry.stop:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    raw = np.frombuffer(view, np.uint8, entry.stop - entry.start, start + entry.start)
+    return torch.from_numpy(raw).view(entry.dtype).reshape(entry.shape)
+
+
+def _assembled(data: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, PackedLinear | Tensor]:
+    """Packed layers from their fields; what is left are plain tensors. Takes the table out of ``metadata``."""
+    if _LINEARS not in metadata:
+        raise CodecError(f"is no file of packed weights: its metadata hold no {_LINEARS!r}")
+    found: dict[str, PackedLinear | Tensor] = {}
+    for name, entry in _json(metadata.pop(_LINEARS).encode(), f"table of {_LINEARS!r}").items():
+        try:
+            found[name] = _linear(name, entry, data)
+        except CodecError as error:
+            raise CodecError(f"tensor {name!r}: {error}") from error
+    if both := found.keys() & data.keys():
+        raise CodecError(f"tensor {min(both)!r} is both packed and plain")
+    return found | data
+
+
+def _linear(name: str, entry: object, data: dict[str, Tensor]) -> PackedLinear:
+    if not isinstance(entry, dict) or set(entry) != {"format", "rows", "cols", "fields"}:
+        raise CodecError("has no format, rows, cols and fields alone")
+    format, fields = entry["format"], entry["fields"]
+    if not isinstance(format, str) or format not in linear_formats():
+        raise CodecError(f"has format {format!r}, not one of {', '.join(linear_formats())}")
+    if not _are_sizes([entry["rows"], entry["cols"]]):
+        raise CodecError(f"has rows {entry['rows']!r} and cols {entry['cols']!r}: no sizes")
+    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
+        raise CodecError("has fields that are no names")
+    tensors = {}
+    for field in fields:
+        if f"{name}.{field}" not in data:
+            raise CodecError(f"has no tensor {field!r} of its own in the file")
+        tensors[field] = data.pop(f"{name}.{field}")
+    return get_linear(format).of(tensors, entry["rows"], entry["cols"])
+
+
+def _json(text: bytes, what: str) -> dict[str, Any]:
+    """An object with every name once."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise CodecError(f"its {what} has a name twice")
+        return made
+
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=once)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CodecError(f"its {what} is no JSON in UTF-8: {error}") from error
+    if not isinstance(value, dict):
+        raise CodecError(f"its {what} is no object")
+    return value

@@ -1,0 +1,139 @@
+"""Codes of a ``LevelCodec`` as serving keeps them: in planes of bytes, or in planes of signs for look-up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_quant.bitstream import Bytes, Floats
+from gym_quant.kernels import dispatch
+from gym_quant.kernels.level_tiles import LevelPlanes, ResidentTiles
+from gym_quant.planes import from_planes
+from gym_quant.resident import Fields, Resident, ResidentLevels
+
+_COMPARED = 16
+"""Up to so many codes a comparison each is faster than looking every code up."""
+
+
+class Grid(Protocol):
+    """What is needed of a ``LevelCodec``; see there."""
+
+    @property
+    def levels(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def fields(self, symmetric: bool) -> tuple[str, ...]: ...
+
+    def dequantise(self, codes: Bytes, shared: tuple[Floats, ...], symmetric: bool) -> Floats: ...
+
+
+class ResidentCodes(ResidentLevels):
+    """Codes in planes, with the numbers that they share.
+
+    Args:
+        codec: Theirs.
+        fields: The payload, its codes in planes (``gym_quant.planes``).
+        shape: Rows and columns.
+        symmetric: As the payload's parameters say.
+        group: Columns that share their numbers; None: all do.
+        device: Where it is kept.
+        largest: A bound on the magnitude of the values.
+    """
+
+    def __init__(
+        self,
+        codec: Grid,
+        fields: Fields,
+        shape: tuple[int, int],
+        symmetric: bool,
+        group: int | None,
+        device: torch.device,
+        largest: float,
+    ) -> None:
+        def decode(some: dict[str, Tensor]) -> Tensor:
+            return _decoded(codec, some, shape[1], symmetric, group)
+
+        super().__init__(fields, *shape, decode, device, largest)
+        self._codec, self._symmetric, self._group = codec, symmetric, group
+
+    def for_kernel(self, kernel: str) -> Resident:
+        """For look-up the levels in planes of signs, where native code can read them; else they are decoded."""
+        planes, group = LevelPlanes.of(_coefficients(self._codec, self._symmetric)), self._group
+        whole_bytes = group is None or group % 8 == 0 or group >= self.cols
+        codes = self._fields["codes"]
+        native = codes.device.type == "cpu" and dispatch.path() != "torch"
+        if kernel == "exact" or planes is None or not whole_bytes or not native:
+            return super().for_kernel(kernel)
+        bits = np.empty((len(planes.shifts), self.rows, -(-self.cols // 8)), dtype=np.uint8)
+        for start, stop in self.blocks():
+            some = from_planes(codes[start:stop], self._codec.levels, self.cols).to(torch.uint8)
+            bits[:, start:stop] = planes.bits(some.numpy())
+        scales, *others = (self._fields[name] for name in self._codec.fields(self._symmetric))
+        offsets = others[0] if others else None
+        tiled = planes.tiled(torch.from_numpy(bits), scales, offsets, self.cols, group)
+        return ResidentTiles(tiled, self.largest())
+
+
+def _decoded(codec: Grid, fields: dict[str, Tensor], cols: int, symmetric: bool, group: int | None) -> Tensor:
+    """As the codec decodes, bit for bit, rows with codes in planes: ``[n, cols]`` float32 on their device."""
+    codes = from_planes(fields["codes"], codec.levels, cols)
+    tables = _coefficients(codec, symmetric)
+    last = max(at for at, table in enumerate(tables) if not _is_constant(table))
+    values: Tensor | None = None
+    for at, (field, table) in enumerate(zip(codec.fields(symmetric), tables, strict=True)):
+        numbers = fields[field].to(torch.float32)
+        if values is not None and _is_constant(table):
+            for part, shared in _by_group(values, numbers, group):
+                part.add_(shared * table[0])
+            continue
+        term = _looked_up(table, codes, in_place=at == last)
+        for part, shared in _by_group(term, numbers, group):
+            part.mul_(shared)
+        values = term if values is None else values.add_(term)
+    assert values is not None
+    return values
+
+
+def _is_constant(table: tuple[float, ...]) -> bool:
+    return len(set(table)) == 1
+
+
+@functools.cache
+def _coefficients(codec: Grid, symmetric: bool) -> tuple[tuple[float, ...], ...]:
+    """The factor of each shared number for every code."""
+    codes, count = np.arange(codec.levels, dtype=np.uint8), len(codec.fields(symmetric))
+    units = [tuple(np.full(1, at == place, np.float32) for at in range(count)) for place in range(count)]
+    return tuple(tuple(codec.dequantise(codes, unit, symmetric).tolist()) for unit in units)
+
+
+def _looked_up(table: tuple[float, ...], codes: Tensor, in_place: bool) -> Tensor:
+    """The table's number of every code (float32, perhaps written over), in few operations on vectors."""
+    start, step = table[0], table[1] - table[0]
+    if all(value == start + step * code for code, value in enumerate(table)):
+        return (codes if in_place else codes.clone()).mul_(step).add_(start)
+    if len(table) > _COMPARED:
+        return torch.tensor(table, device=codes.device)[codes.to(torch.int32)]
+    used = [(code, value) for code, value in enumerate(table) if value]
+    found = (codes == used[0][0]).to(torch.float32).mul_(used[0][1])
+    for code, value in used[1:]:
+        found.add_((codes == code).to(torch.float32), alpha=value)
+    return found
+
+
+def _by_group(values: Tensor, numbers: Tensor, group: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of ``[n, cols]`` and the shared numbers in a shape that goes with them."""
+    cols = values.shape[1]
+    if group is None or group >= cols:
+        yield values, numbers
+        return
+    whole = cols // group
+    if whole:
+        yield values[:, : whole * group].view(len(values), whole, group), numbers[:, :whole, None]
+    if whole * group < cols:
+        yield values[:, whole * group :], numbers[:, whole:]
