@@ -16,7 +16,8 @@ from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import model_tensors
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
+from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.store.store import VariantStore
 
 PROBE = list(range(10, 18))

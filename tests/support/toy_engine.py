@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.forward.kv_cache import KVCache
+from gym_fed.serving.forward.kv_pool import KVPool, LayerShape
 from gym_fed.serving.forward.loaded import LoadedVariant
 
 END = 258
 """gym-nano's end token: the toy is used with its tokenizer."""
 
 
-@dataclass
-class ToyCache:
-    state: torch.Tensor
-    ids: list[int] = field(default_factory=list)
+class ToyPool(KVPool):
+    """A real pool; what a model would keep in its blocks, here the token and the state after it, is in ``held``."""
+
+    def __init__(self, bytes_limit: int | None = None) -> None:
+        super().__init__(bytes_limit, shapes={0: LayerShape(1, 1, 1)})
+        self.held: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
+
+    def copy(self, source: int, target: int) -> None:
+        super().copy(source, target)
+        for slot in range(16):
+            if (source, slot) in self.held:
+                self.held[target, slot] = self.held[source, slot]
+
+    def at(self, cache: KVCache, place: int) -> tuple[int, torch.Tensor]:
+        return self.held[cache.blocks[place // 16], place % 16]
 
 
 class ToyModel:
@@ -28,13 +40,14 @@ class ToyModel:
 
     Attributes:
         steps: Every step's chunks as ``(tokens, wants_logits)``.
+        pool: The last one made.
         gate: While it is clear, steps wait.
         fail: Called with the chunks before every step; may raise.
         script: If set, the tokens that every answer has, in order.
     """
 
     vocabulary = 262
-    bytes_per_token = 10
+    bytes_per_token = ToyPool().block_bytes // 16
 
     def __init__(self, context: int = 256) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -44,6 +57,7 @@ class ToyModel:
         config = SimpleNamespace(max_position_embeddings=context, eos_token_id=END)
         self.model = SimpleNamespace(config=config, generation_config=None)
         self.steps: list[list[tuple[int, bool]]] = []
+        self.forwards = {"decoder": 0, "transformers": 0}
         self.sign_products: dict[str, int] = {}
         self.packed_products: dict[str, int] = {}
         self.gate = threading.Event()
@@ -52,8 +66,9 @@ class ToyModel:
         self.fail: Any = None
         self.script: list[int] | None = None
 
-    def new_cache(self, _capacity: int) -> ToyCache:
-        return ToyCache(torch.zeros(24))
+    def new_pool(self, bytes_limit: int | None = None) -> ToyPool:
+        self.pool = ToyPool(bytes_limit)
+        return self.pool
 
     def step(self, chunks: Any) -> torch.Tensor:
         self.entered.release()
@@ -63,22 +78,24 @@ class ToyModel:
             self.fail(chunks)
         rows = []
         for chunk in chunks:
-            for token_id in chunk.token_ids:
-                chunk.cache.state = 0.6 * chunk.cache.state + self._into[token_id]
-            chunk.cache.ids += chunk.token_ids
+            cache, start = chunk.cache, chunk.cache.length
+            assert cache.reserve(len(chunk.token_ids))
+            state = self.pool.at(cache, start - 1)[1] if start else torch.zeros(24)
+            for place, token_id in enumerate(chunk.token_ids, start):
+                state = 0.6 * state + self._into[token_id]
+                self.pool.held[cache.blocks[place // 16], place % 16] = token_id, state
+            cache.advance(len(chunk.token_ids))
             if chunk.hidden is not None:
                 chunk.hidden.add(self._hidden(chunk.token_ids, chunk.variant))
-            if chunk.wants_logits:
-                rows.append(self._logits(chunk))
+            rows += [self._logits(chunk, place) for place in range(cache.length - chunk.rows, cache.length)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocabulary)
 
-    def _logits(self, chunk: Any) -> torch.Tensor:
-        if self.script is not None:
-            written = (
-                len(chunk.cache.ids) - chunk.cache.ids.index(1) - 1
-            )  # prompts of scripted answers end with a 1
+    def _logits(self, chunk: Any, place: int) -> torch.Tensor:
+        if self.script is not None:  # prompts of scripted answers end with a 1
+            ids = [self.pool.at(chunk.cache, before)[0] for before in range(place + 1)]
+            written = len(ids) - ids.index(1) - 1
             return torch.nn.functional.one_hot(torch.tensor(self.script[written]), self.vocabulary) * 50.0
-        logits = chunk.cache.state @ self._out
+        logits = self.pool.at(chunk.cache, place)[1] @ self._out
         return logits if chunk.variant is None else logits + chunk.variant.weights["shift"]
 
     def embed(self, token_ids: list[int], variant: LoadedVariant | None) -> torch.Tensor:

@@ -8,9 +8,8 @@ When a step raises, each of its requests is tried alone. Those that raise again 
 trace) and the engine continues. After three consecutive failures ``healthy`` is False until a step succeeds. If the
 loop itself breaks, all requests fail and new ones are refused.
 
-Each request reserves the KV cache of its prompt and ``max_tokens`` before it starts, so that memory cannot run out
-during an answer. A request without ``max_tokens`` reserves the remaining context: ``max_context`` then decides how many
-run at once.
+A request holds the KV blocks of its tokens so far. When none is left for a running answer, another one is preempted and
+its tokens are computed again later. Only a request that would not fit alone is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +54,8 @@ class Engine:
         config: Limits.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a ``max_context`` beyond the model's own.
+        GymError: ``CONFIG_INVALID`` for a ``max_context`` beyond the model's own, and for a ``kv_cache_size`` of less
+            than a block.
     """
 
     def __init__(
@@ -66,11 +66,12 @@ class Engine:
         config: EngineConfig | None = None,
     ) -> None:
         self.config = config or EngineConfig()
+        pool = served.new_pool(self.config.kv_cache_size)
         self.limits = Limits(
             context=_context(served.model.config, self.config.max_context),
             vocab_size=served.vocabulary,
             kv_bytes_per_token=served.bytes_per_token,
-            kv_bytes=self.config.kv_cache_size,
+            kv_bytes=pool.num_blocks * pool.block_bytes,
         )
         self.end_ids = end_ids(served.model, tokenizer)
         self._source = source
@@ -80,7 +81,7 @@ class Engine:
         self._guides_lock = threading.Lock()
         self._counters = Counters()
         self._model = served
-        self._loop = EngineLoop(served, self._decoder, source, self.config, self._counters)
+        self._loop = EngineLoop(served, pool, self._decoder, source, self.config, self._counters)
         self._changed = threading.Condition()
         self._arrived: list[ScheduledRequest] = []
         self._cancelled: list[ScheduledRequest] = []
@@ -103,8 +104,14 @@ class Engine:
         return sequence.generation
 
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Queue requests of one user that enter the same step. An idle engine then makes the same batches of them in
-        every run, whatever the time that anything takes; raises as ``submit``, with none of them queued."""
+        """Queue requests of one user that enter the same step.
+
+        An idle engine without ``step_stretch`` and ``prefix_cache`` makes the same batches of them in every run,
+        whatever the time that anything takes.
+
+        Raises:
+            GymError: As ``submit``, with none of them queued.
+        """
         sequences = [self._sequence(request) for request in requests]
         if sequences:
             self._enqueue(sequences)
@@ -124,9 +131,9 @@ class Engine:
             generation,
             self._decoder,
             max_tokens=max_tokens,
-            kv_bytes=self.limits.kv_bytes_needed(len(request.prompt_ids), max_tokens),
             end_ids=own_ends if params.ignore_eos else own_ends | self.end_ids,
             guide=guide,
+            speculative_tokens=0 if self.config.speculative == "off" else self.config.speculative_tokens,
         )
         generation._on_cancel = partial(self._cancel, sequence)
         return sequence
@@ -138,10 +145,10 @@ class Engine:
             GymError: As ``submit``.
         """
         self.limits.check_prompt(prompt_ids)
-        kv_bytes = self.limits.kv_bytes_needed(len(prompt_ids), 0)
+        self.limits.check_kv_cache(len(prompt_ids), 0)
         self._require_room(user)
         self._prefetch(variant)
-        request = EmbeddingSequence(prompt_ids, variant, user, kv_bytes, Future())
+        request = EmbeddingSequence(prompt_ids, variant, user, Future())
         self._enqueue([request])
         request.future.add_done_callback(lambda future: self._cancel(request) if future.cancelled() else None)
         return PendingEmbedding(request.future)
@@ -165,14 +172,18 @@ class Engine:
             embeddings=counters.embeddings,
             steps=counters.steps,
             failed_steps=counters.failed_steps,
+            forwards=dict(self._model.forwards),
             rows=counters.rows,
             rows_with_variants=counters.rows_with_variants,
             sign_products=dict(self._model.sign_products),
             packed_products=dict(self._model.packed_products),
             busy_seconds=counters.busy_seconds,
             model_seconds=counters.model_seconds,
-            kv_bytes_used=counters.kv_tokens * self.limits.kv_bytes_per_token,
-            kv_bytes_reserved=counters.kv_bytes_reserved,
+            preemptions=counters.preemptions,
+            cached_tokens=counters.cached_tokens,
+            proposed_tokens=counters.proposed_tokens,
+            accepted_tokens=counters.accepted_tokens,
+            kv_bytes_used=counters.kv_bytes_used,
             kv_bytes_limit=self.config.kv_cache_size,
             first_token=counters.first_token.snapshot(),
             per_token=counters.per_token.snapshot(),

@@ -73,9 +73,13 @@ class FairQueue:
         """Waiting requests of one user."""
         return len(self._queues.get(user, ()))
 
-    def put(self, request: ScheduledRequest) -> None:
-        """Append to its user's queue."""
-        self._queues.setdefault(request.user, deque()).append(request)
+    def put(self, request: ScheduledRequest, *, front: bool = False) -> None:
+        """Append to its user's queue, or put it at its front."""
+        queue = self._queues.setdefault(request.user, deque())
+        if front:
+            queue.appendleft(request)
+        else:
+            queue.append(request)
         self._length += 1
 
     def remove(self, request: ScheduledRequest) -> bool:

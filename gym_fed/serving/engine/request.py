@@ -111,6 +111,7 @@ class CompletionOutput:
         prompt_tokens: Length of the prompt.
         seconds_to_first_token: From submission.
         seconds: From submission to the end.
+        cached_tokens: Tokens of the prompt whose keys and values were there from an earlier request.
     """
 
     text: str
@@ -120,6 +121,7 @@ class CompletionOutput:
     prompt_tokens: int
     seconds_to_first_token: float
     seconds: float
+    cached_tokens: int = 0
 
     @property
     def completion_tokens(self) -> int:
@@ -137,7 +139,7 @@ class Limits:
         context: Most tokens of prompt and answer together.
         vocab_size: Width of the logits.
         kv_bytes_per_token: Bytes of one token in the KV cache.
-        kv_bytes: Size of the whole KV cache.
+        kv_bytes: Of all blocks of the KV cache.
     """
 
     context: int
@@ -174,25 +176,22 @@ class Limits:
         if wanted is None:
             wanted = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
         tokens = min(wanted, left)
-        self.kv_bytes_needed(len(request.prompt_ids), tokens)
+        self.check_kv_cache(len(request.prompt_ids), tokens)
         return tokens
 
-    def kv_bytes_needed(self, prompt: int, answer: int) -> int:
-        """Bytes of so many tokens.
-
-        Raises:
-            GymError: ``TOO_LARGE`` where that is more KV cache than there is.
+    def check_kv_cache(self, prompt: int, answer: int) -> None:
+        """Raises:
+        GymError: ``TOO_LARGE`` where that is more KV cache than there is.
         """
         need = (prompt + answer) * self.kv_bytes_per_token
         if need > self.kv_bytes:
             also = f" and an answer of {answer}" if answer else ""
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"a prompt of {prompt} tokens{also} may need {need:,} bytes of KV cache; kv_cache_size is "
-                f"{self.kv_bytes:,}",
+                f"a prompt of {prompt} tokens{also} may need {need:,} bytes of KV cache; kv_cache_size has room "
+                f"for {self.kv_bytes:,}",
                 "ask for fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
             )
-        return need
 
     def check_sampling(self, params: SamplingParams) -> None:
         """Raises:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.generation import Generation
+from gym_fed.serving.engine.ngram import NgramProposer
 from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, TokenLogprob
 from gym_fed.serving.engine.sampling import RowSampler, SampledToken
 from gym_fed.serving.forward.hidden_mean import HiddenMean
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from gym_fed.errors import GymError
     from gym_fed.serving.engine.guided import Guide
+    from gym_fed.serving.forward.kv_cache import KVCache
     from gym_fed.serving.forward.loaded import LoadedVariant
 
 
@@ -27,36 +29,46 @@ class ScheduledRequest:
     Args:
         user: To whom the fair queue charges its tokens.
         variant_name: None: the base.
-        prompt_ids: Tokens of the prefill.
-        kv_bytes: KV cache that it may need at most.
+        prompt_ids: At least one token.
     """
 
     hidden: HiddenMean | None = None
     """Collects the last hidden states of its tokens."""
 
-    def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int], kv_bytes: int) -> None:
+    def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int]) -> None:
         self.user = user
         self.variant_name = variant_name
         self.prompt_ids = prompt_ids
-        self.kv_bytes = kv_bytes
+        self.ids = list(prompt_ids)
+        """Prompt, and the answer so far."""
         self.variant: LoadedVariant | None = None
-        self.cache: Any = None
-        self.prefilled = 0
-        """Prompt tokens in the cache: the progress of the prefill."""
+        """Pinned: from its admission to its end, also while it is preempted."""
+        self.cache: KVCache | None = None
+        """While it runs."""
+        self.arrival = 0
+        """Its number in the order of submission."""
+        self.cached_tokens = 0
+        """Tokens of the prompt that were in the prefix cache."""
         self.bypassed_since = 0.0
         """When it was first at the head of the queue without room for its variant."""
         self.started = 0.0
+        """When it was first admitted."""
         self.ended = False
 
     @property
-    def cache_tokens(self) -> int:
-        """Tokens that its cache may hold at most."""
+    def most_tokens(self) -> int:
+        """Tokens that it may have at most."""
         return len(self.prompt_ids)
 
     @property
-    def length(self) -> int:
-        """Tokens in its cache."""
-        return self.prefilled
+    def remaining(self) -> int:
+        """Tokens so far that are not in its cache."""
+        return len(self.ids) - (0 if self.cache is None else self.cache.length)
+
+    def restart(self) -> None:
+        """It is preempted: what its cache holds must be computed again."""
+        if self.hidden is not None:
+            self.hidden = HiddenMean()
 
     def fail(self, error: GymError) -> None:
         """Report the error to the caller, unless an end was reported already."""
@@ -74,9 +86,9 @@ class GenerationSequence(ScheduledRequest):
         generation: The caller's end.
         decoder: Of the tokenizer.
         max_tokens: Most tokens of the answer.
-        kv_bytes: KV cache that it may need at most.
         end_ids: Tokens that end it.
         guide: Of its JSON schema.
+        speculative_tokens: Most tokens of a proposal (``ngram``); 0: nothing is proposed.
     """
 
     def __init__(
@@ -85,15 +97,16 @@ class GenerationSequence(ScheduledRequest):
         decoder: TextDecoder,
         *,
         max_tokens: int,
-        kv_bytes: int,
         end_ids: frozenset[int],
         guide: Guide | None,
+        speculative_tokens: int = 0,
     ) -> None:
         request = generation.request
-        super().__init__(request.user, request.variant, request.prompt_ids, kv_bytes)
+        super().__init__(request.user, request.variant, request.prompt_ids)
         self.generation = generation
         self.max_tokens = max_tokens
         self.guide = guide
+        self._proposer = NgramProposer(self.ids, speculative_tokens) if speculative_tokens else None
         self.sampler = RowSampler(request.sampling, request.prompt_ids)
         self.token_ids: list[int] = []
         self.last_token_at = 0.0
@@ -109,16 +122,25 @@ class GenerationSequence(ScheduledRequest):
 
     @property
     def decoding(self) -> bool:
-        """Whether its prefill is done."""
-        return self.prefilled >= len(self.prompt_ids)
+        """Whether all but its newest token, which was sampled, is in its cache."""
+        return bool(self.token_ids) and self.remaining == 1
 
     @property
-    def cache_tokens(self) -> int:
+    def most_tokens(self) -> int:
         return len(self.prompt_ids) + self.max_tokens
 
-    @property
-    def length(self) -> int:
-        return self.prefilled + max(0, len(self.token_ids) - 1)
+    def propose(self, most: int) -> list[int]:
+        """Tokens that may come next, to be checked by a step."""
+        if self._proposer is None:
+            return []
+        return self._proposer.propose(min(most, self.max_tokens - len(self.token_ids) - 1))
+
+    def verified(self, proposed: int, accepted: int) -> None:
+        """Note how many of the proposed tokens were sampled; forget the others."""
+        if self._proposer is not None:
+            self._proposer.observe(proposed, accepted)
+        if self.cache is not None:
+            self.cache.truncate(len(self.ids) - 1)
 
     def fail(self, error: GymError) -> None:
         self.generation._fail(error)
@@ -135,6 +157,7 @@ class GenerationSequence(ScheduledRequest):
         """
         token_id = sampled.token_id
         self.token_ids.append(token_id)
+        self.ids.append(token_id)
         self.sampler.push(token_id)
         if sampled.logprob is not None:
             self._logprobs.append(sampled.logprob)
@@ -174,6 +197,7 @@ class GenerationSequence(ScheduledRequest):
             finish_reason=reason,
             logprobs=tuple(self._logprobs),
             prompt_tokens=len(self.prompt_ids),
+            cached_tokens=self.cached_tokens,
             seconds_to_first_token=self._first_token_seconds if self.token_ids else seconds,
             seconds=seconds,
         )
@@ -203,10 +227,9 @@ class EmbeddingSequence(ScheduledRequest):
         prompt_ids: list[int],
         variant_name: str | None,
         user: str,
-        kv_bytes: int,
         future: Future[Tensor],
     ) -> None:
-        super().__init__(user, variant_name, prompt_ids, kv_bytes)
+        super().__init__(user, variant_name, prompt_ids)
         self.future = future
         self.hidden = HiddenMean()
 

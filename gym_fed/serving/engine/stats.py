@@ -41,19 +41,23 @@ class EngineStats:
         queued: Waiting requests.
         finished: Requests by how they ended: stop, length, cancelled, error.
         refused: Requests that were refused because too many waited.
-        prompt_tokens: Tokens of prefill.
+        prompt_tokens: Tokens of prefill, those included that a preemption made necessary.
         generated_tokens: Tokens of decode.
         embeddings: Finished embeddings.
         steps: Forwards of the model.
         failed_steps: Forwards that raised.
+        forwards: Forwards by what computed them (``MultiVariantModel.forwards``): ``decoder``, ``transformers``.
         rows: Chunks of all steps together; a step has one for each of its requests.
         rows_with_variants: Of these, for a variant.
         sign_products: How often a layer's sign deltas were multiplied, by kernel (``MultiVariantModel.sign_products``).
         packed_products: How often other packed deltas of a layer were, by form (``MultiVariantModel.packed_products``).
         busy_seconds: Spent in steps, admission included.
         model_seconds: Spent in the forwards alone.
-        kv_bytes_used: KV caches' bytes with tokens in them.
-        kv_bytes_reserved: What running requests may need at most.
+        preemptions: How often a running request gave its KV blocks to others, to be computed again.
+        cached_tokens: Tokens of prompts that were in the prefix cache.
+        proposed_tokens: Tokens that speculative decoding proposed.
+        accepted_tokens: Of these, those that were sampled.
+        kv_bytes_used: Of the KV blocks that running requests hold.
         kv_bytes_limit: ``kv_cache_size``.
         first_token: Seconds from submission to the first token.
         per_token: Seconds from one token of an answer to its next.
@@ -69,14 +73,18 @@ class EngineStats:
     embeddings: int
     steps: int
     failed_steps: int
+    forwards: Mapping[str, int]
     rows: int
     rows_with_variants: int
     sign_products: Mapping[str, int]
     packed_products: Mapping[str, int]
     busy_seconds: float
     model_seconds: float
+    preemptions: int
+    cached_tokens: int
+    proposed_tokens: int
+    accepted_tokens: int
     kv_bytes_used: int
-    kv_bytes_reserved: int
     kv_bytes_limit: int
     first_token: Histogram
     per_token: Histogram
@@ -112,8 +120,11 @@ class Counters:
     rows_with_variants: int = 0
     busy_seconds: float = 0.0
     model_seconds: float = 0.0
-    kv_tokens: int = 0
-    kv_bytes_reserved: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    kv_bytes_used: int = 0
     first_token: _Buckets = field(default_factory=_Buckets)
     per_token: _Buckets = field(default_factory=_Buckets)
     _services: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))

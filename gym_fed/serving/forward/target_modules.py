@@ -73,7 +73,7 @@ class ModelLayout:
         target_modules: Where terms are added.
         dtype: Of the base: ``float32`` or ``bfloat16``.
         device: Where weights go.
-        kernel: How sign deltas are multiplied: ``exact`` or ``lookup``.
+        kernel: How sign deltas are multiplied: ``exact``, ``lookup`` or ``lookup16``.
     """
 
     parameters: Mapping[str, TargetParameter]
@@ -114,13 +114,8 @@ class ModelLayout:
             name: TargetParameter(tuple(p.shape), kinds.get(name, "none"), refusals.get(name, ""))
             for name, p in parameters.items()
         }
-        return cls(
-            targets,
-            tuple(target_modules),
-            str(first.dtype).removeprefix("torch."),
-            str(first.device),
-            kernel,
-        )
+        dtype = str(first.dtype).removeprefix("torch.")
+        return cls(targets, tuple(target_modules), dtype, str(first.device), kernel)
 
 
 _Calls = dict[str, list[tuple[Tensor, Tensor]]]

@@ -153,8 +153,7 @@ def _variant_weight(
     _require_finite("the delta", torch.tensor(held.largest()).to(dtype))
     if transposed:
         held = Transposed(held)
-    held.check_kernel(layout.kernel)
-    return PackedWeight(held)
+    return PackedWeight(held.for_kernel(layout.kernel))
 
 
 def _require_finite(what: str, values: Tensor) -> None:

@@ -91,7 +91,7 @@ def test_answers_among_others_are_those_given_alone(tokenizer: Any, batch_tokens
 
 def test_what_is_written_goes_on_while_a_long_prompt_is_read(tokenizer: Any) -> None:
     toy = ToyModel()
-    with Engine(toy, tokenizer, config=EngineConfig(max_batch_tokens=16)) as engine:
+    with Engine(toy, tokenizer, config=EngineConfig(max_batch_tokens=16, step_stretch=None)) as engine:
         toy.gate.clear()
         short = engine.submit(GenerationRequest([5], SamplingParams(max_tokens=40, seed=1)))
         assert toy.entered.acquire(timeout=20)

@@ -1,0 +1,110 @@
+"""Our side of `serving_peers.py`: a process of its own, which answers as `_llama_cpp_side.py` does.
+
+    python _engine_side.py SETTINGS.json
+
+Every turn asserts what ran: the own forward, the base's format, and the kernel of the variants.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from _serving_models import saved
+from _serving_sides import Load, Speeds, run_engine
+
+from gym_fed.config.serving import EngineConfig
+from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from gym_fed.serving.store.store import VariantStore
+
+GIB = 1 << 30
+
+
+class EngineTurns:
+    """The engine with its variants, and one turn after the other.
+
+    Args:
+        settings: As the file has them.
+        stack: Closes what is opened.
+    """
+
+    def __init__(self, settings: dict[str, Any], stack: ExitStack) -> None:
+        torch.set_num_threads(settings["threads"])
+        self._settings = settings
+        base = saved(Path(settings["model"]).name, Path(settings["model"]))
+        model = base.model.requires_grad_(False)
+        self._served = stack.enter_context(
+            MultiVariantModel(model, kernel=settings["kernel"], base_format=settings["format"])
+        )
+        if self._served.base_format != settings["format"]:
+            raise SystemExit(f"the base is in {self._served.base_format}, not in {settings['format']}")
+        store = None
+        if settings["variants"]:
+            folder = Path(settings["folder"]) / f"store-{settings['kind']}"
+            new = not folder.exists()
+            store = stack.enter_context(
+                VariantStore.open(
+                    folder,
+                    base=base.spec,
+                    layout=self._served.layout,
+                    cache_bytes=4 * GIB,
+                    require_signature=False,
+                )
+            )
+            for number, path in enumerate(settings["variants"]) if new else ():
+                store.add(path, name=f"v{number}", owner="benchmark")
+        self._engine = stack.enter_context(
+            Engine(self._served, base.tokenizer, store, EngineConfig(kernel=settings["kernel"]))
+        )
+        self._vocabulary = int(model.config.vocab_size)
+
+    def turn(self, new: int) -> dict[str, Any]:
+        """All users at once; user ``i`` with variant ``i`` where there are variants."""
+        settings = self._settings
+        load = Load(settings["users"], len(settings["prompts"][0]), new, self._vocabulary)
+        if load.prompts() != settings["prompts"]:
+            raise SystemExit("the prompts are not those of the peer")
+        speeds, products = Speeds(), Counter(self._served.sign_products)
+        names = [f"v{user}" if settings["variants"] else None for user in range(load.users)]
+        before = self._engine.stats()
+        began, cpu = time.perf_counter(), time.process_time()
+        run_engine(self._engine, load, names, speeds)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        ran = {
+            kind: n - products[kind] for kind, n in self._served.sign_products.items() if n > products[kind]
+        }
+        if set(ran) != ({settings["kernel"]} if settings["kind"] == "signs" else set()):
+            raise SystemExit(f"kernels that ran: {ran}, not {settings['kernel']}")
+        now = self._engine.stats()
+        rows = now.rows - before.rows, now.rows_with_variants - before.rows_with_variants
+        if rows[1] != (rows[0] if settings["variants"] else 0):
+            raise SystemExit(f"of {rows[0]} rows {rows[1]} had a variant")
+        return {
+            "tokens": load.users * new,
+            "seconds": seconds,
+            "cpu_seconds": cpu,
+            "first": speeds.first_token_seconds,
+            "ran": ran,
+        }
+
+
+def main() -> None:
+    """A turn for every line that arrives."""
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    with ExitStack() as stack:
+        side = EngineTurns(settings, stack)
+        side.turn(2)
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            print(json.dumps(side.turn(settings["new"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""llama.cpp's side of `serving_peers.py`: a process of its own, for a Python with ``xllamacpp`` and nothing of ours.
+
+    python _llama_cpp_side.py SETTINGS.json
+
+Reads one JSON file, answers every prompt of it at once, and prints one JSON line: tokens, seconds of wall and of CPU,
+and seconds to each first token. One line is read from standard input before each turn, so that sides take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+import xllamacpp  # type: ignore[import-not-found]
+
+
+def serve(settings: dict[str, Any]) -> Any:
+    """A server within this process, with as many slots as there are users."""
+    params = xllamacpp.CommonParams()
+    params.model.path = settings["model"]
+    params.n_parallel = settings["users"]
+    params.n_ctx = settings["users"] * settings["context"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
+    params.n_gpu_layers = 0
+    params.cont_batching = True
+    params.warmup = True
+    params.verbosity = -1
+    if settings["adapters"]:
+        params.lora_init_without_apply = True
+        adapters = []
+        for path in settings["adapters"]:
+            adapter = xllamacpp.CommonAdapterLoraInfo()
+            adapter.path, adapter.scale = path, 0.0
+            adapters.append(adapter)
+        params.lora_adapters = adapters
+    return xllamacpp.Server(params)
+
+
+def request(settings: dict[str, Any], user: int, prompt: list[int], new: int) -> dict[str, Any]:
+    """Greedy, whole length, no prompt cache: what our side is asked for."""
+    body: dict[str, Any] = {
+        "prompt": prompt,
+        "n_predict": new,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "stream": True,
+    }
+    if settings["adapters"]:
+        body["lora"] = [
+            {"id": number, "scale": float(number == user)} for number in range(len(settings["adapters"]))
+        ]
+    return body
+
+
+def turn(server: Any, settings: dict[str, Any], new: int) -> dict[str, Any]:
+    """All users at once."""
+    first = [0.0] * settings["users"]
+    tokens = [0] * settings["users"]
+    errors: list[str] = []
+    began, cpu = time.perf_counter(), time.process_time()
+
+    def ask(user: int) -> None:
+        def heard(chunk: Any) -> bool:
+            for one in chunk if isinstance(chunk, list) else [chunk]:
+                if isinstance(one, dict) and "error" in one:
+                    errors.append(str(one["error"]))
+                if isinstance(one, dict) and "usage" in one:
+                    tokens[user] = int(one["usage"]["completion_tokens"])
+                first[user] = first[user] or time.perf_counter() - began
+            return False
+
+        server.handle_completions(request(settings, user, settings["prompts"][user], new), heard)
+
+    threads = [threading.Thread(target=ask, args=(user,)) for user in range(settings["users"])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors or tokens != [new] * settings["users"]:
+        raise SystemExit(f"llama.cpp answered {tokens} tokens of {new} each; {errors[:1]}")
+    return {
+        "tokens": sum(tokens),
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - cpu,
+        "first": first,
+    }
+
+
+def main() -> None:
+    """A turn for every line that arrives."""
+    with open(sys.argv[1], encoding="utf-8") as file:
+        settings = json.load(file)
+    server = serve(settings)
+    turn(server, settings, 2)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(turn(server, settings, settings["new"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Tokens a second beside llama.cpp: one base for 1, 8 and 32 users, and eight users with something of their own.
+
+    python benchmarks/serving_peers.py [--model FOLDER] [--peer PYTHON] [--users 1 8] [--turns 3] [--quick]
+
+The model is SmolLM2-135M-Instruct unless a folder is given; its GGUF files are written once into ``runs/serving-peers``
+by `gym export`. Ours: the base in bfloat16 and int8, eight one-bit variants of all weights, eight LoRA variants of rank
+16. llama.cpp (``xllamacpp`` from PyPI, which has AVX2 alone; or a build of one's own): bf16 and Q8_0, and eight LoRA
+adapters of rank 16 with the same weights as ours. Each side is a process with the same prompts, greedy, 32 + 32
+tokens, without a prompt cache. The sides take turns. What is compared is tokens for each second of CPU time, prompts
+included; wall time is printed beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _report import Report, options
+from _serving_models import adapters, one_bit, saved
+from _serving_sides import Load
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+VARIANTS = 8
+CONTEXT = 128
+FORMATS = {"bf16": "bfloat16", "q8_0": "int8"}
+PAIRS: tuple[tuple[str, str, dict[int, float]], ...] = (
+    ("ours bfloat16", "llama.cpp bf16", {1: 1.0, 8: 1.5}),
+    ("ours int8", "llama.cpp q8_0", {1: 1.0, 8: 1.5}),
+    ("ours int8, one-bit variants", "llama.cpp q8_0, LoRA", {8: 2.5}),
+    ("ours bfloat16, one-bit variants", "llama.cpp bf16, LoRA", {8: 2.5}),
+    ("ours int8, LoRA variants", "llama.cpp q8_0, LoRA", {}),
+)
+"""Ours, the peer's, and what the ratio should be at so many users."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One process.
+
+    Attributes:
+        program: The interpreter and the script.
+        settings: What the script reads, but for users and prompts.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+@dataclass
+class Rates:
+    """Of one side at one number of users, a turn after the other."""
+
+    by_cpu: list[float] = field(default_factory=list)
+    by_wall: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+
+    def add(self, found: dict[str, Any]) -> None:
+        self.by_cpu.append(found["tokens"] / found["cpu_seconds"])
+        self.by_wall.append(found["tokens"] / found["seconds"])
+        self.first.append(statistics.median(found["first"]))
+
+    def __str__(self) -> str:
+        least, most = min(self.by_cpu), max(self.by_cpu)
+        return f"{statistics.median(self.by_cpu):.3g} ({least:.3g}-{most:.3g})"
+
+
+class Process:
+    """A side that waits for its turns."""
+
+    def __init__(self, side: Side, users: int, load: Load, folder: Path) -> None:
+        settings = {**side.settings, "users": users, "prompts": load.prompts(), "new": load.new}
+        file = folder / "settings.json"
+        file.write_text(json.dumps(settings))
+        self.name = side.name
+        self._log = folder / "side.log"
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                [*side.program, str(file)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        if self._line() != "ready":
+            raise SystemExit(f"{side.name}: {self._log.read_text()[-2000:]}")
+
+    def turn(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        line = self._line()
+        if not line:
+            raise SystemExit(f"{self.name} ended: {self._log.read_text()[-2000:]}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def main() -> None:
+    """Every side at every number of users, then the table."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="model folder")
+    parser.add_argument("--peer", default=sys.executable, metavar="PYTHON", help="a Python with xllamacpp")
+    parser.add_argument("--folder", type=Path, default=Path("runs/serving-peers"), help="for files")
+    parser.add_argument("--users", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    report = Report("serving_peers", peer="llama.cpp (xllamacpp)")
+    new, turns = (8, 1) if arguments.quick else (32, arguments.turns)
+    sides = list(all_sides(arguments))
+    found: dict[str, dict[int, Rates]] = {side.name: {} for side in sides}
+    for users in arguments.users:
+        load = Load(users, 32, new, 256)
+        taking = [side for side in sides if users <= VARIANTS or not is_own(side)]
+        with ExitStack() as stack:
+            running = [
+                (side.name, stack.enter_context(opened(side, users, load, arguments.folder)))
+                for side in taking
+            ]
+            for number in range(turns):
+                for name, process in running if number % 2 == 0 else reversed(running):
+                    found[name].setdefault(users, Rates()).add(process.turn())
+    show(found, arguments.users, arguments.threads)
+    compare(found, report)
+    report.finish(arguments)
+
+
+def is_own(side: Side) -> bool:
+    """Whether every user has something of its own."""
+    return bool(side.settings.get("variants") or side.settings.get("adapters"))
+
+
+@contextmanager
+def opened(side: Side, users: int, load: Load, folder: Path) -> Iterator[Process]:
+    """The side's process, ready."""
+    place = folder / "sides" / side.name.replace(" ", "-").replace(",", "")
+    place.mkdir(parents=True, exist_ok=True)
+    process = Process(side, users, load, place)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def all_sides(arguments: Any) -> Iterator[Side]:
+    """Ours and the peer's, with the files that they read."""
+    folder: Path = arguments.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if not arguments.model.exists():
+        from _smollm2_model import read_gguf
+
+        read_gguf(arguments.model)
+    base = saved(arguments.model.name, arguments.model)
+    one_bits = [str(one_bit(base, folder, number)) for number in range(VARIANTS)]
+    made = adapters(base, folder, VARIANTS)
+    ours = (sys.executable, str(HERE / "_engine_side.py"))
+    theirs = (arguments.peer, str(HERE / "_llama_cpp_side.py"))
+    common = {"threads": arguments.threads}
+    for quantization, form in FORMATS.items():
+        mine = {
+            **common,
+            "model": str(arguments.model),
+            "format": form,
+            "folder": str(folder),
+            "kernel": "lookup",
+        }
+        yield Side(f"ours {form}", ours, {**mine, "variants": [], "kind": "base"})
+        yield Side(f"ours {form}, one-bit variants", ours, {**mine, "variants": one_bits, "kind": "signs"})
+        loras = [str(delta) for _, delta in made]
+        yield Side(f"ours {form}, LoRA variants", ours, {**mine, "variants": loras, "kind": "lora"})
+        gguf = exported(arguments.model, folder / f"{quantization}.gguf", ["--quantization", quantization])
+        peers = {**common, "model": gguf, "context": CONTEXT}
+        yield Side(f"llama.cpp {quantization}", theirs, {**peers, "adapters": []})
+        loras = [
+            exported(
+                arguments.model,
+                folder / f"lora{n}.gguf",
+                ["--adapter", str(made[n][0]), "--format", "gguf_adapter"],
+            )
+            for n in range(VARIANTS)
+        ]
+        yield Side(f"llama.cpp {quantization}, LoRA", theirs, {**peers, "adapters": loras})
+
+
+def exported(model: Path, file: Path, words: list[str]) -> str:
+    """A GGUF file by `gym export`, once."""
+    if not file.exists():
+        gym = Path(sys.executable).with_name("gym")
+        command = [str(gym), "export", str(model), "-o", str(file), *words, "--skip-check"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+    return str(file)
+
+
+def show(found: dict[str, dict[int, Rates]], users: list[int], threads: int) -> None:
+    """Tokens by CPU second, by wall second, and the time to the first token."""
+    table = Table(title=f"{threads} thread(s): tokens a CPU second, median (least-most)", box=None)
+    table.add_column("")
+    for count in users:
+        table.add_column(f"{count} users", justify="right")
+    for name, by_users in found.items():
+        table.add_row(name, *(str(by_users[u]) if u in by_users else "-" for u in users))
+    Console(width=120, highlight=False).print(table)
+
+
+def compare(found: dict[str, dict[int, Rates]], report: Report) -> None:
+    """Ratios turn by turn, since a slow moment meets both."""
+    for ours, theirs, aims in PAIRS:
+        for users in found.get(ours, {}):
+            if users not in found.get(theirs, {}):
+                continue
+            mine, peer = found[ours][users], found[theirs][users]
+            rates = [statistics.median(one.by_cpu) for one in (mine, peer)]
+            what = f"{users} users, {ours} against {theirs}"
+            report.compare(what, *rates, unit="tokens/CPU s", better="higher")
+            ratio = statistics.median(a / b for a, b in zip(mine.by_cpu, peer.by_cpu, strict=True))
+            if users in aims:
+                report.aim(what, figure=ratio, aim=aims[users], better="higher")
+    for name, by_users in found.items():
+        for users, rates_of in by_users.items():
+            key = f"{name} {users} users".replace(" ", "_").replace(",", "")
+            report.figure(f"{key}_tokens_cpu_s", statistics.median(rates_of.by_cpu))
+            report.figure(f"{key}_tokens_s", statistics.median(rates_of.by_wall))
+            report.figure(f"{key}_first_token_s", statistics.median(rates_of.first))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Who runs next: the least served user's request, when its variant is in memory and the KV cache has room for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.engine.fair_queue import PROMPT_WEIGHT, FairQueue, TokenCounters
+
+if TYPE_CHECKING:
+    from gym_fed.serving.engine.kv_cache_manager import KVCacheManager
+    from gym_fed.serving.engine.sequence import ScheduledRequest
+    from gym_fed.serving.forward.loaded import LoadedVariant, VariantSource
+
+log = logging.getLogger("gym_fed")
+
+_MOST_LOADING = 64
+"""Variants that are loading at once; more would evict one another."""
+
+_BYPASS_TIMEOUT_SECONDS = 5.0
+"""How long other requests may bypass one whose variant finds no room because theirs are in use. After
+that no other request with a variant is admitted first, or the one might starve. A slow load may always be bypassed."""
+
+
+class AdmissionQueue:
+    """The waiting requests.
+
+    Args:
+        tokens: Of all users.
+        source: Supplies variants.
+        kv: Supplies caches.
+        fail: Ends a request whose variant cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenCounters,
+        source: VariantSource | None,
+        kv: KVCacheManager,
+        fail: Callable[[ScheduledRequest, GymError], None],
+    ) -> None:
+        self.waiting = FairQueue(tokens)
+        self._tokens = tokens
+        self._source = source
+        self._kv = kv
+        self._fail = fail
+        self._arrivals = 0
+
+    def put(self, request: ScheduledRequest) -> None:
+        """Append a new request to its user's queue."""
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self._tokens.arrive(request.user)
+        self.waiting.put(request)
+
+    def put_back(self, request: ScheduledRequest) -> None:
+        """Put a preempted request at the front of its user's queue. It keeps its variant."""
+        self.waiting.put(request, front=True)
+
+    def admit(self, count: int) -> list[ScheduledRequest]:
+        """Take up to ``count`` requests from the queue, with their variants and caches."""
+        absent: dict[str, bool] = {}
+        admitted: list[ScheduledRequest] = []
+        while len(admitted) < count and len(self.waiting):
+            request = self._next(absent)
+            if request is None:
+                break
+            admitted.append(request)
+        return admitted
+
+    def release(self, request: ScheduledRequest) -> None:
+        """Unpin its variant. An error of the source is logged: it must not fail the running answers."""
+        variant, request.variant = request.variant, None
+        if variant is None or self._source is None:
+            return
+        try:
+            self._source.release(variant)
+        except Exception:
+            log.exception("variant %s could not be released", variant.name)
+
+    def _next(self, absent: dict[str, bool]) -> ScheduledRequest | None:
+        """The next request whose variant is in memory; none bypasses one that waits for KV cache."""
+        makes_room = False
+        for request in self.waiting.by_priority():
+            pinned = request.variant is not None  # it was preempted
+            if makes_room and request.variant_name is not None and not pinned:
+                continue
+            try:
+                ready = pinned or self._pin(request, absent)
+            except GymError as error:
+                self._fail(request, error)
+                continue
+            if not ready:
+                makes_room = makes_room or self._has_waited(request, absent)
+                continue
+            if not self._kv.allocate(request):
+                if not pinned:
+                    self.release(request)
+                return None
+            self._start(request)
+            return request
+        return None
+
+    def _start(self, request: ScheduledRequest) -> None:
+        self.waiting.remove(request)
+        self._tokens.running[request.user] += 1
+        if not request.started:  # or it was preempted
+            request.started = time.monotonic()
+            assert request.cache is not None
+            request.cached_tokens = request.cache.length
+            self._tokens.charge(request.user, PROMPT_WEIGHT * len(request.prompt_ids))
+
+    def _has_waited(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
+        """Whether its variant has found no room for so long that other requests with variants must wait."""
+        if request.variant_name is None or not absent.get(request.variant_name, False):
+            request.bypassed_since = 0.0
+            return False
+        now = time.monotonic()
+        request.bypassed_since = request.bypassed_since or now
+        return now - request.bypassed_since > _BYPASS_TIMEOUT_SECONDS
+
+    def _pin(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
+        """Whether its variant is in memory; then it is pinned.
+
+        ``absent`` collects the variants of this step that are not in memory; their values: whether they lack room.
+        """
+        name = request.variant_name
+        if name is None:
+            return True
+        if name in absent or len(absent) >= _MOST_LOADING:
+            return False
+        request.variant = self._poll(name, absent)
+        return request.variant is not None
+
+    def _poll(self, name: str, absent: dict[str, bool]) -> LoadedVariant | None:
+        assert self._source is not None  # submission refuses variants without a source
+        try:
+            variant = self._source.poll(name)
+            if variant is None:
+                absent[name] = self._source.lacks_room(name)
+        except GymError:
+            raise
+        except Exception as error:
+            log.exception("variant %s could not be loaded", name)
+            raise GymError(
+                ErrorCode.INTERNAL, f"variant {name} could not be loaded: {error!r}", "the log has the trace"
+            ) from error
+        return variant

@@ -1,0 +1,135 @@
+"""The base's linear layers as the own forward multiplies them: the model's weights by torch, or packed ones.
+
+Modules that share their input are one ``Projection``. A packed format makes them one matrix; the model's own weights
+stay where they are and are multiplied one by one, so that nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from gym_quant.linear import get_linear
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gym_fed.serving.forward import variant_terms
+from gym_fed.serving.forward.bound_signs import Targets, bound_signs
+from gym_fed.serving.forward.segments import StepRows
+from gym_fed.serving.forward.target_modules import TargetModule
+
+
+class BaseLinear(Protocol):
+    """A matrix ``[out, in]`` in some format."""
+
+    def multiply(self, x: Tensor, y: Tensor) -> None:
+        """``y[n, out] = x[n, in] @ W.T``, both float32 on the CPU."""
+
+
+class TorchLinear:
+    """A module's own weight, float32 or bfloat16. In bfloat16 activations are rounded to it, as in the module."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight, self._transposed = weight, weight.T
+
+    def multiply(self, x: Tensor, y: Tensor) -> None:
+        if self._weight.dtype == torch.float32:
+            torch.mm(x, self._transposed, out=y)
+        else:
+            y.copy_(functional.linear(x.to(self._weight.dtype), self._weight))
+
+
+class Projection:
+    """Linear modules of one input, side by side in one output ``[n, size]``.
+
+    Args:
+        modules: The modules.
+        targets: Of each, where variants change it.
+    """
+
+    def __init__(self, modules: Sequence[nn.Linear], targets: Sequence[TargetModule | None]) -> None:
+        stops = torch.tensor([module.out_features for module in modules]).cumsum(0).tolist()
+        places = list(zip([0, *stops], stops, strict=False))
+        self.size = stops[-1]
+        self._modules = tuple(modules)
+        self._places = [slice(*place) for place in places]
+        self._targets = [
+            (t, slice(*place)) for t, place in zip(targets, places, strict=True) if t is not None
+        ]
+        self._linears: list[tuple[BaseLinear, slice]] = [
+            (TorchLinear(module.weight.detach()), slice(*place))
+            for module, place in zip(modules, places, strict=True)
+        ]
+        biases = [module.bias for module in modules]
+        self._bias = None
+        if any(bias is not None for bias in biases):
+            wide = [
+                torch.zeros(module.out_features) if bias is None else bias.detach().to(torch.float32)
+                for module, bias in zip(modules, biases, strict=True)
+            ]
+            self._bias = torch.cat(wide)
+
+    def project(self, x: Tensor, y: Tensor, step: StepRows | None) -> None:
+        """``y = x @ W.T + bias``, and what the variants of the rows add.
+
+        Args:
+            x: ``[n, in]`` float32, contiguous.
+            y: ``[n, size]`` float32, contiguous: overwritten.
+            step: The variants; None: all rows are of the base.
+        """
+        for linear, part in self._linears:
+            if part.stop - part.start == self.size:
+                linear.multiply(x, y)
+            elif len(x) == 1 or isinstance(linear, TorchLinear):
+                linear.multiply(x, y[:, part])
+            else:
+                found = torch.empty(len(x), part.stop - part.start)
+                linear.multiply(x, found)
+                y[:, part] = found
+        if self._bias is not None:
+            y += self._bias
+        if step is None:
+            return
+        self._add_variants(x, y, step)
+
+    def _add_variants(self, x: Tensor, y: Tensor, step: StepRows) -> None:
+        if not self._targets:
+            return
+        rows = step.head if self._targets[0][0].head else step.body
+        bound = bound_signs(step.active, self._targets, step.path)
+        targets: Targets = self._targets
+        if bound is not None and len(rows.few_index):
+            bound.add(x, y, rows)
+            step.products.update(bound.counted)
+            targets = self._targets if rows.bulk else bound.rest
+        for target, part in targets:
+            plan = step.active.plan(target)
+            if plan is not None:
+                step.forget_input()
+                done = () if bound is None else bound.packed
+                variant_terms.add_linear(target, plan, step, x, y[:, part], done)
+
+    def pack(self, *formats: str) -> int:
+        """Pack the weights; the modules' own are given up.
+
+        Args:
+            formats: Of every module; neighbours of one format become one matrix.
+
+        Returns:
+            Bytes that a product with one row reads.
+        """
+        self._linears = []
+        found, start = 0, 0
+        for stop in range(1, len(formats) + 1):
+            if stop < len(formats) and formats[stop] == formats[start]:
+                continue
+            weights = [module.weight.detach() for module in self._modules[start:stop]]
+            packed = get_linear(formats[start]).pack(torch.cat(weights) if len(weights) > 1 else weights[0])
+            part = slice(self._places[start].start, self._places[stop - 1].stop)
+            self._linears.append((packed, part))
+            found += packed.nbytes
+            start = stop
+        for module in self._modules:
+            module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
+        return found

@@ -1,0 +1,66 @@
+"""The tokens of one request in a step, and how those of all requests are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.forward.attention import PackedTokens
+from gym_fed.serving.forward.hidden_mean import HiddenMean
+from gym_fed.serving.forward.kv_cache import KVCache
+from gym_fed.serving.forward.loaded import LoadedVariant
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The tokens of one request in a step.
+
+    Attributes:
+        token_ids: A part of its prompt (prefill), or its newest token (decode); at least one.
+        cache: The request's own; the tokens are appended to it.
+        variant: None: the base.
+        wants_logits: Whether to compute the logits after the last token.
+        num_logits: After how many of its last tokens they are computed then; scoring a text needs more than one.
+        hidden: Collects the last hidden states of its tokens, for an embedding.
+    """
+
+    token_ids: list[int]
+    cache: KVCache
+    variant: LoadedVariant | None = None
+    wants_logits: bool = True
+    hidden: HiddenMean | None = None
+    num_logits: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits that a step returns for it."""
+        return self.num_logits if self.wants_logits else 0
+
+
+def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
+    """The token after each chunk's last, and all tokens, for which room is reserved in the caches.
+
+    Raises:
+        GymError: ``USAGE`` as ``MultiVariantModel.step``.
+    """
+    if not chunks or not all(chunk.token_ids for chunk in chunks):
+        raise GymError(ErrorCode.USAGE, "a step needs chunks of at least one token each")
+    if not all(chunk.num_logits in range(1, len(chunk.token_ids) + 1) for chunk in chunks):
+        raise GymError(ErrorCode.USAGE, "num_logits must be from 1 to the tokens of the chunk")
+    if len({id(chunk.cache) for chunk in chunks}) != len(chunks):
+        raise GymError(ErrorCode.USAGE, "two chunks of one step have the same cache")
+    if len({id(chunk.cache.pool) for chunk in chunks}) != 1:
+        raise GymError(ErrorCode.USAGE, "the chunks of one step have caches of different pools")
+    ends, spans, at = [], [], 0
+    for chunk in chunks:
+        if not chunk.cache.reserve(len(chunk.token_ids)):
+            raise GymError(
+                ErrorCode.BUSY,
+                f"the KV cache has no room for {len(chunk.token_ids)} more tokens of a request",
+                "raise engine.kv_cache_size, or send fewer requests at once",
+            )
+        spans.append((at, at + len(chunk.token_ids), chunk.cache))
+        at += len(chunk.token_ids)
+        ends.append(at)
+    return ends, PackedTokens(spans)

@@ -1,0 +1,92 @@
+"""transformers' own forward over packed tokens, with hooks that add the variants' terms: for every model.
+
+transformers' own continuous batching is not used: it masks every token of a step against all keys of all requests.
+(8 requests of 64 + 32 tokens took it 1.1 to 1.7 times as long as these steps, for the same tokens; one core.) It has
+neither logits for guided decoding, nor a seed per request, nor a place where rows could differ.
+
+On CUDA the sign terms run through a Triton kernel, tried in Triton's interpreter and not on a GPU yet.
+
+It is what a model is tried with when it is opened. Where ``decoder`` computes the steps of serving, this one computes
+those of evaluation that multiply base and delta at once (``MergedWeights``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gym_fed.serving.forward import attention
+from gym_fed.serving.forward.segments import StepRows
+from gym_fed.serving.forward.target_modules import ModelLayout
+from gym_fed.serving.forward.variant_layers import VariantLayers
+
+
+class HookedForward:
+    """The forward of one model until ``close``.
+
+    Args:
+        model: A transformers causal LM.
+        layout: Of it.
+    """
+
+    def __init__(self, model: Any, layout: ModelLayout) -> None:
+        attention.register()
+        self._model, self._device = model, torch.device(layout.device)
+        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._old_attention = model.config._attn_implementation
+        model.set_attn_implementation(attention.NAME)
+        self._layers = VariantLayers(model, layout)
+
+    def close(self) -> None:
+        """Restore the model."""
+        self._layers.remove()
+        self._model.set_attn_implementation(self._old_attention)
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        step: StepRows | None,
+        wanted: Sequence[int],
+        with_states: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """One forward within ``attention.packed``.
+
+        Args:
+            token_ids: Of all requests, one behind the other.
+            positions: Of each in its text.
+            step: The variants of the rows; None: all are of the base.
+            wanted: The tokens after which logits are computed.
+            with_states: Whether to return the last hidden states.
+
+        Returns:
+            Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``.
+        """
+        inputs = {
+            "input_ids": torch.tensor([list(token_ids)], device=self._device),
+            "position_ids": torch.tensor([list(positions)], device=self._device),
+            "use_cache": False,
+        }
+        states: list[Tensor] = []
+        watch = None
+        if with_states:
+            watch = self._model.base_model.register_forward_hook(
+                lambda _module, _args, output: states.append(output.last_hidden_state[0])
+            )
+        self._layers.rows = step
+        try:
+            if not len(wanted):
+                self._model.base_model(**inputs)
+                logits = torch.empty(0, self._vocabulary, device=self._device)
+            else:
+                keep = torch.tensor(list(wanted), dtype=torch.int64, device=self._device)
+                found = self._model(**inputs, logits_to_keep=keep).logits
+                logits = found[0].to(torch.float32)
+        finally:
+            self._layers.rows = None
+            if watch is not None:
+                watch.remove()
+        return logits, states[0] if states else None

@@ -1,0 +1,153 @@
+"""The segments of rows of a step that belong to each variant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from gym_quant.resident import IndexArray, ResidentBatch
+from torch import Tensor
+
+from gym_fed.serving.forward.active_variants import ActiveVariants, Packed
+from gym_fed.serving.forward.merged import MergedWeights
+
+
+@dataclass(eq=False)
+class Segments:
+    """The rows of each variant at a module: of all tokens of a step, or of those whose logits are computed.
+
+    Attributes:
+        spans: Variant's number, first row, row after the last; rows of the base are in none.
+        total: Number of rows.
+        bulk_rows: Spans of this many rows or more are multiplied as a whole instead of row by row.
+    """
+
+    spans: Sequence[tuple[int, int, int]]
+    total: int
+    bulk_rows: int
+    device: torch.device
+    bulk: list[tuple[int, int, int]] = field(init=False)
+    few: Tensor | None = field(init=False)
+    """Rows of spans that are not bulk; None: all rows of the step."""
+    few_index: IndexArray = field(init=False)
+    """Variant of each of them."""
+    owned: Tensor | None = field(init=False)
+    """Rows of all spans; None: all rows of the step."""
+    owner: Tensor = field(init=False)
+    """Variant of each of them."""
+    _masks: dict[Any, Tensor] = field(init=False, default_factory=dict)
+    _places: dict[bytes, IndexArray] = field(init=False, default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int | None, int]], bulk_rows: int, device: torch.device) -> Segments:
+        """From the variant's number (None: the base) and the rows of each part of a step, in order."""
+        spans: list[tuple[int, int, int]] = []
+        end = 0
+        for variant, rows in parts:
+            if variant is not None and rows:
+                if spans and spans[-1][0] == variant and spans[-1][2] == end:
+                    spans[-1] = (variant, spans[-1][1], end + rows)
+                else:
+                    spans.append((variant, end, end + rows))
+            end += rows
+        return cls(spans, end, bulk_rows, device)
+
+    def __post_init__(self) -> None:
+        self.bulk = [s for s in self.spans if s[2] - s[1] >= self.bulk_rows]
+        few, few_owner = self._rows([s for s in self.spans if s[2] - s[1] < self.bulk_rows])
+        owned, owner = self._rows(self.spans)
+        self.few_index = few_owner
+        self.few = None if len(few) == self.total else torch.from_numpy(few).to(self.device)
+        self.owned = None if len(owned) == self.total else torch.from_numpy(owned).to(self.device)
+        self.owner = torch.from_numpy(owner).to(self.device)
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """Variant of every row, -1 of the base: ``[total] int64``."""
+        found = torch.full((self.total,), -1, device=self.device)
+        for variant, start, stop in self.spans:
+            found[start:stop] = variant
+        return found
+
+    @cached_property
+    def few_owners(self) -> IndexArray:
+        """Variant of every row, -1 of the base and of bulk spans: ``[total]``."""
+        found = np.full(self.total, -1, dtype=np.int64)
+        for variant, start, stop in self.spans:
+            if stop - start < self.bulk_rows:
+                found[start:stop] = variant
+        return found
+
+    @cached_property
+    def few_owners_at(self) -> int:
+        """Address of ``few_owners``."""
+        return int(self.few_owners.ctypes.data)
+
+    def few_in(self, packed: Packed) -> IndexArray:
+        """``few_index`` in the numbers of a layer's own batch."""
+        if packed.place is None:
+            return self.few_index
+        key = packed.place.tobytes()
+        if key not in self._places:
+            self._places[key] = packed.place[self.few_index]
+        return self._places[key]
+
+    def foreign(self, owners: tuple[int, ...]) -> Tensor:
+        """``[owned rows, ranks] bool``: true where a rank belongs to another variant than the row."""
+        found = self._masks.get(owners)
+        if found is None:
+            ranks = torch.tensor(owners, device=self.device)
+            found = self.owner[:, None] != ranks[None, :]
+            self._masks[owners] = found
+        return found
+
+    @staticmethod
+    def _rows(spans: Sequence[tuple[int, int, int]]) -> tuple[IndexArray, IndexArray]:
+        if not spans:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        rows = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
+        owners = np.concatenate([np.full(stop - start, v) for v, start, stop in spans])
+        return rows.astype(np.int64), owners.astype(np.int64)
+
+
+@dataclass
+class StepRows:
+    """The step that is being computed: its active variants and their segments."""
+
+    active: ActiveVariants
+    body: Segments
+    head: Segments
+    path: str
+    """Of the sign kernels."""
+    products: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Multiplications of packed deltas by form and way; ``decoded`` for a bulk span."""
+    merged: MergedWeights | None = None
+    """Where all rows are of the only variant, and its products may be made at once with the base's."""
+    product: Tensor | None = None
+    """Of the linear layer that is being computed, where it is made so."""
+    _given: Tensor | None = None
+    _few: Tensor | None = None
+    _tables: dict[str, object | None] = field(default_factory=dict)
+
+    def few(self, x: Tensor, flat: Tensor, rows: Segments) -> Tensor:
+        """The rows that are multiplied one by one, float32. Query, key and value share them, as they share an input."""
+        if self._given is not x or self._few is None:
+            some = flat if rows.few is None else flat.index_select(0, rows.few)
+            self._given, self._few = x, some.to(torch.float32).contiguous()
+            self._tables.clear()
+        return self._few
+
+    def tables(self, batch: ResidentBatch, some: Tensor) -> object | None:
+        """What batches of one kernel share of the rows that ``few`` gave: look-up's tables."""
+        if batch.kernel not in self._tables:
+            self._tables[batch.kernel] = batch.tables(some, None, self.path)
+        return self._tables[batch.kernel]
+
+    def forget_input(self) -> None:
+        """Before a module whose input lies in the same tensor as another's."""
+        self._given = None

@@ -1,0 +1,142 @@
+"""Which models packed steps can compute: what is known of a model without running it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gym_fed.errors import ErrorCode, GymError
+
+MARK = "_gym_fed_multi_variant"
+"""Attribute of a model that is being served."""
+DECODER_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+_WINDOWED = ("full_attention", "sliding_attention")
+
+
+def require_servable(model: nn.Module, kernel: str) -> None:
+    """Refuse by name what packed steps cannot compute, as far as that is known without running it."""
+    from transformers import PreTrainedModel
+
+    from gym_fed.modeling.mixture_of_depths import RoutedModel
+
+    name = type(model).__name__
+
+    def refuse(why: str, hint: str) -> GymError:
+        return GymError(ErrorCode.MODEL_INVALID, f"{name} cannot be served: {why}", hint)
+
+    if getattr(model, MARK, False):
+        raise GymError(
+            ErrorCode.USAGE, f"this {name} is being served already", "close that MultiVariantModel first"
+        )
+    if any(parameter.numel() == 0 for parameter in model.parameters()):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"this {name} has given up its weights: an earlier MultiVariantModel packed them",
+            "load the model again",
+        )
+    if hasattr(model, "peft_config") or not isinstance(model, PreTrainedModel):
+        raise refuse("it is not a plain transformers model", "merge its adapter, or serve that as a variant")
+    if isinstance(model, RoutedModel):
+        raise refuse("mixture of depths has no key-value cache", "serve a model without routers")
+    if not model._supports_attention_backend:
+        raise refuse("its attention cannot be replaced", "use a model such as Llama, Qwen3 or Mistral")
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise refuse("it cannot leave logits out", "use a causal LM such as Llama, Qwen3 or Mistral")
+    dtypes = {p.dtype for p in model.parameters()}
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.bfloat16}:
+        found_dtypes = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+        raise refuse(f"its weights are {found_dtypes}", "load it in float32 or bfloat16")
+    devices = {p.device for p in model.parameters()}
+    if len(devices) != 1:
+        raise refuse("its weights are on several devices", "load it on one")
+    if kernel != "exact" and next(iter(devices)).type != "cpu":
+        raise GymError(ErrorCode.USAGE, f"kernel {kernel} is for the CPU", "use exact")
+    config: Any = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - set(_WINDOWED)
+    if kinds:
+        raise refuse(f"its layers are {', '.join(sorted(kinds))}", "use a model with ordinary attention")
+    rope = getattr(config, "rope_parameters", None) or {}
+    found = [rope, *(v for v in rope.values() if isinstance(v, dict))]
+    stretching = {str(r.get("rope_type")) for r in found} & {"dynamic", "longrope"}
+    if stretching:
+        raise refuse(
+            f"rope type {stretching.pop()} depends on the longest request of a step",
+            "use yarn, linear or llama3",
+        )
+
+
+def unfit(model: Any) -> str:
+    """Why ``Decoder`` cannot compute a model; empty where it can."""
+    kind, config = type(model), model.config
+    if kind.__name__ not in DECODER_CLASSES or not kind.__module__.startswith("transformers.models."):
+        return f"{kind.__name__} is none of {', '.join(DECODER_CLASSES)}"
+    if next(model.parameters()).device.type != "cpu":
+        return "it is not on the CPU"
+    if config.hidden_act != "silu":
+        return f"hidden_act is {config.hidden_act}"
+    if 2 * model.model.rotary_emb.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
+        return "a part of each head is not rotated"
+    for name, module in model.named_modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks)
+        if any(hooks) or "forward" in vars(module):
+            return f"{name or 'the model'} has a hook"
+        if isinstance(module, nn.Linear | nn.Embedding) and type(module) not in (nn.Linear, nn.Embedding):
+            return f"{name} is a {type(module).__name__}"
+    return ""
+
+
+def trial(vocabulary: int) -> list[int]:
+    """Five tokens of a vocabulary, none of its first, which are often special: models answer these as they will."""
+    return [(2 * at + 3) * vocabulary // 14 for at in range(5)]
+
+
+def trial_parts(vocabulary: int) -> list[list[int]]:
+    """These tokens as a prompt in chunks, so that the last three have logits."""
+    ids = trial(vocabulary)
+    return [ids[:3], ids[3:4], ids[4:]]
+
+
+@torch.inference_mode()
+def stock_logits(model: Any) -> Tensor:
+    """What transformers' own forward gives for the tokens of ``trial``: ``[5, vocabulary]`` float32."""
+    embedding = model.get_input_embeddings().weight
+    ids = torch.tensor(trial(embedding.shape[0]), device=embedding.device)
+    places = torch.arange(len(ids), device=embedding.device)
+    out = model(input_ids=ids[None], position_ids=places[None], use_cache=False)
+    return torch.as_tensor(out.logits[0]).to(torch.float32)
+
+
+def require_same(model: nn.Module, forward: str, found: Tensor, wanted: Tensor) -> None:
+    """Compare the logits of packed steps with those of the stock forward."""
+    off = float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
+    # SmolLM2 in bfloat16 is up to 0.15 from itself in float32, for tokens in no order; a lost state gives about 1.
+    most = 1e-3 if next(model.parameters()).dtype == torch.float32 else 3e-1
+    if not off <= most:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{type(model).__name__} cannot be served: its logits in a packed step by {forward} are off by {off:.1e} "
+            "of their norm, so it has state besides keys and values",
+            "use a decoder with ordinary attention, such as Llama, Qwen3 or Mistral",
+        )
+
+
+def require_windows(model: Any, windows: dict[int, int | None]) -> None:
+    """Every layer must have passed the sliding window of its config: a trial is too short to show it."""
+    config: Any = model.config.get_text_config()
+    size = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        slides = size is not None and getattr(config, "use_sliding_window", True)
+        kinds = ["sliding_attention" if slides else "full_attention"] * config.num_hidden_layers
+    for layer, kind in enumerate(kinds):
+        wanted = size if kind == "sliding_attention" else None
+        if layer not in windows or windows[layer] != wanted:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{type(model).__name__} cannot be served: layer {layer} should have a sliding window of "
+                f"{wanted}, but its attention uses {windows.get(layer, 'no keys at all')}",
+                "use a model that passes its window to its attention, such as Mistral or Qwen3",
+            )

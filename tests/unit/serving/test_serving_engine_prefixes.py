@@ -1,0 +1,86 @@
+"""A prompt that begins as an earlier one is prefilled from there on, for the same user and variant only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gym_fed.config.serving import EngineConfig
+from gym_fed.models import load_tokenizer
+from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
+from tests.support.toy_engine import ToyModel, ToySource
+
+SYSTEM = [number % 200 for number in range(3, 53)]
+"""50 tokens: three full blocks."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer("gym-nano")
+
+
+def ask(
+    engine: Engine, last: int, user: str = "u", variant: str | None = None, tokens: int = 6
+) -> CompletionOutput:
+    sampling = SamplingParams(max_tokens=tokens, seed=last, ignore_eos=True)
+    return engine.submit(GenerationRequest([*SYSTEM, last], sampling, variant, user)).result(20)
+
+
+def test_a_beginning_is_found_by_the_same_user_and_variant_alone(tokenizer: Any) -> None:
+    source = ToySource("alice", "bob")
+    with Engine(ToyModel(), tokenizer, source) as engine:
+        assert ask(engine, 1).cached_tokens == 0
+        assert ask(engine, 2).cached_tokens == 48
+        assert ask(engine, 2, user="other").cached_tokens == 0
+        assert ask(engine, 2, variant="alice").cached_tokens == 0
+        assert ask(engine, 3, variant="bob").cached_tokens == 0
+        assert ask(engine, 3, variant="alice").cached_tokens == 48
+        stats = engine.stats()
+    assert (stats.cached_tokens, stats.prompt_tokens) == (96, 6 * 51 - 96)
+    assert stats.kv_bytes_used == 0
+
+
+def test_answers_are_those_without_a_prefix_cache(tokenizer: Any) -> None:
+    found = []
+    for on in (True, False):
+        with Engine(ToyModel(), tokenizer, ToySource("alice"), EngineConfig(prefix_cache=on)) as engine:
+            found.append(
+                [ask(engine, last, variant=name).token_ids for last in (1, 2, 1) for name in (None, "alice")]
+            )
+            assert (engine.stats().cached_tokens > 0) == on
+    assert found[0] == found[1]
+
+
+def test_the_next_message_of_a_chat_finds_the_last_answer_too(tokenizer: Any) -> None:
+    toy = ToyModel()
+    with Engine(toy, tokenizer) as engine:
+        first = ask(engine, 1, tokens=40)
+        ids = [*SYSTEM, 1, *first.token_ids, 9, 9]
+        second = engine.submit(GenerationRequest(ids, SamplingParams(max_tokens=2, seed=1), user="u"))
+        assert second.result(20).cached_tokens == (51 + 39) // 16 * 16
+    fresh = ToyModel()
+    with Engine(fresh, tokenizer) as engine:
+        alone = engine.submit(GenerationRequest(ids, SamplingParams(max_tokens=2, seed=1), user="u"))
+        assert alone.result(20).token_ids == second.result(20).token_ids
+
+
+def test_what_the_prefix_cache_keeps_makes_way_for_requests(tokenizer: Any) -> None:
+    toy = ToyModel()
+    config = EngineConfig(kv_cache_size=toy.bytes_per_token * 16 * 5)
+    with Engine(toy, tokenizer, config=config) as engine:
+        for user in "abcd":
+            assert ask(engine, 1, user=user).cached_tokens == 0  # 4 of 5 blocks each
+        assert ask(engine, 2, user="d").cached_tokens == 48
+        assert engine.stats().preemptions == 0
+
+
+def test_an_embedding_is_of_all_its_tokens_after_an_answer_to_the_same_text(tokenizer: Any) -> None:
+    import torch
+
+    toy = ToyModel()
+    with Engine(toy, tokenizer) as engine:
+        ask(engine, 1)
+        found = engine.embed([*SYSTEM, 1], user="u").result(20)
+    assert torch.allclose(found, toy.embed([*SYSTEM, 1], None), atol=1e-6)
