@@ -1,12 +1,13 @@
 """Personal variants: their size, what writing them keeps of what was trained, and what a new version does to one.
 
-    python benchmarks/variants.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part create|rebase]
+    python benchmarks/variants.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part create|rebase|bulk]
 
 ``create``: variants of gym-nano from 40 chats of a task that it cannot do, and of stories260K from 40 speeches of one
 speaker of Shakespeare, by every method of `gym variant create` with its defaults; three people each (three draws of the
 chats, three speakers), a fifth of the rows held out. ``rebase``: a variant from 24 chats is carried to new versions
 that hold 0.25, 0.5, 1 and 2 times the very same delta. Losses are nats a token on the held-out rows. The peer of each
-written variant is the model as it was trained.
+written variant is the model as it was trained. ``bulk``: 10,000 small variants of gym-nano (one bit, the matrices of
+one layer) are signed and added in one go, 1,000 identical ones likewise, and 20 by a call each, which are the peer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _bulk_variants import AIM_VARIANTS, bulk
 from _report import Report, options
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -32,6 +34,7 @@ from gym_fed.models import load_model  # noqa: E402
 from gym_fed.personalization import PersonalizedTrainer  # noqa: E402
 from gym_fed.personalization.results import CreatedVariant  # noqa: E402
 
+PARTS = ("create", "rebase", "bulk")
 TASK = "dash"
 PEOPLE = 3
 ROWS, REBASED_ROWS = 40, 24
@@ -56,10 +59,10 @@ def main() -> None:
     """Measure what was asked for."""
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
-    parser.add_argument("--part", choices=("create", "rebase"), action="append", help="default: both")
+    parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    parts = arguments.part or ["create", "rebase"]
+    parts = arguments.part or PARTS
     people = 1 if arguments.quick else PEOPLE
     report = Report("variants", peer="as trained")
     with tempfile.TemporaryDirectory(prefix="gym-variants-") as name:
@@ -68,6 +71,9 @@ def main() -> None:
                 create(report, case, Path(name))
         if "rebase" in parts:
             rebase(report, Path(name))
+        if "bulk" in parts:
+            count = 500 if arguments.quick else AIM_VARIANTS
+            bulk(report, Path(name), count, count // 10, 20)
     report.finish(arguments)
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_json
-from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
+from gym_fed.identity.signed import Signed, SignedFile
 
 MAX_MANIFEST_BYTES = 4096
 
@@ -51,67 +48,22 @@ class VariantManifest(StrictModel):
     """For people: what it was made from, or rebased from."""
 
 
-@dataclass(frozen=True)
-class SignedVariant:
-    """A manifest, the key that signed it, and the signature."""
-
+class _VariantFile(SignedFile):
     manifest: VariantManifest
-    public_key: bytes
-    signature: bytes
 
-    @classmethod
-    def sign(cls, manifest: VariantManifest, key: SigningKey) -> SignedVariant:
-        """Sign as the owner that the manifest names."""
-        return cls(manifest, key.public_key, key.sign(_signed(manifest)))
 
-    def verify(self) -> None:
-        """Whether ``public_key`` signed this manifest. That the key is the owner's is the caller's to know.
+class SignedVariant(Signed[VariantManifest]):
+    """A manifest, its owner's key, and the signature, as they are kept beside a delta and travel."""
 
-        Raises:
-            GymError: ``SIGNATURE_INVALID``.
-        """
-        verify_signature(self.public_key, _signed(self.manifest), self.signature)
+    WHAT, SIGNED_AS, FIELD = "variant manifest", "variant_manifest", "manifest"
+    FILE, MAX_CHARACTERS = _VariantFile, MAX_MANIFEST_BYTES
 
-    def to_json(self) -> str:
-        """Canonical JSON, as it is kept beside a delta and travels."""
-        return canonical_json(
-            {
-                "manifest": self.manifest.model_dump(mode="json"),
-                "public_key": self.public_key.hex(),
-                "signature": self.signature.hex(),
-            }
-        ).decode()
+    @property
+    def manifest(self) -> VariantManifest:
+        """What is signed."""
+        return self.document
 
     @property
     def digest(self) -> str:
-        """Hex sha256 of that JSON, by which a hub's ledger names it; it cannot be guessed, for the signature in it."""
+        """Hex sha256 of the JSON, by which a hub's ledger names it; it cannot be guessed, for the signature in it."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From JSON; not verified yet.
-
-        Raises:
-            GymError: ``TOO_LARGE``, or ``USAGE`` naming the first field that is off.
-        """
-        if len(text) > MAX_MANIFEST_BYTES:
-            raise GymError(
-                ErrorCode.TOO_LARGE, f"a variant's manifest of more than {MAX_MANIFEST_BYTES} characters"
-            )
-        try:
-            found = _VariantDocument.model_validate_json(text)
-        except ValidationError as error:
-            raise GymError(ErrorCode.USAGE, f"variant manifest: {first_problem(error)}") from error
-        return cls(found.manifest, bytes.fromhex(found.public_key), bytes.fromhex(found.signature))
-
-
-class _VariantDocument(StrictModel):
-    model_config = ConfigDict(strict=True)
-
-    manifest: VariantManifest
-    public_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-
-
-def _signed(manifest: VariantManifest) -> dict[str, Any]:
-    return {"variant_manifest": manifest.model_dump(mode="json")}

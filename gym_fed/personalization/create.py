@@ -25,7 +25,7 @@ from gym_fed.personalization.base import Base
 from gym_fed.personalization.evaluator import LossEvaluator
 from gym_fed.personalization.recipe import Encoding, Method, encoding_of, require_fitting, training_config
 from gym_fed.personalization.results import AGAIN, CreatedVariant, Listener, begin
-from gym_fed.personalization.rows import PersonalRows
+from gym_fed.personalization.rows import FORM_KEY, PersonalRows
 from gym_fed.personalization.writer import VariantWriter
 from gym_fed.quantization.refining import distiller
 from gym_fed.renamed import with_new_names
@@ -35,9 +35,6 @@ from gym_fed.training.tuning.lora import lora_factors
 
 if TYPE_CHECKING:
     from gym_fed.delta.encode import Refine
-
-FORM_KEY = "rows"
-"""The key in a delta's manifest (``extra``) for the form of its rows: ``rows.Form``."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +88,7 @@ def create(
             revision=request.revision,
             note=note,
             replace=request.replace,
+            figures={"loss_base": result.loss_before, "loss": result.loss_encoded},
         )
         path = store.path(request.name)
     if request.output is None:
@@ -107,6 +105,7 @@ def create(
         times_smaller=16.0 / result.report.bits_per_weight,
         base_model=record.base_model,
         base_digest=record.base_digest,
+        form=rows.form,
         learnt_as=rows.learnt_as,
         judged_on=rows.judged_on,
         loss_before=result.loss_before,

@@ -26,7 +26,7 @@ from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import quiet_loading
 from gym_fed.personalization.base import Base
-from gym_fed.personalization.create import FORM_KEY, VariantJob, train_and_encode
+from gym_fed.personalization.create import VariantJob, train_and_encode
 from gym_fed.personalization.evaluator import LossEvaluator
 from gym_fed.personalization.recipe import (
     Encoding,
@@ -44,7 +44,7 @@ from gym_fed.personalization.results import (
     require_better,
     require_wanted,
 )
-from gym_fed.personalization.rows import PersonalRows
+from gym_fed.personalization.rows import FORM_KEY, PersonalRows
 from gym_fed.personalization.writer import VariantWriter
 from gym_fed.serving.store.records import VariantRecord
 
@@ -138,6 +138,7 @@ def rebase(
             revision=revision,
             note=note,
             replace=not renamed,
+            figures=carried.losses.figures,
         )
         path = store.path(request.output_name)
     shutil.rmtree(folder)
@@ -214,10 +215,8 @@ def _note(record: VariantRecord, carried: Carried) -> str:
     """The manifest's note: its origin, and nothing of the rows, because every user of the variant can read it."""
     what = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
     if carried.losses.took_refit:
-        what += f", refitted in {carried.steps} steps"
-    elif carried.alpha != 1.0:
-        what += f", scaled by {carried.alpha:g}"
-    return what
+        return f"{what}, refitted in {carried.steps} steps"
+    return what if carried.alpha == 1.0 else f"{what}, scaled by {carried.alpha:g}"
 
 
 @dataclass(frozen=True)

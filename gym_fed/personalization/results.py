@@ -72,7 +72,8 @@ class CreatedVariant:
         times_smaller: How many times the base in bfloat16 is larger.
         base_model: The base's name.
         base_digest: Of its tensors.
-        learnt_as: The form in which the rows were learnt: a chat, or bare text.
+        form: ``chat`` or ``plain``, the form in which the rows were learnt.
+        learnt_as: The same in words.
         judged_on: What the losses were measured on.
         loss_before: Of the base there, in nats: a token, or of preferences a pair.
         loss_trained: After training.
@@ -98,6 +99,7 @@ class CreatedVariant:
     times_smaller: float
     base_model: str
     base_digest: str
+    form: str
     learnt_as: str
     judged_on: str
     loss_before: float
@@ -154,6 +156,11 @@ class Losses:
         if self.best is None or self.new_base is None:
             return None
         return self.best < self.new_base
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """For the store's history, which stays on this machine; a manifest, which travels, has none of it."""
+        return {"loss_base": self.new_base, "loss": self.best}
 
     @property
     def took_refit(self) -> bool:

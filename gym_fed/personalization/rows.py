@@ -17,6 +17,8 @@ from gym_fed.errors import ErrorCode, GymError
 PersonalKind = Literal["supervised", "preference"]
 Form = Literal["chat", "plain"]
 """``chat``: the variant answers a conversation; ``plain``: it continues a text, as in ``/v1/completions``."""
+FORM_KEY = "rows"
+"""The key in a delta's manifest (``extra``) for the form of its rows."""
 Source: TypeAlias = "str | Path | Sequence[Mapping[str, Any]]"
 """A file (or folder, or pattern), or rows in memory."""
 

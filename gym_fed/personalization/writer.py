@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, load_or_create
@@ -132,8 +132,9 @@ class VariantWriter:
         revision: int,
         note: str,
         replace: bool,
+        figures: Mapping[str, Any],
     ) -> VariantRecord:
-        """Sign a delta, and add it as the user's."""
+        """Sign a delta, and add it as the user's; its figures stay in the store."""
         from gym_fed.serving.store.signing import sign_variant
 
         signed = (
@@ -141,7 +142,7 @@ class VariantWriter:
             if self._unsigned
             else sign_variant(delta, self._key(), name=name, revision=revision, note=note)
         )
-        return store.add(delta, signed, name=name, owner=user_id, replace=replace)
+        return store.add(delta, signed, name=name, owner=user_id, replace=replace, figures=figures)
 
     def _key(self) -> SigningKey:
         if self._given is None:

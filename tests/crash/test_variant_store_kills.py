@@ -55,6 +55,7 @@ def test_a_change_killed_at_any_line_leaves_the_old_variant_or_the_new_one(tmp_p
             assert found == ([] if revision is None else [revision]), line
             store.add(*new, name="alice", owner=key.contributor, replace=True)
             assert store.verify("alice").revision == 2
+            store.history.keep(1)
             store.gc()
             objects = [path.stem for path in store.folder.glob("objects/*/*")]
             assert objects == [new[1].manifest.delta_sha256], line

@@ -11,12 +11,14 @@ from gym_client.hub import from_hub
 from gym_client.hub.heads import Heads
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
 from gym_client.identity.pins import key_for
-from gym_client.ledger.receipts import check_receipt
+from gym_client.ledger.receipts import check_receipt, kept_receipts
 from gym_client.variants.ledger import check_said
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
 from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.ledger.heads import EntryProof
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 Progress = Callable[[str, int, int], None]
@@ -143,7 +145,7 @@ def push_variant(
     for _ in range(_TRIES):
         reply = client.call("PutVariant", request)
         if not reply.needs_object:
-            return _keep(client, reply.receipt_json, signed)
+            return _keep(client, reply.receipt_json, manifest.variant, signed)
         upload(
             client,
             manifest.delta_sha256,
@@ -244,13 +246,39 @@ def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
         The hub's receipt, checked and kept in the home.
 
     Raises:
-        GymError: ``NOT_FOUND``.
+        GymError: ``NOT_FOUND``; ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign, or that is
+            of another variant.
     """
     reply = client.call("DeleteVariant", pb.DeleteVariantRequest(name=name))
-    return _keep(client, reply.receipt_json, None)
+    return _keep(client, reply.receipt_json, name, None)
 
 
-def _keep(client: HubClient, text: str, signed: SignedVariant | None) -> dict[str, Any]:
+def known_slots(home: Home, server: str) -> dict[str, str]:
+    """Names of this home's variants by the slot that a hub's ledger has for each, as far as receipts are kept.
+
+    A ledger names no variant: only a receipt of its push says which one an entry is of.
+    """
+    found: dict[str, str] = {}
+    for receipt in kept_receipts(home, server):
+        if "proof" in receipt and isinstance(name := receipt.get("variant"), str):
+            entry = EntryProof.from_dict(receipt["proof"]).entry
+            if entry.kind == "variant":
+                found[str(entry.body["variant"])] = name
+    return found
+
+
+def _require_slot(client: HubClient, proof: EntryProof, name: str) -> None:
+    """Refuse the proof of a removal that is of another variant than ``name``, as far as this home knows it."""
+    slots, slot = known_slots(client.home, client.pin.server), str(proof.entry.body.get("variant"))
+    if slots.get(slot, name) != name or (name in slots.values() and slot not in slots):
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"{client.address} proves entry {proof.entry.sequence}, which is of another variant than {name}",
+            "do not trust this hub; ask its coordinator",
+        )
+
+
+def _keep(client: HubClient, text: str, name: str, signed: SignedVariant | None) -> dict[str, Any]:
     receipt = from_hub.document(text, "a receipt", proof=dict)
     proof = check_receipt({"proof": receipt.get("proof")}, bytes.fromhex(client.pin.ledger_key))
     assert proof is not None
@@ -266,6 +294,8 @@ def _keep(client: HubClient, text: str, signed: SignedVariant | None) -> dict[st
             f"{client.address} proves entry {proof.entry.sequence}, which does not record this variant",
             "do not trust this hub; ask its coordinator",
         )
+    if signed is None:
+        _require_slot(client, proof, name)
     heads = Heads(client.home, bytes.fromhex(client.pin.ledger_key))
     heads.see(proof.head, client.prove)
     client.home.append_receipt({**receipt, "server": client.pin.server})

@@ -3,72 +3,46 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gym_fed import console
+from gym_fed.cli.variant.add import add
 from gym_fed.cli.variant.create import create, rebase
-from gym_fed.cli.variant.options import (
-    KeyOption,
-    NameArgument,
-    StoreOption,
-    open_store,
-    signing_key,
-)
+from gym_fed.cli.variant.history import history, undo
+from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store
+from gym_fed.cli.variant.remove import receipt_app, remove
+from gym_fed.cli.variant.sign import sign
+from gym_fed.cli.variant.snippets import snippets
 from gym_fed.cli.variant.wire import hub_app, pull, push
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.store.folder import store_folder
-
-if TYPE_CHECKING:
-    from gym_fed.identity.variant import SignedVariant
-    from gym_fed.serving.store.store import VariantStore
+from gym_fed.old_names import old_options
 
 app = typer.Typer(
     help="Create, list, check, share and remove personal variants of a base model.", no_args_is_help=True
 )
-app.command()(create)
-app.command()(rebase)
+_TakesHeldOut = old_options({"--held-out": "--heldout-share"})
+app.command(cls=_TakesHeldOut)(create)
+app.command(cls=_TakesHeldOut)(rebase)
+app.command()(add)
+app.command()(sign)
+app.command()(snippets)
+app.command()(history)
+app.command()(undo)
+app.command()(remove)
 app.command()(push)
-app.command()(pull)
+app.command(cls=old_options({"--owner": "--user"}))(pull)
 app.add_typer(hub_app, name="hub")
-
-
-@app.command()
-def add(
-    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A .gymdelta.")],
-    name: Annotated[str, typer.Option("--name", help="What it is served as.")],
-    user: Annotated[
-        str | None, typer.Option("--user", help="Whose it is; by default the account of the key that signs.")
-    ] = None,
-    sign: Annotated[
-        bool, typer.Option("--sign/--unsigned", help="By default a server refuses unsigned ones.")
-    ] = True,
-    key: KeyOption = None,
-    note: Annotated[str, typer.Option("--note", help="For people: what it was made from.")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="Take the place of the one there is.")] = False,
-    store: StoreOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Add a delta to the store, signed with your own key; a running server has it at once."""
-    if not sign and (key is not None or user is None):
-        what = "--user says whose it is" if user is None else "--key does not go with it"
-        raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or name a user")
-    if not delta.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no delta at {delta}")
-    signed, owner = None, user or ""
-    with open_store(store, create=True, require_signature=sign) as opened:
-        if sign:
-            signed, owner = _signed(opened, delta, name, user, key, note, replace)
-        record = opened.add(delta, signed, name=name, owner=owner, replace=replace, note="" if sign else note)
-    console.print_result(as_json, record.to_dict(), f"added {record.name} to {store_folder(store)}")
+app.add_typer(receipt_app, name="receipt")
 
 
 @app.command("list")
 def list_variants(
-    user: Annotated[str | None, typer.Option("--user", help="Only those of this owner.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="ID", help="Only those of this owner.")
+    ] = None,
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -100,22 +74,6 @@ def show(name: NameArgument, store: StoreOption = None, as_json: AsJson = False)
         record = opened.get(name)
         found = {**record.to_dict(), "file": str(opened.path(name))}
     console.print_result(as_json, found, lambda: _print_fields(found))
-
-
-@app.command()
-def remove(name: NameArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
-    """Remove a variant from the store; requests that use it are finished, new ones are refused."""
-    with open_store(store) as opened:
-        record = opened.remove(name)
-    if record is None:
-        damaged = {"name": name, "damaged": True}
-        console.print_result(
-            as_json, damaged, f"removed {name}, whose row was damaged; gym variant gc removes its file"
-        )
-        return
-    console.print_result(
-        as_json, record.to_dict(), f"removed {record.name}, revision {record.revision} of {record.owner}"
-    )
 
 
 @app.command()
@@ -180,40 +138,20 @@ def trust(
 
 
 @app.command()
-def gc(store: StoreOption = None, as_json: AsJson = False) -> None:
-    """Remove files that no variant has: what a killed add or remove left."""
+def gc(
+    keep: Annotated[
+        int | None,
+        typer.Option("--keep", min=1, help="Keep so many revisions of each variant, from now on, too."),
+    ] = None,
+    store: StoreOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove revisions beyond those that are kept (10 by default), and files that a killed add or remove left."""
     with open_store(store) as opened:
+        if keep is not None:
+            opened.history.keep(keep)
         files, size = opened.gc()
     console.print_result(as_json, {"files": files, "bytes": size}, f"removed {files} files of {size:,} bytes")
-
-
-def _signed(
-    store: VariantStore,
-    delta: Path,
-    name: str,
-    user: str | None,
-    key: Path | None,
-    note: str,
-    replace: bool,
-) -> tuple[SignedVariant, str]:
-    """The manifest, signed as the revision after the present one, and the owner."""
-    from gym_fed.serving.store.records import is_account
-    from gym_fed.serving.store.signing import sign_variant
-
-    signer = signing_key(key)
-    owner = user or signer.contributor
-    if is_account(owner):
-        signer = signer.of_account(
-            owner
-        )  # a rotated account's newer key signs for it, where the store knows it
-    revision = 1
-    if replace:
-        try:
-            revision = store.get(name).revision + 1
-        except GymError as error:
-            if error.code is not ErrorCode.NOT_FOUND:
-                raise
-    return sign_variant(delta, signer, name=name, revision=revision, note=note), owner
 
 
 def _print_fields(found: dict[str, Any]) -> None:

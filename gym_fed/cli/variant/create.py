@@ -10,30 +10,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from gym_quant.registry import CODECS
 
-from gym_fed.cli.data.files import ColumnsOption
+from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.next_command import after_create, command, print_next
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key
 from gym_fed.console import AsJson, MemberName, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.store.folder import store_folder
+from gym_fed.options import DEVICE, ColumnsOption, SetOption
+from gym_fed.serving.store.folder import variants_folder
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.identity.keys import SigningKey
     from gym_fed.personalization.results import CreatedVariant, Listener, RebasedVariant
 
-Base = Annotated[str, typer.Option("--base", help="gym-nano, a model folder, or a name in the local cache.")]
-Device = Annotated[str, typer.Option(help="auto takes CUDA, then MPS, then the CPU.")]
-Settings = Annotated[
-    list[str] | None,
+Base = Annotated[
+    str,
     typer.Option(
-        "--set", metavar="A.B=VALUE", help="Another value of the training config, as in `gym train`."
+        "--base",
+        metavar="MODEL",
+        help="gym-nano, a model folder, or a name of the Hub.",
+        autocompletion=models,
     ),
 ]
+Device = Annotated[str, DEVICE]
 HeldOut = Annotated[
-    float, typer.Option(min=0.0, max=0.5, help="Share of the rows that measures and is not trained on.")
+    float,
+    typer.Option(
+        "--heldout-share", min=0.0, max=0.5, help="Share of the rows that measures and is not trained on."
+    ),
 ]
 AsChat = Annotated[
     bool | None,
@@ -53,16 +60,22 @@ AsBefore = Annotated[
 ]
 Unsigned = Annotated[bool, typer.Option("--unsigned", help="Sign nothing; no key is needed.")]
 Output = Annotated[
-    Path | None, typer.Option(help="Keep the work here, checkpoints too.", show_default="removed at the end")
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Keep the work here, checkpoints too.", show_default="removed at the end"
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Forget unfinished work of this variant first.")]
 
 
 def create(
     data: Annotated[
-        str, typer.Option("--data", help="Examples or preferences, recognized by their columns.")
+        str,
+        typer.Option("--data", metavar="FILE", help="Examples or preferences, recognized by their columns."),
     ],
-    user: Annotated[str, typer.Option("--user", help="Whose it is: an account, or a plain id.")],
+    user: Annotated[
+        str, typer.Option("--user", metavar="ID", help="Whose it is: an account, or a plain id.")
+    ],
     name: Annotated[
         str | None, typer.Option(help="What it is served as.", show_default="the user id")
     ] = None,
@@ -75,7 +88,14 @@ def create(
         ),
     ] = "auto",
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Most optimiser steps.", show_default="by the number of rows")
+        int | None,
+        typer.Option(
+            "--steps",
+            "--max-steps",
+            min=1,
+            help="Most optimiser steps.",
+            show_default="by the number of rows",
+        ),
     ] = None,
     held_out: HeldOut = 0.2,
     columns: ColumnsOption = None,
@@ -84,7 +104,7 @@ def create(
     replace: Annotated[
         bool, typer.Option("--replace", help="Make the next revision of a variant that exists.")
     ] = False,
-    set_: Settings = None,
+    set_: SetOption = None,
     output: Output = None,
     overwrite: Overwrite = False,
     key: KeyOption = None,
@@ -101,7 +121,7 @@ def create(
     with listening() as listener:
         created = PersonalizedTrainer(
             base,
-            variants=store_folder(store),
+            variants=variants_folder(store),
             method=method,
             codec=codec,
             training=training_overrides(set_, steps),
@@ -124,26 +144,42 @@ def create(
         print_json(created.to_dict())
         return
     out.print(summary(created))
-    if as_chat is not False and created.signed:
-        where = "" if store is None else f" --variants {store}"
-        out.print(f"try it with: gym chat {base}{where} --variant {created.name}")
+    snippets = command(
+        "gym", "variant", "snippets", created.name, *(() if store is None else ("--store", store))
+    )
+    err.print(f"use it from Python, LangChain, Open WebUI or Ollama: {snippets}")
+    if created.signed:
+        print_next(after_create(base, created.name, store, is_chat=created.form == "chat"))
 
 
 def rebase(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The variant.")],
     onto: Annotated[
-        str, typer.Option("--onto", help="The new base: a model folder, gym-nano, or a cached name.")
+        str,
+        typer.Option(
+            "--onto", metavar="MODEL", help="The new base: gym-nano, a model folder, or a name of the Hub."
+        ),
     ],
     data: Annotated[
-        str | None, typer.Option("--data", help="The owner's rows: what the losses are measured on.")
+        str | None,
+        typer.Option("--data", metavar="FILE", help="The owner's rows: what the losses are measured on."),
     ] = None,
     steps: Annotated[
-        int, typer.Option(min=0, help="Train on from what was carried, so many steps at most; 0 does not.")
+        int,
+        typer.Option(
+            "--steps",
+            "--max-steps",
+            min=0,
+            help="Train on from what was carried, so many steps at most; 0 does not.",
+        ),
     ] = 0,
     base: Annotated[
         str | None,
         typer.Option(
-            "--base", help="The old base, to measure there too.", show_default="the variant's base_model"
+            "--base",
+            metavar="MODEL",
+            help="The old base, to measure there too.",
+            show_default="the variant's base_model",
         ),
     ] = None,
     output_name: Annotated[
@@ -157,7 +193,7 @@ def rebase(
         typer.Option("--force", help="Also if it is no better than the new base alone, or untested."),
     ] = False,
     store: StoreOption = None,
-    set_: Settings = None,
+    set_: SetOption = None,
     overwrite: Overwrite = False,
     key: KeyOption = None,
     unsigned: Unsigned = False,
@@ -176,7 +212,7 @@ def rebase(
     with listening() as listener:
         rebased = PersonalizedTrainer(
             base,
-            variants=store_folder(store),
+            variants=variants_folder(store),
             training=training_overrides(set_, None),
             key=signer(key, unsigned),
             unsigned=unsigned,

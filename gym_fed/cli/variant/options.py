@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.serving.store.folder import store_folder
+from gym_fed import console
+from gym_fed.cli.completion import variants
+from gym_fed.errors import GymError
+from gym_fed.serving.store.folder import variants_folder
 
 if TYPE_CHECKING:
     from gym_fed.identity.keys import SigningKey
+    from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
 
 StoreOption = Annotated[
     Path | None,
     typer.Option(
-        "--store", envvar="GYM_VARIANTS", help="Folder of the variants.", show_default="~/.gym-fed/variants"
+        "--store",
+        "--variants",
+        metavar="FOLDER",
+        envvar="GYM_VARIANTS",
+        help="Folder of the variants.",
+        show_default="~/.gym-fed/variants",
     ),
 ]
 KeyOption = Annotated[
     Path | None,
-    typer.Option("--key", help="PEM file of the key that signs; by default this home's own."),
+    typer.Option("--key", metavar="FILE", help="PEM file of the key that signs; by default this home's own."),
 ]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The variant.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The variant.", autocompletion=variants)]
 
 
 def open_store(store: Path | None, *, create: bool = False, require_signature: bool = False) -> VariantStore:
@@ -34,11 +45,11 @@ def open_store(store: Path | None, *, create: bool = False, require_signature: b
     """
     from gym_fed.serving.store.store import VariantStore
 
-    return VariantStore.open(store_folder(store), create=create, require_signature=require_signature)
+    return VariantStore.open(variants_folder(store), create=create, require_signature=require_signature)
 
 
-def signing_key(path: Path | None) -> SigningKey:
-    """The key of a PEM file, or this home's newest; a passphrase is asked for where there is one.
+def signing_key(path: Path | None, home: Path | None = None) -> SigningKey:
+    """The key of a PEM file, or the home's newest; a passphrase is asked for where there is one.
 
     Raises:
         GymError: As ``SigningKey.load``.
@@ -46,10 +57,51 @@ def signing_key(path: Path | None) -> SigningKey:
     if path is None:
         from gym_client.identity.home import Home
 
-        return Home.open().key
+        return Home.open(home).key
     from gym_client.identity.keystore import PASSPHRASE_VARIABLE
 
     from gym_fed.identity.keys import SigningKey
     from gym_fed.identity.passphrase import PassphraseSource
 
     return SigningKey.load(path, PassphraseSource(PASSPHRASE_VARIABLE).get)
+
+
+def owners_key(
+    path: Path | None, folder: Path, record: VariantRecord, home: Path | None = None
+) -> SigningKey:
+    """The key that signs for a variant's owner: of a PEM file, the store's own where that signed it, or this home's.
+
+    Args:
+        path: The PEM file; None: none is named.
+        folder: Of the store.
+        record: The variant.
+        home: This one's folder; None: the default.
+
+    Raises:
+        GymError: As ``SigningKey.load``.
+    """
+    from gym_fed.identity.keys import SigningKey
+    from gym_fed.personalization.writer import KEY_FILE
+    from gym_fed.serving.store.records import is_account
+
+    own = folder / KEY_FILE
+    with suppress(GymError):  # a manifest that cannot be read names no key
+        signed = record.signed()
+        if path is None and signed is not None and own.is_file():
+            key = SigningKey.load(own)
+            if key.public_key == signed.public_key:
+                return key
+    key = signing_key(path, home)
+    return key.of_account(record.owner) if is_account(record.owner) else key
+
+
+@contextmanager
+def shown_progress(as_json: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on a terminal, lines elsewhere, nothing beside JSON."""
+    from gym_client.display import Display, make_display
+
+    display = Display() if as_json else make_display(console.err, False)
+    try:
+        yield lambda what, done, total: display.progress(what, done, total, None)
+    finally:
+        display.close()

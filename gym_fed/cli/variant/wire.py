@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server
 
 from gym_fed import console
-from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store
+from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store, shown_progress
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.store.folder import store_folder
+from gym_fed.serving.store.folder import variants_folder
 
 if TYPE_CHECKING:
     from gym_client.hub.transport import HubClient
-    from gym_client.variants.variants import HubVariant, Progress
+    from gym_client.variants.variants import HubVariant
 
     from gym_fed.identity.variant import SignedVariant, VariantManifest
     from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
-
-Server = Annotated[
-    str | None, typer.Option("--server", help="host or host:port of the hub.", show_default="the one joined")
-]
-HomeFolder = Annotated[
-    Path | None,
-    typer.Option("--home", envvar="GYM_HOME", help="Your key and account.", show_default="~/.gym-fed"),
-]
-PassphraseFile = Annotated[
-    Path | None, typer.Option(help="Holds the key's passphrase.", show_default="$GYM_PASSPHRASE, or asked")
-]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
 
 hub_app = typer.Typer(help="List and remove your variants at a hub.", no_args_is_help=True)
 
@@ -67,7 +54,7 @@ def push(
         before = record.signed()
         manifest = _manifest(record, client.pin.contributor, revision)
         signed = to_push(client, manifest, before if revision is None else None)
-        with _shown(as_json) as progress:
+        with shown_progress(as_json) as progress:
             receipt = push_variant(client, path, signed, shown, progress)
         if signed != before:  # the store has what the hub has
             _keep(opened, path, signed, record.owner)
@@ -82,13 +69,13 @@ def push(
 def pull(
     name: NameArgument,
     server: Server = None,
-    owner: Annotated[str, typer.Option(help="Id of its owner.", show_default="your own account")] = "",
     user: Annotated[
         str | None,
         typer.Option(
             "--user",
-            help="Whose a variant of yours is in this store, as in create --user.",
-            show_default="as there; new ones: your account's",
+            metavar="ID",
+            help="Whose it is: an account, or what create --user called you.",
+            show_default="your own account",
         ),
     ] = None,
     store: StoreOption = None,
@@ -98,13 +85,13 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Pull a variant from a hub into the store, checked against its owner's signature and the hub's ledger."""
-    incoming = store_folder(store) / "incoming"
+    incoming = variants_folder(store) / "incoming"
     with _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants.variants import pull_variant
 
         before, local = _local(store, name)
-        keeper = _keeper(before, name, owner or client.pin.contributor, client.pin.contributor, user)
-        with _shown(as_json) as progress:
+        owner, keeper = _owners(before, name, client.pin.contributor, user)
+        with shown_progress(as_json) as progress:
             found = pull_variant(client, owner, name, incoming, progress, local=local)
     try:
         with open_store(store, create=True) as opened:
@@ -195,32 +182,26 @@ def _local(store: Path | None, name: str) -> tuple[VariantRecord | None, Path | 
         raise
 
 
-def _keeper(before: VariantRecord | None, name: str, account: str, own: str, user: str | None) -> str:
-    """Whose a pulled variant is in this store; refused before anything is fetched.
+def _owners(before: VariantRecord | None, name: str, own: str, user: str | None) -> tuple[str, str]:
+    """The account that a pulled variant is signed by, and whose it is in this store; refused before the pull.
 
-    Its account's; or, as at `create --user`, a user id: the one named for a variant of one's own, or the one whose
-    variant of this name the same account signed.
+    That is the account again; or, as at `create --user`, a user id: the one named for a variant of one's own, or the
+    one whose variant of this name the same account signed.
 
     Args:
         before: What the store has under its name.
         name: Of the variant.
-        account: Its owner's at the hub.
-        own: The caller's account there.
+        own: The caller's account at the hub.
         user: What ``--user`` says.
     """
     from gym_fed.serving.store.records import is_account, validate_owner
 
-    keeper = account
+    account = keeper = own
     if user is not None:
         validate_owner(user)
-        if account != own or (is_account(user) and user != own):
-            raise GymError(
-                ErrorCode.USAGE,
-                f"--user {user}: variant {name!r} is {account}'s, and your account is {own}",
-                "--user names your own variants; leave it out",
-            )
         keeper = user
-    elif before is not None and not is_account(before.owner):
+        account = user if is_account(user) else own
+    if before is not None and not is_account(before.owner) and keeper == account:
         signed = before.signed()
         if signed is not None and signed.manifest.owner == account:
             keeper = before.owner
@@ -232,16 +213,12 @@ def _keeper(before: VariantRecord | None, name: str, account: str, own: str, use
             if account == own
             else "remove it first, or pull into another --store",
         )
-    return keeper
+    return account, keeper
 
 
 def _keep(store: VariantStore, path: Path, signed: SignedVariant, owner: str) -> VariantRecord:
     """Into the store, in the place of an older revision."""
-    from gym_fed.identity.keys import contributor_id
-
-    if (
-        contributor_id(signed.public_key) != owner
-    ):  # a later key of the account: hub and ledger say that it is
+    if signed.signed_by != owner:  # a later key of the account: hub and ledger say that it is
         store.trust(owner, signed.public_key)
     return store.add(path, signed, name=signed.manifest.variant, owner=owner, replace=True)
 
@@ -269,23 +246,11 @@ def _who_reads(variant: HubVariant, account: str) -> str:
     return f"{variant.num_readers} others" if variant.num_readers else "you alone"
 
 
-@contextmanager
-def _shown(as_json: bool) -> Iterator[Progress]:
-    """Bars on a terminal, lines elsewhere, nothing beside JSON."""
-    from gym_client.display import Display, make_display
-
-    display = Display() if as_json else make_display(console.err, False)
-    try:
-        yield lambda what, done, total: display.progress(what, done, total, None)
-    finally:
-        display.close()
-
-
 def _enrolled(
     server: str | None, home: Path | None, passphrase_file: Path | None, insecure: bool
 ) -> HubClient:
     """A client of a hub that was joined before, whose ledger key is the pinned one."""
-    from gym_client.cli.keys import open_home
+    from gym_client.cli.options import open_home
     from gym_client.hub.known import enrolled_client
 
     client = enrolled_client(open_home(home, passphrase_file), server, insecure)

@@ -1,4 +1,4 @@
-"""Where variants are kept unless another folder is named."""
+"""Where variants are kept unless another folder is named: one place for every command."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import os
 from pathlib import Path
 
 
-def store_folder(store: Path | None) -> Path:
-    """The folder that was named, ``$GYM_HOME/variants``, or ``~/.gym-fed/variants``."""
-    return (store or Path(os.environ.get("GYM_HOME") or "~/.gym-fed") / "variants").expanduser()
+def variants_folder(store: Path | None = None) -> Path:
+    """The folder that was named, ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``, which is ``~/.gym-fed``."""
+    home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed")
+    return (store or Path(os.environ.get("GYM_VARIANTS") or home / "variants")).expanduser()
+
+
+def present_store() -> Path | None:
+    """``variants_folder()``, where variants have been added there; None where not."""
+    folder = variants_folder()
+    return folder if (folder / "variants.db").is_file() else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import NANO, folder_here, is_hub_name
+from gym_fed.serving.store.folder import variants_folder
 
 _SUFFIX = ".gymdelta"
 
@@ -34,12 +34,6 @@ def in_parts(name: str) -> tuple[str, str] | None:
     return (base, variant) if base and variant and here else None
 
 
-def variants_folder(store: Path | None) -> Path:
-    """Where variants are kept: the folder that was named, ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``."""
-    home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed")
-    return (store or Path(os.environ.get("GYM_VARIANTS") or home / "variants")).expanduser()
-
-
 def delta_file(name: str | Path) -> Path | None:
     """The path of what is called a ``.gymdelta``; None for any other name."""
     path = Path(name).expanduser()
@@ -56,11 +50,16 @@ def base_of_delta(delta: Path) -> str:
 
     with DeltaFile.open(delta) as opened:
         name = str(opened.manifest.base_model)
-    if not (name == NANO or is_hub_name(name)) or folder_here(name) is None:
+    if not is_here(name):
         raise GymError(
             ErrorCode.USAGE, f"{delta}: which base? It was made for {name!r}", "name it with --base MODEL"
         )
     return name
+
+
+def is_here(base_model: str) -> bool:
+    """Whether a manifest's name of a base is a model of this machine; a folder's own name, without its path, is not."""
+    return (base_model == NANO or is_hub_name(base_model)) and folder_here(base_model) is not None
 
 
 def base_needed(name: str, base: str | None) -> str | None:

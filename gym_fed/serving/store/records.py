@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, contributor_id
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
 from gym_fed.identity.variant import SignedVariant, VariantName
 
 _NAME: TypeAdapter[str] = TypeAdapter(VariantName)
@@ -93,7 +93,7 @@ class VariantRecord:
         except GymError:
             found["signed_by"] = "unreadable"
         else:
-            found["signed_by"] = None if signed is None else contributor_id(signed.public_key)
+            found["signed_by"] = None if signed is None else signed.signed_by
         return found
 
 
@@ -115,6 +115,11 @@ def _fault(record: VariantRecord) -> str:
 def is_encodable(text: str) -> bool:
     """Whether a text has a form in UTF-8: lone surrogates have none."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def is_digest(text: object) -> bool:
+    """Whether a column holds the name of an object, and nothing that a path could be made of."""
+    return isinstance(text, str) and _SHA256.fullmatch(text) is not None
 
 
 def is_account(owner: str) -> bool:

@@ -17,28 +17,39 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import disk_full, fsync_folder
-from gym_fed.serving.store.records import VariantRecord, is_encodable
+from gym_fed.serving.store.records import VariantRecord, is_digest, is_encodable
 from gym_fed.system_errors import system_error
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _BUSY_SECONDS = 30.0
 _PAGE_ROWS = 500
 _log = logging.getLogger(__name__)
 _COLUMNS = ", ".join(field.name for field in fields(VariantRecord))
 _PLACES = ", ".join("?" for _ in fields(VariantRecord))
 _SELECT = f"SELECT {_COLUMNS} FROM variants"
-_SCHEMA = (
-    """CREATE TABLE variants (
-        name TEXT PRIMARY KEY, owner TEXT NOT NULL, sha256 TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+_ROW = """owner TEXT NOT NULL, sha256 TEXT NOT NULL, size_bytes INTEGER NOT NULL,
         base_model TEXT NOT NULL, base_digest TEXT NOT NULL, revision INTEGER NOT NULL,
-        created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, manifest TEXT, note TEXT NOT NULL)""",
+        created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, manifest TEXT, note TEXT NOT NULL"""
+_SCHEMA = (
+    f"CREATE TABLE variants (name TEXT PRIMARY KEY, {_ROW})",
     "CREATE INDEX variants_owner ON variants (owner, name)",
     "CREATE INDEX variants_sha256 ON variants (sha256)",
     """CREATE TABLE keys (
         owner TEXT NOT NULL, public_key TEXT NOT NULL, revoked INTEGER NOT NULL, added_at INTEGER NOT NULL,
         PRIMARY KEY (owner, public_key))""",
+)
+_HISTORY = (
+    f"""CREATE TABLE revisions (
+        position INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, {_ROW}, figures TEXT,
+        UNIQUE (name, revision))""",
+    "CREATE INDEX revisions_sha256 ON revisions (sha256)",
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
+    f"INSERT INTO revisions ({_COLUMNS}) SELECT {_COLUMNS} FROM variants",
     f"PRAGMA user_version = {_SCHEMA_VERSION}",
 )
+"""What schema 2 has beside schema 1: every revision that is kept, the newest too, in the order of their coming."""
+_KEPT = "kept_revisions"
+DEFAULT_KEPT = 10
 
 
 class VariantRegistry:
@@ -115,6 +126,17 @@ class VariantRegistry:
             transaction.set_key(owner, public_key, revoked=revoked)
 
     @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        """What several reads find in one state of the table."""
+        with self._connection() as connection:
+            connection.execute("BEGIN")
+            try:
+                yield Transaction(connection)
+            finally:
+                if connection.in_transaction:  # else an error has ended it
+                    connection.execute("ROLLBACK")
+
+    @contextmanager
     def writing(self) -> Iterator[Transaction]:
         """One write transaction: no other process writes meanwhile; durable when the block ends."""
         with self._connection() as connection:
@@ -126,6 +148,11 @@ class VariantRegistry:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    def forget_pages(self) -> None:
+        """Write what was deleted out of the log beside the database; its pages there are zeros already."""
+        with self._connection() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         self._closed = True
@@ -181,14 +208,15 @@ class VariantRegistry:
         connection.text_factory = _text
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        if _version(connection) == 0:
+        if _version(connection) in (0, 1):
             connection.execute("BEGIN IMMEDIATE")
-            if _version(connection) == 0:  # nobody was faster
-                for statement in _SCHEMA:
-                    connection.execute(statement)
+            before = _version(connection)  # somebody may have been faster
+            for statement in (*(_SCHEMA if before == 0 else ()), *(_HISTORY if before <= 1 else ())):
+                connection.execute(statement)
             connection.execute("COMMIT")
         found = _version(connection)
         if found != _SCHEMA_VERSION:
@@ -219,18 +247,65 @@ class Transaction:
         row = self._connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
         return None if row is None else VariantRecord.of_row(row)
 
-    def put(self, record: VariantRecord) -> None:
-        """Insert a row, or put it in place of the one of that name."""
+    def put(self, record: VariantRecord, figures: str | None = None) -> set[str]:
+        """Insert a row, or put it in place of the one of that name, which stays among the revisions.
+
+        Returns:
+            The deltas of revisions that are not kept any more; another variant may have them.
+        """
         values = tuple(getattr(record, field.name) for field in fields(VariantRecord))
         self._connection.execute(f"INSERT OR REPLACE INTO variants ({_COLUMNS}) VALUES ({_PLACES})", values)
+        gone = self._delete("name = ? AND revision = ?", (record.name, record.revision))
+        into = f"INSERT INTO revisions ({_COLUMNS}, figures) VALUES ({_PLACES}, ?)"
+        self._connection.execute(into, (*values, figures))
+        return gone | self.prune(record.name)
 
-    def delete(self, name: str) -> None:
-        self._connection.execute("DELETE FROM variants WHERE name = ?", (name,))
+    def revisions(self, name: str) -> list[tuple[VariantRecord, str | None]]:
+        """Every revision of a name that is kept, the newest first, with its figures.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a damaged row.
+        """
+        if not is_encodable(name):
+            return []
+        select = f"SELECT {_COLUMNS}, figures FROM revisions WHERE name = ? ORDER BY position DESC"
+        rows = self._connection.execute(select, (name,)).fetchall()
+        return [(VariantRecord.of_row(row[:-1]), row[-1]) for row in rows]
+
+    def kept(self) -> int:
+        """How many revisions of a variant are kept."""
+        row = self._connection.execute("SELECT value FROM settings WHERE name = ?", (_KEPT,)).fetchone()
+        return DEFAULT_KEPT if row is None else max(1, int(row[0]))
+
+    def keep(self, number: int) -> None:
+        """Keep so many from now on; what is beyond goes with the next ``prune``."""
+        self._connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (_KEPT, number))
+
+    def prune(self, name: str | None = None) -> set[str]:
+        """Forget the oldest revisions of a variant, or of all; returns their deltas."""
+        where = "" if name is None else "WHERE name = ?"
+        counted = (
+            "SELECT position FROM (SELECT position, row_number() OVER "
+            f"(PARTITION BY name ORDER BY position DESC) AS age FROM revisions {where}) WHERE age > ?"
+        )
+        values = (self.kept(),) if name is None else (name, self.kept())
+        return self._delete(f"position IN ({counted})", values)
+
+    def delete(self, name: str) -> set[str]:
+        """Forget a variant with all its revisions; returns their deltas."""
+        found = self._connection.execute("DELETE FROM variants WHERE name = ? RETURNING sha256", (name,))
+        return _digests(found) | self._delete("name = ?", (name,))
+
+    def _delete(self, where: str, values: tuple[object, ...]) -> set[str]:
+        found = self._connection.execute(f"DELETE FROM revisions WHERE {where} RETURNING sha256", values)
+        return _digests(found)
 
     def is_used(self, sha256: str) -> bool:
-        """Whether any variant has this delta."""
-        found = self._connection.execute("SELECT 1 FROM variants WHERE sha256 = ? LIMIT 1", (sha256,))
-        return found.fetchone() is not None
+        """Whether a revision of any variant has this delta."""
+        return any(
+            self._connection.execute(f"SELECT 1 FROM {table} WHERE sha256 = ? LIMIT 1", (sha256,)).fetchone()
+            for table in ("variants", "revisions")
+        )
 
     def has_keys(self, owner: str) -> bool:
         """Whether the state of any key of an owner is known."""
@@ -262,6 +337,11 @@ class Transaction:
                 "UPDATE variants SET updated_at = max(updated_at + 1, ?) WHERE owner = ?",
                 (int(time.time()), owner),
             )
+
+
+def _digests(found: sqlite3.Cursor) -> set[str]:
+    """Of the rows that were deleted; what a damaged one has in its place names no file."""
+    return {row[0] for row in found.fetchall() if is_digest(row[0])}
 
 
 def _text(raw: bytes) -> str:

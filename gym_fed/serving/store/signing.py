@@ -9,6 +9,8 @@ from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_fed.serving.store.records import validate_name
 
+MAX_NOTE = 512
+
 
 def sign_variant(
     delta: Path, key: SigningKey, *, name: str, revision: int = 1, note: str = ""
@@ -20,7 +22,7 @@ def sign_variant(
         key: Whose account becomes the manifest's owner; ``SigningKey.of_account`` for one that had another key first.
         name: What the variant is to be served as.
         revision: Above that of the variant which it replaces.
-        note: For people; at most 512 characters.
+        note: For people; at most ``MAX_NOTE`` characters.
 
     Raises:
         GymError: As ``DeltaFile.open``; ``USAGE`` for a name or note that a manifest cannot carry.
@@ -28,8 +30,8 @@ def sign_variant(
     from gym_fed.delta.file import DeltaFile
 
     validate_name(name)
-    if len(note) > 512:
-        raise GymError(ErrorCode.USAGE, f"a note of {len(note)} characters", "at most 512")
+    if len(note) > MAX_NOTE:
+        raise GymError(ErrorCode.USAGE, f"a note of {len(note)} characters", f"at most {MAX_NOTE}")
     with DeltaFile.open(delta) as opened:
         manifest = VariantManifest(
             variant=name,

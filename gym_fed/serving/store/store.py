@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.files import make_folder
+from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.variant import SignedVariant
 from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.store.bulk import BulkAddition, IncomingVariant, Progress
+from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_text, unless_damaged
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import VariantRegistry
@@ -55,6 +58,7 @@ class VariantStore:
         self._loader = loader or _load
         self._objects = DeltaObjects(folder)
         self._registry = VariantRegistry(folder / "variants.db")
+        self.history = VariantHistory(self._registry, self._objects)
         self._cache = VariantCache(
             self._page_in, cache_bytes, fingerprint=lambda record: self._objects.identity(record.sha256)
         )
@@ -120,6 +124,7 @@ class VariantStore:
         owner: str,
         replace: bool = False,
         note: str = "",
+        figures: Mapping[str, Any] | None = None,
     ) -> VariantRecord:
         """Copy a delta into the store and register it; durable on return, and seen by every process.
 
@@ -134,6 +139,7 @@ class VariantStore:
             owner: An account's id, or a plain user id.
             replace: Take the place of the owner's variant of this name, where there is one.
             note: For people, on an unsigned variant; a signed one carries its own.
+            figures: What its history shows of it, such as losses; they stay in this store.
 
         Raises:
             GymError: ``USAGE`` for a name or owner; ``FILE_EXISTS`` without ``replace``; ``PERMISSION_DENIED`` for
@@ -164,40 +170,66 @@ class VariantStore:
                 if before is not None and before.manifest is not None and before.manifest == record.manifest:
                     return before
                 record = numbered(record, before, signed)
-                transaction.put(record)
+                gone = transaction.put(record, as_text(figures))
                 failpoint("variant-before-commit")
         failpoint("variant-committed")
-        if before is not None and before.sha256 != record.sha256:
-            self._forget(before.sha256)
+        self._forget(gone)
         return record
 
-    def remove(self, name: str) -> VariantRecord | None:
-        """Unregister a variant; running requests finish, new ones are refused.
+    def add_all(
+        self,
+        variants: Sequence[IncomingVariant],
+        key: SigningKey | None = None,
+        *,
+        replace: bool = False,
+        progress: Progress | None = None,
+    ) -> list[VariantRecord]:
+        """Sign and add many variants in one transaction: all, or none where one is refused.
 
-        Its revisions are forgotten: a user with write access to this folder can add an older one afterwards.
+        Args:
+            variants: What to add; identical files are checked and stored once.
+            key: Signs each; None: unsigned, which ``require_signature`` refuses.
+            replace: As in ``add``.
+            progress: Called with what goes on, how many are done, and of how many.
 
-        Returns:
-            What was removed; None where its row was damaged (its file is then left to ``gc``).
+        Raises:
+            GymError: As ``add``, naming every file that is refused, with the code of the first.
+        """
+        if key is None and self.require_signature:
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"{len(variants)} variants are not signed, and this store requires signatures",
+                "give a key, or open the store for unsigned variants too",
+            )
+        addition = BulkAddition(
+            self._objects, self._registry, self._base, key, replaces=replace, progress=progress
+        )
+        records, gone = addition.add(variants)
+        self._forget(gone)
+        return records
+
+    def remove(self, name: str) -> RemovedVariant:
+        """Unregister a variant and all its revisions, and unlink their files.
+
+        Running requests finish, new ones are refused. Its numbers are forgotten: a user with write access to this
+        folder can add an older revision afterwards.
 
         Raises:
             GymError: ``NOT_FOUND``.
         """
         with self._registry.writing() as transaction:
-            try:
-                record = transaction.get(name)
-            except GymError as error:
-                if error.code is not ErrorCode.STATE_CORRUPT:
-                    raise
-                record = None
-            else:
-                if record is None:
+            found: list[VariantRecord] = []
+            with unless_damaged():
+                found = [record for record, _ in transaction.revisions(name)]
+            with unless_damaged():
+                if transaction.get(name) is None:
                     raise _unknown(name)
-            transaction.delete(name)
+            digests = transaction.delete(name)
         failpoint("variant-removed")
-        if record is not None:
-            self._forget(record.sha256)
+        shared = self._forget(digests)
+        self._registry.forget_pages()
         self._cache.retire(name)
-        return record
+        return RemovedVariant(name, tuple(found), tuple(sorted(digests - shared)), tuple(sorted(shared)))
 
     def get(self, name: str) -> VariantRecord:
         """The row of a variant.
@@ -265,11 +297,13 @@ class VariantStore:
         return record
 
     def gc(self) -> tuple[int, int]:
-        """Remove files that no variant has, which kills left; returns how many, and their bytes.
+        """Remove revisions beyond those that are kept, and files that kills left; returns how many files, and bytes.
 
         Objects can go at once, since additions wait meanwhile; unfinished copies are left for an hour.
         """
         with self._registry.writing() as transaction:
+            transaction.prune()
+        with self._registry.writing() as transaction:  # only then are rows gone whatever becomes of the files
             return self._objects.collect(transaction.is_used)
 
     # ---- what the engine calls ----
@@ -321,11 +355,15 @@ class VariantStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forget(self, sha256: str) -> None:
-        """Remove an object that the committed change left unused; a kill before leaves it to ``gc``."""
+    def _forget(self, digests: set[str]) -> set[str]:
+        """Remove objects that the committed change left unused, and return the others; a kill leaves them to ``gc``."""
+        if not digests:
+            return set()
         with self._registry.writing() as transaction:
-            if not transaction.is_used(sha256):
+            used = {sha256 for sha256 in digests if transaction.is_used(sha256)}
+            for sha256 in digests - used:
                 self._objects.forget(sha256)
+        return used
 
     def _servable(self, name: str) -> VariantRecord:
         record = self._registry.get(name)

@@ -46,28 +46,53 @@ def describe(
     Raises:
         GymError: ``HASH_MISMATCH``, ``SIGNATURE_INVALID``; as ``DeltaFile.open``.
     """
-    from gym_fed.delta.file import DeltaFile
-
     if signed is not None and signed.manifest.delta_sha256 != staged.sha256:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
             f"{source} hashes to {staged.sha256}, but the manifest of {name!r} names {signed.manifest.delta_sha256}",
             "give the file that was signed",
         )
+    return row_of(staged, checked_base(staged, source, base), signed, name=name, owner=owner, note=note)
+
+
+def checked_base(staged: Staged, source: Path, base: BaseSpec | None) -> tuple[str, str]:
+    """Name and digest of the base of a delta, which is checked down to its values.
+
+    Raises:
+        GymError: As ``DeltaFile.open``, naming ``source``.
+    """
+    from gym_fed.delta.file import DeltaFile
+
     try:
         with DeltaFile.open(staged.path, base) as opened:
-            found = opened.manifest
+            return opened.manifest.base_model, opened.manifest.base_digest
     except GymError as error:
         message = error.message.replace(str(staged.path), str(source))
         raise GymError(error.code, message, error.hint) from error
+
+
+def row_of(
+    staged: Staged,
+    base: tuple[str, str],
+    signed: SignedVariant | None,
+    *,
+    name: str,
+    owner: str,
+    note: str,
+) -> VariantRecord:
+    """The row of a delta that was checked, which its manifest must agree with.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID``.
+    """
     now = int(time.time())
     record = VariantRecord(
         name=name,
         owner=owner,
         sha256=staged.sha256,
         size_bytes=staged.size_bytes,
-        base_model=found.base_model,
-        base_digest=found.base_digest,
+        base_model=base[0],
+        base_digest=base[1],
         revision=1 if signed is None else signed.manifest.revision,
         created_at=now,
         updated_at=now,

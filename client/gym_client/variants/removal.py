@@ -1,0 +1,113 @@
+"""Remove a variant from every hub that this home has joined, and check the receipts of that later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gym_client.hub.known import enrolled_client
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.pins import ServerPin, with_account
+from gym_client.ledger.receipts import check_receipt
+from gym_client.variants.variants import known_slots, remove_variant
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.removal import HubRemoval, SignedRemoval
+from gym_fed.ledger.entries import Entry
+from gym_fed.serving.store.records import is_account
+from gym_fed.text import plain
+
+
+def pushed_to(home: Home, name: str) -> list[ServerPin]:
+    """The hubs where this home's receipts say that a variant of this name is still kept."""
+    held: dict[str, bool] = {}
+    for receipt in home.receipts():
+        if receipt.get("variant") == name and isinstance(receipt.get("held"), bool):
+            held[str(receipt.get("server"))] = receipt["held"]
+    return [pin for pin in with_account(home) if held.get(pin.server)]
+
+
+def remove_everywhere(home: Home, name: str, owner: str | None, insecure: bool) -> Iterator[HubRemoval]:
+    """Remove a variant from each hub, one after the other; called again, it is answered in the same way.
+
+    Args:
+        home: With the accounts.
+        name: Of the variant.
+        owner: The account whose it is; a hub where this home has another account is left alone. None: a user id.
+        insecure: Plain text, to loopback addresses.
+
+    Raises:
+        GymError: Of the first hub that cannot be reached or refuses; what is removed stays removed.
+    """
+    for pin in with_account(home):
+        if not pin.contributor:  # the account was left: nothing can be asked in its name
+            yield HubRemoval(address=pin.address, server=pin.server, status="not asked")
+        elif owner is not None and owner != pin.contributor:
+            yield HubRemoval(address=pin.address, server=pin.server, status="another's")
+        else:
+            try:
+                with enrolled_client(home, pin.address, insecure) as client:
+                    client.status()
+                    yield _removed(client, name)
+            except GymError as error:
+                message = f"at {pin.address}: {error.message}"
+                raise GymError(error.code, message, error.hint or "the same command goes on") from error
+
+
+def check_hubs(home: Home, signed: SignedRemoval) -> list[dict[str, Any]]:
+    """What the hubs' receipts in a receipt prove, by the ledger keys that this home knows.
+
+    Returns:
+        A row for each hub: ``address``, ``server``, ``status`` and ``proven``. Where its entry was checked, also
+        ``ledger_sequence`` and ``is_same_document``: whether the entry is of a revision that the receipt lists.
+        ``proven`` needs that, or a receipt of this home by which the entry is of the variant.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID`` for a receipt that its hub did not sign, or that is of something else.
+    """
+    keys = {pin.server: pin.ledger_key for pin in with_account(home) if pin.ledger_key}
+    found: list[dict[str, Any]] = []
+    documents = {one.document for one in signed.removal.revisions}
+    for hub in signed.removal.hubs:
+        row: dict[str, Any] = {"address": hub.address, "server": hub.server, "status": hub.status}
+        row["proven"] = False
+        if hub.receipt is not None and hub.server in keys:
+            entry = _entry(hub, signed.removal.owner, bytes.fromhex(keys[hub.server]))
+            row["ledger_sequence"] = entry.sequence
+            row["is_same_document"] = entry.body.get("document") in documents
+            known = known_slots(home, hub.server).get(str(entry.body.get("variant")))
+            row["proven"] = known == signed.removal.variant or (known is None and row["is_same_document"])
+        found.append(row)
+    return found
+
+
+def _entry(hub: HubRemoval, owner: str, ledger_key: bytes) -> Entry:
+    """The entry that a hub's receipt proves.
+
+    Raises:
+        GymError: As ``check_hubs``.
+    """
+    receipt = hub.receipt or {}
+    proof = check_receipt({"proof": receipt.get("proof")}, ledger_key)
+    assert proof is not None
+    entry = proof.entry
+    is_of = entry.body.get("document") == receipt.get("document") and (
+        not is_account(owner) or entry.body.get("contributor") == owner
+    )
+    if hub.status != "removed" or entry.kind != "variant-removed" or not is_of:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"entry {entry.sequence} of {plain(hub.address, 80)} does not record the removal of this variant",
+        )
+    return entry
+
+
+def _removed(client: HubClient, name: str) -> HubRemoval:
+    pin = client.pin
+    try:
+        receipt = remove_variant(client, name)
+    except GymError as error:
+        if error.code is not ErrorCode.NOT_FOUND:
+            raise
+        return HubRemoval(address=pin.address, server=pin.server, status="absent")
+    return HubRemoval(address=pin.address, server=pin.server, status="removed", receipt=receipt)

@@ -1,0 +1,158 @@
+"""`gym variant add`: deltas into the store, one by one or many at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, shown_progress, signing_key
+from gym_fed.console import AsJson
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.store.folder import variants_folder
+
+if TYPE_CHECKING:
+    from gym_fed.identity.keys import SigningKey
+    from gym_fed.serving.store.bulk import IncomingVariant
+
+_SUFFIX = ".gymdelta"
+_KEYS = {"file", "name", "user", "note"}
+
+
+def add(
+    deltas: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DELTA]...", help="A .gymdelta, or many: all are added, or none."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What it is served as.", show_default="the file's own name")
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="A folder, of which every .gymdelta is added; or a list: JSON lines of file, name, user and note.",
+        ),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", metavar="ID", help="Whose it is; by default the account of the key that signs."
+        ),
+    ] = None,
+    sign: Annotated[
+        bool, typer.Option("--sign/--unsigned", help="By default a server refuses unsigned ones.")
+    ] = True,
+    key: KeyOption = None,
+    note: Annotated[str, typer.Option("--note", help="For people: what it was made from.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Take the place of the one there is.")] = False,
+    store: StoreOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add deltas to the store, signed with your own key; a running server has them at once."""
+    if not sign and (key is not None or user is None):
+        what = "--user says whose it is" if user is None else "--key does not go with it"
+        raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or name a user")
+    if bool(deltas) is (source is not None):
+        raise GymError(ErrorCode.USAGE, "which deltas?", "give files, or --from a folder or list")
+    rows = _rows(deltas or [], name) if source is None else _rows_from(source, name)
+    _require_valid(rows, note)
+    signer = signing_key(key) if sign else None
+    with (
+        open_store(store, create=True, require_signature=sign) as opened,
+        shown_progress(as_json or len(rows) == 1) as progress,
+    ):
+        new = [_new(row, user, note, signer) for row in rows]
+        records = opened.add_all(new, _of_owner(signer, new), replace=replace, progress=progress)
+    folder = variants_folder(store)
+    if source is None and len(records) == 1:
+        console.print_result(as_json, records[0].to_dict(), f"added {records[0].name} to {folder}")
+        return
+    console.print_result(
+        as_json, [record.to_dict() for record in records], f"added {len(records)} variants to {folder}"
+    )
+
+
+def _rows(deltas: list[Path], name: str | None) -> list[dict[str, Any]]:
+    if name is not None and len(deltas) > 1:
+        raise GymError(
+            ErrorCode.USAGE,
+            "--name names one variant, and there are several files",
+            "leave it out: each is called as its file; or give the names in a list for --from",
+        )
+    missing = [path for path in deltas if not path.is_file()]
+    if missing:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no delta at {missing[0]}")
+    return [{"file": path, "name": name or path.name.removesuffix(_SUFFIX)} for path in deltas]
+
+
+def _rows_from(source: Path, name: str | None) -> list[dict[str, Any]]:
+    if name is not None:
+        raise GymError(ErrorCode.USAGE, "--name does not go with --from", "give the names in a list")
+    if source.is_dir():
+        found = sorted(source.glob(f"*{_SUFFIX}"))
+        if not found:
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"no {_SUFFIX} in {source}")
+        return _rows(found, None)
+    if not source.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder or list at {source}")
+    rows = []
+    with source.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                rows.append(_listed(line, f"{source}, line {number}", source.parent))
+    if not rows:
+        raise GymError(ErrorCode.USAGE, f"{source} is empty")
+    return rows
+
+
+def _listed(line: bytes, where: str, folder: Path) -> dict[str, Any]:
+    """A line of a list; files are beside the list, unless their path begins at the root."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise GymError(ErrorCode.USAGE, f"{where}: no JSON: {error}") from error
+    fits = isinstance(row, dict) and "file" in row and row.keys() <= _KEYS
+    if not fits or not all(isinstance(value, str) for value in row.values()):
+        raise GymError(
+            ErrorCode.USAGE, f"{where}: not an object of texts with file, and name, user or note if need be"
+        )
+    path = folder / row["file"]
+    return {**row, "file": path, "name": row.get("name", path.name.removesuffix(_SUFFIX))}
+
+
+def _require_valid(rows: list[dict[str, Any]], note: str) -> None:
+    from gym_fed.serving.store.signing import MAX_NOTE
+
+    for row in rows:
+        if (length := len(row.get("note", note))) > MAX_NOTE:
+            raise GymError(
+                ErrorCode.USAGE, f"{row['file']}: a note of {length} characters", f"at most {MAX_NOTE}"
+            )
+
+
+def _new(row: dict[str, Any], user: str | None, note: str, signer: SigningKey | None) -> IncomingVariant:
+    from gym_fed.serving.store.bulk import IncomingVariant
+
+    owner = row.get("user") or user or ("" if signer is None else signer.contributor)
+    return IncomingVariant(row["file"], row["name"], owner, row.get("note", note))
+
+
+def _of_owner(signer: SigningKey | None, new: list[IncomingVariant]) -> SigningKey | None:
+    """The key in the name of the account that is named; a rotated account's newer key signs for it."""
+    from gym_fed.serving.store.records import is_account
+
+    accounts = sorted({one.owner for one in new if is_account(one.owner)})
+    if signer is None or not accounts:
+        return signer
+    if len(accounts) > 1:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"one key does not sign for the accounts {accounts[0]} and {accounts[1]}",
+            "add the variants of each account by a command of its own",
+        )
+    return signer.of_account(accounts[0])

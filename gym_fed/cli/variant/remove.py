@@ -1,0 +1,279 @@
+"""`gym variant remove` and `receipt verify`: delete a variant here and at hubs, and check the receipt of that later."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile
+
+from gym_fed import console
+from gym_fed.cli.variant.options import (
+    KeyOption,
+    NameArgument,
+    StoreOption,
+    open_store,
+    owners_key,
+    signing_key,
+)
+from gym_fed.console import AsJson
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted, plain
+
+if TYPE_CHECKING:
+    from gym_fed.identity.removal import HubRemoval, SignedRemoval, VariantRemoval
+    from gym_fed.personalization.removal import LocalRemoval
+    from gym_fed.serving.store.records import VariantRecord
+    from gym_fed.serving.store.store import VariantStore
+
+RECEIPTS = "receipts"
+
+receipt_app = typer.Typer(help="Check the receipts of removed variants.", no_args_is_help=True)
+
+
+def remove(
+    name: NameArgument,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Also from every hub that this home has joined.")
+    ] = False,
+    receipt: Annotated[
+        Path | None,
+        typer.Option("--receipt", metavar="FILE", help="Where the receipt goes.", show_default="the store"),
+    ] = None,
+    key: KeyOption = None,
+    store: StoreOption = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a variant: all revisions, their files, unfinished work. A signed receipt lists what is gone.
+
+    Requests that use it are finished, new ones are refused. Hubs come first: if one cannot be reached, nothing is
+    removed here, and the same command goes on.
+    """
+    from gym_client.cli.options import open_home
+    from gym_client.variants.removal import pushed_to, remove_everywhere
+
+    from gym_fed.identity.removal import SignedRemoval
+    from gym_fed.personalization.removal import LocalRemoval, remove_variant
+    from gym_fed.serving.store.records import validate_name
+
+    validate_name(name)
+    with open_store(store) as opened:
+        folder, record = opened.folder, _record(opened, name)
+    at = open_home(home, passphrase_file)
+    signer = signing_key(key, home) if record is None else owners_key(key, folder, record, home)
+    path = receipt or folder / RECEIPTS / f"{name}-{_now()}-{secrets.token_hex(4)}.json"
+    with _reserved(path):
+        hubs = (
+            list(remove_everywhere(at, name, _account(record), insecure))
+            if everywhere
+            else [_kept(pin.address, pin.server) for pin in pushed_to(at, name)]
+        )
+        try:
+            local = remove_variant(folder, name)
+        except GymError as error:
+            if error.code is not ErrorCode.NOT_FOUND or all(hub.status != "removed" for hub in hubs):
+                raise
+            local = LocalRemoval(None, ())  # it was at a hub alone
+        removal = _removal(name, folder, record, local, hubs)
+        signed = SignedRemoval.sign(removal, signer)
+        _write(path, signed)
+    console.print_result(
+        as_json, {**_facts(signed), "file": str(path)}, lambda: _print(removal, path, everywhere)
+    )
+
+
+@receipt_app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="As gym variant remove wrote it.")],
+    home: HomeFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a receipt: its signature, and by this home's pinned keys what each hub's ledger says."""
+    from gym_client.identity.home import Home
+    from gym_client.variants.removal import check_hubs
+
+    from gym_fed.identity.removal import SignedRemoval
+
+    signed = SignedRemoval.parse(_text(file))
+    signed.verify()
+    hubs = check_hubs(Home.open(home), signed)
+    found = {**_facts(signed), "hubs": hubs, "valid": True}
+    whose = "a key that had not signed the variant"
+    if signed.is_owners or signed.is_variants:
+        whose = (
+            "its owner's key" if signed.is_owners else "by its own word the key that had signed the variant"
+        )
+    lines = [
+        f"valid: variant {signed.removal.variant} of {signed.removal.owner}, "
+        f"{counted(len(signed.removal.revisions), 'revision')}, removed {_at(signed.removal.removed_at)}",
+        f"signed by {signed.signed_by}, {whose}",
+        *(_proven(hub) for hub in hubs),
+    ]
+    console.print_result(as_json, found, "\n".join(lines))
+
+
+def _record(store: VariantStore, name: str) -> VariantRecord | None:
+    """The row of a name, if it is there and whole."""
+    try:
+        return store.get(name)
+    except GymError as error:
+        if error.code not in (ErrorCode.NOT_FOUND, ErrorCode.STATE_CORRUPT):
+            raise
+        return None
+
+
+def _account(record: VariantRecord | None) -> str | None:
+    from gym_fed.serving.store.records import is_account
+
+    return record.owner if record is not None and is_account(record.owner) else None
+
+
+def _kept(address: str, server: str) -> HubRemoval:
+    from gym_fed.identity.removal import HubRemoval
+
+    return HubRemoval(address=address, server=server, status="not asked")
+
+
+def _removal(
+    name: str, folder: Path, record: VariantRecord | None, local: LocalRemoval, hubs: list[HubRemoval]
+) -> VariantRemoval:
+    from gym_fed.identity.removal import NOT_COVERED, RemovedRevision, VariantRemoval
+
+    revisions = []
+    for one in () if local.removed is None else local.removed.revisions:
+        try:
+            signed = one.signed()
+        except GymError:  # nobody can have signed what cannot be read
+            signed = None
+        revisions.append(
+            RemovedRevision(
+                revision=one.revision,
+                sha256=one.sha256,
+                size_bytes=one.size_bytes,
+                base_model=one.base_model,
+                base_digest=one.base_digest,
+                made_at=one.updated_at,
+                signed_by=None if signed is None else signed.signed_by,
+                document=None if signed is None else signed.digest,
+            )
+        )
+    return VariantRemoval(
+        variant=name,
+        owner="" if record is None else record.owner,
+        store=str(folder),
+        revisions=revisions,
+        unlinked=[] if local.removed is None else list(local.removed.unlinked),
+        shared=[] if local.removed is None else list(local.removed.shared),
+        work=list(local.work),
+        hubs=hubs,
+        not_covered=list(NOT_COVERED),
+    )
+
+
+@contextmanager
+def _reserved(path: Path) -> Iterator[None]:
+    """Take the place of a receipt before anything is removed, since what is removed cannot be listed again.
+
+    Raises:
+        GymError: ``FILE_EXISTS``.
+        OSError: No file can be made there.
+    """
+    from gym_fed.files import make_folder
+
+    try:
+        make_folder(path.absolute().parent, 0o700)
+        path.open("xb").close()
+    except FileExistsError as error:
+        there = error.filename or path
+        raise GymError(
+            ErrorCode.FILE_EXISTS, f"{there} is there already", "name another --receipt"
+        ) from error
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _write(path: Path, signed: SignedRemoval) -> None:
+    """Write the receipt; where that fails after all, as on a full disk, print it: nothing else has it."""
+    from gym_fed.files import write_atomically
+
+    try:
+        write_atomically(path, signed.to_json().encode(), mode=0o600)
+    except (GymError, OSError):
+        typer.echo(signed.to_json())
+        raise
+
+
+def _text(file: Path) -> str:
+    """Of a receipt; no more of it is read than a receipt can have.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``.
+    """
+    from gym_fed.identity.removal import MAX_RECEIPT_BYTES
+
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_RECEIPT_BYTES + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{file}: cannot be read as text") from error
+
+
+def _facts(signed: SignedRemoval) -> dict[str, Any]:
+    return {
+        **signed.removal.model_dump(mode="json"),
+        "name": signed.removal.variant,
+        "signed_by": signed.signed_by,
+        "is_owners": signed.is_owners,
+        "is_variants": signed.is_variants,
+    }
+
+
+def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
+    out = console.out
+    revisions, files = counted(len(removal.revisions), "revision"), counted(len(removal.unlinked), "file")
+    out.print(f"removed {removal.variant}: {revisions}, {files} deleted")
+    if removal.shared:
+        out.print(f"  {len(removal.shared)} files stay: another variant has the same bytes")
+    for one in removal.work:
+        out.print(f"  unfinished work deleted: {one}")
+    words = {
+        "removed": "nobody reads it there any more; the operator's gym-server gc deletes the file",
+        "absent": "it had none of this name",
+        "another's": "not asked: your account there is not its owner",
+        "not asked": "the account there was left, and a copy may be kept"
+        if everywhere
+        else "a copy is kept there: gym variant hub remove NAME",
+    }
+    for hub in removal.hubs:
+        out.print(f"  hub {hub.address}: {words[hub.status].replace('NAME', removal.variant)}")
+    out.print(f"  not looked for: {'; '.join(removal.not_covered)}")
+    out.print(f"receipt: {path}")
+
+
+def _proven(hub: dict[str, Any]) -> str:
+    where = f"hub {plain(hub['address'], 80)}"
+    if hub["proven"]:
+        return f"{where}: removed by entry {hub['ledger_sequence']} of its ledger"
+    if "ledger_sequence" in hub:
+        entry = f"entry {hub['ledger_sequence']} of its ledger"
+        return f"{where}: {entry} removed a variant, and nothing here proves that it was this one"
+    return f"{where}: {hub['status']}, not proven here"
+
+
+def _now() -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+def _at(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

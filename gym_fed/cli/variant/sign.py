@@ -1,0 +1,37 @@
+"""`gym variant sign`: what an owner signs, written beside a delta, for a server that adds it over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.variant.options import KeyOption, signing_key
+from gym_fed.console import AsJson
+from gym_fed.errors import ErrorCode, GymError
+
+
+def sign(
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A .gymdelta.")],
+    name: Annotated[str, typer.Option("--name", help="What it is to be served as.")],
+    key: KeyOption = None,
+    revision: Annotated[
+        int, typer.Option("--revision", min=1, help="Above that of the one it replaces.")
+    ] = 1,
+    note: Annotated[str, typer.Option("--note", help="For people: what it was made from.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Sign a delta for a server that adds variants over HTTP; the manifest is written beside it."""
+    from gym_fed.files import write_atomically
+    from gym_fed.serving.openai.adapters import manifest_path
+    from gym_fed.serving.store.signing import sign_variant
+
+    if not delta.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no delta at {delta}")
+    signed = sign_variant(delta, signing_key(key), name=name, revision=revision, note=note)
+    path = manifest_path(delta)
+    write_atomically(path, f"{signed.to_json()}\n".encode(), mode=0o644)
+    found = {"name": name, "revision": revision, "owner": signed.manifest.owner, "manifest": str(path)}
+    console.print_result(as_json, found, f"signed {name}, revision {revision}: {path}")

@@ -1,0 +1,103 @@
+"""Remove a variant from this machine: its revisions, their files, and the rows and checkpoints of unfinished work."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.personalization.writer import WORK_FOLDER
+from gym_fed.serving.store.records import validate_name
+
+if TYPE_CHECKING:
+    from gym_fed.serving.store.history import RemovedVariant
+
+_REBASE = re.compile(r"\.rebase-[0-9a-f]{12}", re.ASCII)
+_INCOMING = "incoming"
+
+
+@dataclass(frozen=True)
+class LocalRemoval:
+    """What is gone from one store.
+
+    Attributes:
+        removed: The variant with its revisions; None: the store had none of this name.
+        work: Folders of unfinished work and files of broken-off pulls that were deleted, below the store's folder.
+    """
+
+    removed: RemovedVariant | None
+    work: tuple[str, ...]
+
+
+def remove_variant(folder: Path, name: str) -> LocalRemoval:
+    """Remove a variant of a store, and what its making or pulling left there.
+
+    Args:
+        folder: Of the store.
+        name: Of the variant; unfinished work without a variant is removed, too.
+
+    Raises:
+        GymError: ``NOT_FOUND`` where there is neither; ``FILE_NOT_FOUND`` without a store; ``STATE_LOCKED`` while a
+            process makes the variant; ``USAGE`` where a link stands for a folder of the store.
+    """
+    from gym_fed.serving.store.store import VariantStore
+
+    validate_name(name)
+    removed = None
+    with VariantStore.open(folder, create=False, require_signature=False) as store:
+        _require_idle(_work(store.folder, name))
+        _pulls(store.folder, ())
+        try:
+            removed = store.remove(name)
+        except GymError as error:
+            if error.code is not ErrorCode.NOT_FOUND or not _work(store.folder, name):
+                raise
+        digests = () if removed is None else removed.unlinked
+        left = [*_work(store.folder, name), *_pulls(store.folder, digests)]
+        for path in left:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    return LocalRemoval(removed, tuple(str(path.relative_to(store.folder)) for path in left))
+
+
+def _work(folder: Path, name: str) -> list[Path]:
+    """Folders of a create or rebase of this name that did not end."""
+    return sorted(
+        path
+        for path in _entries(folder / WORK_FOLDER)
+        if path.name == name
+        or (path.name.startswith(f"{name}.") and _REBASE.fullmatch(path.name.removeprefix(name)))
+    )
+
+
+def _pulls(folder: Path, digests: tuple[str, ...]) -> list[Path]:
+    """Files that a pull of one of these deltas left."""
+    return sorted(path for path in _entries(folder / _INCOMING) if path.name.partition(".")[0] in digests)
+
+
+def _entries(folder: Path) -> Iterable[Path]:
+    """What is in a folder of the store. A link would lead to what is no part of the store, and must not be deleted."""
+    if folder.is_symlink():
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{folder} is a link, and nothing behind it is deleted",
+            "delete what is there by hand, and the link; then repeat the command",
+        )
+    return folder.iterdir() if folder.is_dir() else ()
+
+
+def _require_idle(work: Iterable[Path]) -> None:
+    """Refuse while a process trains below one of these folders."""
+    from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
+
+    for path in work:
+        if any(is_held(found.parent) for found in path.rglob(LOCK_FILE)):
+            raise GymError(
+                ErrorCode.STATE_LOCKED, f"{path}: a process is at work in it", "wait for it, or stop it"
+            )

@@ -1,0 +1,224 @@
+"""Adds many variants at once: every file is checked first, one pass syncs the copies, and one transaction adds all.
+
+All or nothing: where one is refused, none is added, and the error names each file that is at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.serving.store.objects import DeltaObjects, Staged
+from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
+from gym_fed.serving.store.registry import Transaction, VariantRegistry
+from gym_fed.serving.store.verification import admit_key, check_replaceable, checked_base, numbered, row_of
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+
+MAX_FAULTS_SHOWN = 20
+"""Of the files at fault, so many are named."""
+
+Progress = Callable[[str, int, int], None]
+"""What goes on, how many are done, of how many."""
+
+
+@dataclass(frozen=True)
+class IncomingVariant:
+    """A variant to add.
+
+    Attributes:
+        delta: The `.gymdelta`.
+        name: What it is served as.
+        owner: An account's id, or a plain user id.
+        note: For people.
+    """
+
+    delta: Path
+    name: str
+    owner: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _CheckedFile:
+    """A copy that is in order, and the row that it is to have."""
+
+    new: IncomingVariant
+    staged: Staged
+    record: VariantRecord
+    signed: SignedVariant | None
+
+
+class BulkAddition:
+    """One addition of many variants to a store.
+
+    Args:
+        objects: Where the files go.
+        registry: Where the rows go.
+        base: What every delta must belong to; None: any.
+        key: Signs each; None: they stay unsigned.
+        replaces: Whether each may take the place of the owner's variant of its name.
+        progress: Called with each step and how far it is.
+    """
+
+    def __init__(
+        self,
+        objects: DeltaObjects,
+        registry: VariantRegistry,
+        base: BaseSpec | None,
+        key: SigningKey | None,
+        *,
+        replaces: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._objects = objects
+        self._registry = registry
+        self._base = base
+        self._key = key
+        self._replaces = replaces
+        self._progress: Progress = progress or (lambda what, done, total: None)
+        self._bases: dict[str, tuple[str, str]] = {}  # by sha256: identical files are checked once
+        self._copies: dict[str, Staged] = {}  # and copied once
+
+    def add(self, variants: Sequence[IncomingVariant]) -> tuple[list[VariantRecord], set[str]]:
+        """Add all of them; returns their rows, and the deltas of revisions that are not kept any more.
+
+        Raises:
+            GymError: Naming every file that is refused, with the code of the first; nothing is added then.
+        """
+        _require_distinct(variants)
+        try:
+            checked = self._checked(variants)
+            with _one_step(self._progress, "syncing", len(self._copies)):
+                self._objects.sync(staged.path for staged in self._copies.values())
+            failpoint("variants-staged")
+            with self._registry.writing() as transaction:
+                rows = self._admitted(transaction, checked)
+                self._objects.adopt_all(self._copies.values())
+                gone: set[str] = set()
+                for row in rows:
+                    gone |= transaction.put(row)
+                failpoint("variants-before-commit")
+        finally:
+            for staged in self._copies.values():
+                staged.path.unlink(missing_ok=True)
+        return rows, gone
+
+    def _checked(self, variants: Sequence[IncomingVariant]) -> list[_CheckedFile]:
+        faults = _Faults(len(variants))
+        found: list[_CheckedFile] = []
+        for number, new in enumerate(variants, 1):
+            with faults.collected(new):
+                found.append(self._check(new))
+            self._progress("checking", number, len(variants))
+        faults.raise_any()
+        return found
+
+    def _check(self, new: IncomingVariant) -> _CheckedFile:
+        validate_name(new.name)
+        validate_owner(new.owner)
+        staged = self._objects.stage(new.delta)
+        try:
+            if staged.sha256 not in self._bases:
+                self._bases[staged.sha256] = checked_base(staged, new.delta, self._base)
+        except BaseException:
+            staged.path.unlink()
+            raise
+        if staged.sha256 in self._copies:
+            staged.path.unlink()
+            staged = self._copies[staged.sha256]
+        self._copies[staged.sha256] = staged
+        signed = None if self._key is None else self._sign(new, staged, self._key)
+        note = new.note if signed is None else ""
+        base = self._bases[staged.sha256]
+        record = row_of(staged, base, signed, name=new.name, owner=new.owner, note=note)
+        return _CheckedFile(new, staged, record, signed)
+
+    def _sign(self, new: IncomingVariant, staged: Staged, key: SigningKey) -> SignedVariant:
+        before = self._registry.get(new.name) if self._replaces else None
+        model, digest = self._bases[staged.sha256]
+        manifest = VariantManifest(
+            variant=new.name,
+            owner=key.contributor,
+            base_model=model,
+            base_digest=digest,
+            delta_sha256=staged.sha256,
+            size_bytes=staged.size_bytes,
+            revision=1 if before is None else before.revision + 1,
+            note=new.note,
+        )
+        return SignedVariant.sign(manifest, key)
+
+    def _admitted(self, transaction: Transaction, checked: Sequence[_CheckedFile]) -> list[VariantRecord]:
+        """The rows as they will be, once each may be added in the state that the table has now."""
+        faults = _Faults(len(checked))
+        rows: list[VariantRecord] = []
+        for one in checked:
+            with faults.collected(one.new):
+                before = transaction.get(one.record.name)
+                if before is not None:
+                    check_replaceable(before, one.record, self._replaces)
+                admit_key(transaction, one.record, one.signed)
+                rows.append(numbered(one.record, before, one.signed))
+        faults.raise_any()
+        return rows
+
+
+class _Faults:
+    """The files that are refused, and why."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._found: list[tuple[IncomingVariant, GymError]] = []
+
+    @contextmanager
+    def collected(self, new: IncomingVariant) -> Iterator[None]:
+        """Keep what refuses one variant, so that the others are looked at too; a full disk ends it at once."""
+        try:
+            yield
+        except GymError as error:
+            if error.code is ErrorCode.DISK_FULL:
+                raise
+            self._found.append((new, error))
+
+    def raise_any(self) -> None:
+        """Raise one error for all of them."""
+        if not self._found:
+            return
+        lines = [
+            error.message if str(new.delta) in error.message else f"{new.delta}: {error.message}"
+            for new, error in self._found[:MAX_FAULTS_SHOWN]
+        ]
+        if more := len(self._found) - len(lines):
+            lines.append(f"and {more} others")
+        first = self._found[0][1]
+        refused = f"{len(self._found)} of {self._total} variants are refused, and none was added"
+        raise GymError(first.code, "\n  ".join([f"{refused}:", *lines]), first.hint)
+
+
+@contextmanager
+def _one_step(progress: Progress, what: str, total: int) -> Iterator[None]:
+    """Report the beginning and the end of a step that is one piece."""
+    progress(what, 0, total)
+    yield
+    progress(what, total, total)
+
+
+def _require_distinct(variants: Sequence[IncomingVariant]) -> None:
+    files: dict[str, Path] = {}
+    for new in variants:
+        if new.name in files:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{new.delta} and {files[new.name]} are both to be {new.name!r}",
+                "give each a name of its own, in a list for --from",
+            )
+        files[new.name] = new.delta

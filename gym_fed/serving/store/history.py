@@ -1,0 +1,123 @@
+"""Earlier revisions of variants: listed and verified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.store.objects import DeltaObjects
+from gym_fed.serving.store.records import VariantRecord
+from gym_fed.serving.store.registry import VariantRegistry
+from gym_fed.serving.store.verification import open_verified
+
+
+@dataclass(frozen=True)
+class VariantRevision:
+    """A revision that the store keeps.
+
+    Attributes:
+        record: Its row; ``updated_at`` is when it came.
+        figures: What was measured when it was made, such as losses; empty: nothing is known.
+        is_newest: Whether it is the one that is served.
+    """
+
+    record: VariantRecord
+    figures: dict[str, Any]
+    is_newest: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**self.record.to_dict(), "figures": self.figures, "is_newest": self.is_newest}
+
+
+@dataclass(frozen=True)
+class RemovedVariant:
+    """What ``VariantStore.remove`` has removed.
+
+    Attributes:
+        name: Of the variant.
+        revisions: Their rows, the newest first; empty where the rows were damaged.
+        unlinked: sha256s of the files that are gone.
+        shared: sha256s of files that stay, since another variant has the same bytes.
+    """
+
+    name: str
+    revisions: tuple[VariantRecord, ...]
+    unlinked: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+class VariantHistory:
+    """The revisions in one store; ``VariantStore.history``."""
+
+    def __init__(self, registry: VariantRegistry, objects: DeltaObjects) -> None:
+        self._registry = registry
+        self._objects = objects
+
+    def of(self, name: str) -> list[VariantRevision]:
+        """The revisions of a variant that are kept, the newest first.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for a damaged row.
+        """
+        with self._registry.reading() as transaction:
+            found, newest = transaction.revisions(name), transaction.get(name)
+        if newest is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"no variant {name[:80]!r}")
+        return [
+            VariantRevision(record, _figures(text), record.revision == newest.revision)
+            for record, text in found
+        ]
+
+    def path(self, revision: VariantRevision) -> Path:
+        """Its `.gymdelta`; not to be written to."""
+        return self._objects.path(revision.record.sha256)
+
+    def verify(self, revision: VariantRevision) -> None:
+        """Check it from its bytes on, as ``VariantStore.verify``; it may be unsigned.
+
+        Raises:
+            GymError: Naming variant, file and remedy.
+        """
+        open_verified(
+            revision.record, self._objects, self._registry, None, require_signature=False, again=True
+        ).close()
+
+    def kept(self) -> int:
+        """How many revisions of a variant the store keeps."""
+        with self._registry.reading() as transaction:
+            return transaction.kept()
+
+    def keep(self, number: int) -> None:
+        """Keep so many revisions of each variant, the newest among them; ``VariantStore.gc`` removes the others."""
+        with self._registry.writing() as transaction:
+            transaction.keep(number)
+
+
+@contextmanager
+def unless_damaged() -> Iterator[None]:
+    """Go on where a row is damaged: what is removed need not be readable."""
+    try:
+        yield
+    except GymError as error:
+        if error.code is not ErrorCode.STATE_CORRUPT:
+            raise
+
+
+def as_text(figures: Mapping[str, Any] | None) -> str | None:
+    """Figures as a column keeps them."""
+    return json.dumps(dict(figures), sort_keys=True) if figures else None
+
+
+def _figures(text: str | None) -> dict[str, Any]:
+    """Of the column, which anything may have been written to."""
+    try:
+        found = json.loads(text or "{}")
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
