@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_adapted, model_name, pick_device
+from gym_fed.models import model_name, pick_device
+from gym_fed.serving.base import load_base
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
 
@@ -72,8 +73,6 @@ class Serving:
 def open_serving(config: ServingConfig) -> Serving:
     """Load the base, open its variants, and start the engine.
 
-    The base is first loaded in float32, whatever ``dtype`` is, because a base's digest is of its float32 weights.
-
     Raises:
         GymError: As ``load_model``, ``use_chat_template``, ``VariantStore.open`` and ``MultiVariantModel``;
             ``CONFIG_INVALID`` for a base whose name the API cannot use, without ``served_name``, and for a
@@ -82,8 +81,6 @@ def open_serving(config: ServingConfig) -> Serving:
     import torch
 
     from gym_fed.data.chat_templates.choice import read_chat_template, use_chat_template
-    from gym_fed.delta.base import BaseSpec
-    from gym_fed.modeling.adapters import merged
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
@@ -94,13 +91,18 @@ def open_serving(config: ServingConfig) -> Serving:
     device = pick_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    loaded = load_adapted(config.base, config.adapter)
-    tokenizer = use_chat_template(loaded.tokenizer, config.chat_template)
-    model: Any = merged(loaded.model, config.base)
-    base = BaseSpec.of(model, model_name(config.base))
-    model = model.to(device=device, dtype=getattr(torch, config.dtype)).requires_grad_(False).eval()
+    model, own_tokenizer, base = load_base(config.base, config.adapter, config.dtype)
+    tokenizer = use_chat_template(own_tokenizer, config.chat_template)
+    model = model.to(device=device).requires_grad_(False).eval()
     with ExitStack() as stack:
-        served = stack.enter_context(MultiVariantModel(model, kernel=config.engine.kernel))
+        served = stack.enter_context(
+            MultiVariantModel(
+                model,
+                kernel=config.engine.kernel,
+                base_format=config.base_format,
+                kv_dtype=config.engine.kv_dtype,
+            )
+        )
         _require_kv_cache(config.engine, served.bytes_per_token)
         store = _open_store(config, base, served, stack)
         engine = stack.enter_context(Engine(served, tokenizer, store, config.engine))

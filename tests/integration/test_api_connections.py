@@ -20,7 +20,7 @@ from gym_fed.serving.http.server import listen
 from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.serving.test_api_app import gateway_over
 
-LIMITS = ConnectionsConfig(max_connections=200, max_per_address=100, header_seconds=1.0, body_seconds=1.0)
+LIMITS = ConnectionsConfig(max_connections=200, max_per_address=100, header_seconds=1.0, body_seconds=3.0)
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 

@@ -25,6 +25,7 @@ from gym_fed.cli.main import app
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.reader import read_record
 from gym_fed.serving.http.keys import KeyFile
+from gym_fed.serving.http.server import DRAIN_SECONDS, LEAVE_SECONDS
 from tests.support.nano_store import nano_store
 from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
@@ -42,6 +43,24 @@ engine:
   max_concurrent: 2
   max_queued: 1
 """
+
+HANGING = """
+import os, signal, threading
+from gym_fed.config.serving import ServingConfig
+from gym_fed.serving.http import server
+
+def hanging(config):
+    never = threading.Event()
+    return type("Serving", (), {{"close": never.wait}})()
+
+server.open_serving, server.LEAVE_SECONDS = hanging, {seconds}
+server.run_server(
+    ServingConfig(port=0),
+    drain_seconds=0.0,
+    on_ready=lambda address, serving: os.kill(os.getpid(), signal.SIGTERM),
+)
+"""
+"""A server whose parts do not close."""
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +254,38 @@ def test_a_server_that_another_program_started_leaves_with_it() -> None:
         assert process.wait(SECONDS) == 0
     finally:
         process.kill()
+
+
+def test_sigterm_ends_an_answer_that_outlasts_the_drain_with_an_error_and_leaves_with_130(
+    tmp_path: Path,
+) -> None:
+    words = [GYM, "api", "--port", "0", "--json", "--drain-seconds", "0", "--set", "variants=null"]
+    with (tmp_path / "said").open("w") as said:
+        process = WarmProcess(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=said)
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+        stream = client.completions.create(
+            model="gym-nano", prompt="a", max_tokens=400, n=16, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        assert process.wait(SECONDS) == 130
+    finally:
+        process.kill()
+
+
+def test_sigterm_with_the_defaults_leaves_within_25_seconds() -> None:
+    assert DRAIN_SECONDS + LEAVE_SECONDS <= 25
+
+
+def test_a_process_that_hangs_after_draining_is_ended(tmp_path: Path) -> None:
+    program = HANGING.format(seconds=0.2)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, timeout=SECONDS
+    )
+    assert done.returncode == 130
+    assert b"did not end by itself" in done.stderr

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +15,17 @@ import typer
 from gym_fed.child_process import leave_at_eof
 from gym_fed.cli.chat import their_file
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
+from gym_fed.cli.completion import models, variants
 from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.models.needed import YesOption, ensure_models
-from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
+from gym_fed.cli.waiting import waiting
+from gym_fed.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.options import HOST, PORT, AdapterOption, KeyName, ServedVariants, SetOption
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import ServingConfig
+    from gym_fed.serving.http.keys import ApiKey
     from gym_fed.serving.setup import Serving
 
 _SHOWN_MODELS = 5
@@ -44,7 +48,6 @@ app.add_typer(keys_app, name="keys")
 FileOption = Annotated[
     Path, typer.Option("--file", metavar="FILE", help="The server's api_keys; made where there is none.")
 ]
-NameArgument = Annotated[str, typer.Argument(help="Of the user who gets the key.")]
 DEFAULT_FILE = Path("api_keys.json")
 
 
@@ -52,36 +55,39 @@ DEFAULT_FILE = Path("api_keys.json")
 def serve(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A YAML file of serving, or of LLaMA-Factory; without it, the defaults."),
+        typer.Argument(
+            help="A YAML file of serving, or of LLaMA-Factory; without it, the base of your variants, and them."
+        ),
     ] = None,
     base: Annotated[
-        str | None, typer.Option("--base", help="gym-nano, a model folder, or a cached name.")
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help="gym-nano, a model folder, or a name of the Hub.",
+            autocompletion=models,
+            show_default="that of the variants, or gym-nano",
+        ),
     ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
-    ] = None,
+    adapter: AdapterOption = None,
     chat_template: ChatTemplateOption = None,
-    variants: Annotated[
-        Path | None, typer.Option("--variants", help="Folder that gym variant fills.")
+    variants: ServedVariants = None,
+    host: Annotated[str | None, HOST] = None,
+    port: Annotated[int | None, PORT] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option("--api-keys", metavar="FILE", help="File that gym api keys fills.")
     ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Beyond loopback, API keys are needed.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="0 takes a free one.")] = None,
-    api_keys: Annotated[Path | None, typer.Option("--api-keys", help="File that gym api keys fills.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
-    ] = None,
+    set_: SetOption = None,
     drain_seconds: Annotated[
-        float, typer.Option("--drain-seconds", min=0.0, help="How long answers may go on after Ctrl-C.")
+        float,
+        typer.Option("--drain-seconds", min=0.0, help="How long answers may go on after Ctrl-C or SIGTERM."),
     ] = 20.0,
     until_eof: Annotated[
         bool,
         typer.Option("--until-eof", help="Leave when standard input ends, as a child of another program."),
     ] = False,
     yes: YesOption = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON with the address, once it is ready.")
-    ] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Serve a base and its variants; `gym api serving.yaml` means the same. Ctrl-C lets running answers finish."""
     if until_eof:
@@ -98,19 +104,27 @@ def serve(
     overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
     if config is not None:
         _require_config(config)
-    settings = serving_config(config, [*(set_ or []), *overrides])
+    settings = with_own_variants(serving_config(config, [*(set_ or []), *overrides]))
     require_template(settings.chat_template)
     ensure_models([settings.base, *settings.adapter], yes)
 
     from gym_fed.config.serving import LOOPBACK
-    from gym_fed.serving.http.server import run_server
+
+    with waiting("starting the server"):
+        from gym_fed.serving.http.server import run_server
+    loading = ExitStack()
 
     def on_listening(address: str) -> None:
-        if settings.host not in LOOPBACK:
-            err.print("note: this is plain HTTP: beyond a network you trust, put a proxy with TLS before it")
+        if settings.host not in LOOPBACK and settings.tls is None:
+            err.print(
+                "note: this is plain HTTP: beyond a network you trust, set tls in serving.yaml, or put a proxy with "
+                "TLS before it"
+            )
         err.print(f"listening at {address}; loading {settings.base} ...")
+        loading.enter_context(waiting(f"loading {settings.base}"))
 
     def on_ready(address: str, serving: Serving) -> None:
+        loading.close()
         err.print("ready")
         if as_json:
             sys.stdout.write(json.dumps(_description(address, serving)) + "\n")
@@ -125,13 +139,14 @@ def serve(
         with suppress(OSError):  # who read it may be gone
             os.write(sys.stderr.fileno(), text.encode())
 
-    finished = run_server(
-        settings,
-        drain_seconds=drain_seconds,
-        on_listening=on_listening,
-        on_ready=on_ready,
-        on_draining=on_draining,
-    )
+    with loading:
+        finished = run_server(
+            settings,
+            drain_seconds=drain_seconds,
+            on_listening=on_listening,
+            on_ready=on_ready,
+            on_draining=on_draining,
+        )
     if not finished:
         raise GymError(ErrorCode.INTERRUPTED, "active answers were cancelled")
 
@@ -170,6 +185,27 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
     return validate(values, ServingConfig, "--set" if path is None else str(path), None, placed | {()})
 
 
+def with_own_variants(settings: ServingConfig) -> ServingConfig:
+    """With the store of `gym variant`, and the base of its variants, where the settings say nothing of them.
+
+    ``variants: null`` serves the base alone.
+
+    Raises:
+        GymError: As ``base_of_store``.
+    """
+    from gym_fed.serving.store.folder import present_store
+
+    given, found = settings.model_fields_set, dict[str, Any]()
+    if "variants" not in given:
+        found["variants"] = present_store()
+    store = found.get("variants", settings.variants)
+    if store is not None and not {"base", "adapter"} & given:
+        from gym_fed.serving.store.bases import base_of_store
+
+        found["base"] = base_of_store(store) or settings.base
+    return settings.model_copy(update=found)
+
+
 def _is_theirs(path: Path) -> bool:
     """Whether a file is one of LLaMA-Factory's."""
     from gym_fed.config.llamafactory.translation import is_llamafactory
@@ -187,6 +223,8 @@ def _description(address: str, serving: Serving) -> dict[str, Any]:
         "url": f"{address}/v1",
         "model": serving.served_name,
         "base_digest": serving.base.digest,
+        "forward": serving.served.forward,
+        "base_format": serving.served.base_format,
         "variants": None if serving.store is None else serving.store.count(),
         "api_keys": serving.config.api_keys is not None,
     }
@@ -197,31 +235,28 @@ def _introduce(address: str, serving: Serving) -> None:
     from itertools import islice
 
     from gym_fed.serving.openai.catalogue import LOCAL
+    from gym_fed.serving.openai.snippets import NO_KEY, YOUR_KEY, ServedModel, openai_snippet
 
     names = [model.name for model in islice(serving.service.catalogue.list(LOCAL), _SHOWN_MODELS + 1)]
     more = 0 if serving.store is None else serving.store.count() + 1 - _SHOWN_MODELS
     shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
-    key = "YOUR-KEY" if serving.config.api_keys is not None else "none-needed"
+    model = names[-1] if len(names) <= _SHOWN_MODELS else names[1]
+    key = YOUR_KEY if serving.config.api_keys is not None else NO_KEY
+    is_chat = bool(serving.tokenizer.chat_template)
     out.print(f"serving {shown}")
     out.print(f"at {address}/v1")
-    out.print(
-        f"""
-from openai import OpenAI
-client = OpenAI(base_url="{address}/v1", api_key="{key}")
-print(client.chat.completions.create(model="{names[-1] if len(names) <= _SHOWN_MODELS else names[1]}",
-    messages=[{{"role": "user", "content": "Hello"}}]).choices[0].message.content)
-"""
-    )
+    out.print(f"\n{openai_snippet(ServedModel(f'{address}/v1', model, key, is_chat))}")
     if serving.config.api_keys is None:
         out.print("no API keys: every program of this machine may use every model; Ctrl-C leaves")
 
 
 @keys_app.command()
 def add(
-    name: NameArgument,
+    name: KeyName,
     file: FileOption = DEFAULT_FILE,
     variant: Annotated[
-        list[str] | None, typer.Option("--variant", metavar="NAME", help="May use this variant.")
+        list[str] | None,
+        typer.Option("--variant", metavar="NAME", help="May use this variant.", autocompletion=variants),
     ] = None,
     owner: Annotated[
         list[str] | None,
@@ -232,6 +267,16 @@ def add(
     metrics: Annotated[
         bool, typer.Option("--metrics", help="May read /metrics, which cover everybody's requests.")
     ] = False,
+    manage_variants: Annotated[
+        bool, typer.Option("--manage-variants", help="May add and remove variants over HTTP.")
+    ] = False,
+    requests_per_minute: Annotated[
+        int | None, typer.Option("--requests-per-minute", min=1, help="Without it, no limit.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option("--tokens-per-minute", min=1, help="Of prompts and answers; without it, no limit."),
+    ] = None,
     expires_days: Annotated[
         float | None, typer.Option("--expires-days", min=0.0, help="From now; without it, never.")
     ] = None,
@@ -248,6 +293,9 @@ def add(
         variants=tuple(variant or ()),
         owners=tuple(owner or ()),
         metrics=metrics,
+        manage_variants=manage_variants,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
         expires_at=expires_at,
     )
     if as_json:
@@ -269,7 +317,7 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
     if as_json:
         print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in keys])
         return
-    table = TextTable("name", "base", "variants", "metrics", "made", "expires")
+    table = TextTable("name", "base", "variants", "metrics", "manages", "per minute", "made", "expires")
     for key in keys:
         allowed = ["all"] if key.everything else [*key.variants, *(f"those of {who}" for who in key.owners)]
         table.add_row(
@@ -277,6 +325,8 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
             "yes" if key.base else "no",
             Text(", ".join(allowed) or "none"),  # however many they are
             "yes" if key.metrics else "no",
+            "yes" if key.manage_variants else "no",
+            _limits(key),
             _day(key.created_at),
             "never" if key.expires_at is None else _day(key.expires_at),
         )
@@ -284,12 +334,18 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
 
 
 @keys_app.command()
-def remove(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
+def remove(name: KeyName, file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """Remove a key; a running server refuses it from its next request on, and lets active answers finish."""
     from gym_fed.serving.http.keys import KeyFile
 
     KeyFile(file).remove(name)
     print_result(as_json, {"removed": name, "file": str(file)}, f"the key of {name} is gone")
+
+
+def _limits(key: ApiKey) -> str:
+    """What a key may use in a minute."""
+    limits = ((key.requests_per_minute, "requests"), (key.tokens_per_minute, "tokens"))
+    return ", ".join(f"{limit:,} {what}" for limit, what in limits if limit is not None) or "-"
 
 
 def _day(seconds: int) -> str:

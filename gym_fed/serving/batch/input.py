@@ -15,6 +15,7 @@ URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MAX_LINE_BYTES = 16 << 20
 MAX_ID_CHARACTERS = 512
 SHOWN_PROBLEMS = 20
+SHOWN_MODELS = 20
 _KEYS = ("custom_id", "method", "url", "body")
 
 CheckBody = Callable[[str, dict[str, Any]], None]
@@ -52,8 +53,12 @@ class BatchInput:
         for number, raw in _lines(self.path):
             yield _parse(number, raw)
 
-    def require_models(self, resolve: Callable[[str], object]) -> None:
+    def require_models(self, resolve: Callable[[str], object], known: Callable[[], list[str]]) -> None:
         """Refuse an input that names a model which ``resolve`` refuses.
+
+        Args:
+            resolve: Refuses an unknown name.
+            known: The names that there are, for the hint.
 
         Raises:
             GymError: ``DATA_INVALID`` naming, for each such model, the first line with it.
@@ -70,7 +75,7 @@ class BatchInput:
         for request in self.requests():
             if (why := refused.pop(request.body["model"], None)) is not None:
                 problems.append(f"line {request.line} (custom_id {request.custom_id!r}): body.model: {why}")
-        raise _refused(self.path, problems)
+        raise _refused(self.path, problems, f"fix these lines; there are: {_listed(known())}")
 
 
 class _LineProblem(Exception):
@@ -138,14 +143,18 @@ def check_body(url: str, body: dict[str, Any]) -> None:
         parse(EmbeddingRequest, body, EMBEDDING_NEUTRAL)
 
 
-def _refused(path: Path, problems: list[str]) -> GymError:
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN_MODELS]) + (", ..." if len(names) > SHOWN_MODELS else "")
+
+
+def _refused(path: Path, problems: list[str], hint: str = "fix these lines") -> GymError:
     hidden = len(problems) - SHOWN_PROBLEMS
     shown = [
         f"{path}: nothing was run",
         *problems[:SHOWN_PROBLEMS],
         *([f"and {hidden} more"] if hidden > 0 else []),
     ]
-    return GymError(ErrorCode.DATA_INVALID, "\n  ".join(shown), "fix these lines")
+    return GymError(ErrorCode.DATA_INVALID, "\n  ".join(shown), hint)
 
 
 def _lines(path: Path, seen: Callable[[bytes], None] = lambda raw: None) -> Iterator[tuple[int, bytes]]:

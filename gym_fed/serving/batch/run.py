@@ -7,7 +7,6 @@ answers as an uninterrupted one. Lines are appended whole, so that the same comm
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +21,9 @@ from typing import Any, Self
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_fed.file_lock import LockHeldError, lock
 from gym_fed.files import drop_torn_line, write_atomically
+from gym_fed.portable import O_BINARY
 from gym_fed.serving.batch.input import BatchInput, BatchRequest
 from gym_fed.serving.openai.refusals import error_body
 
@@ -305,11 +306,11 @@ class BatchOutput:
 
     def _open(self, path: Path, custom_ids: frozenset[str]) -> int:
         """Lock the file, cut off a torn last line, and note what it has."""
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o644)
         self._files.append(file)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            lock(file)
+        except LockHeldError as error:
             raise GymError(
                 ErrorCode.STATE_LOCKED,
                 f"{path}: another process writes there",

@@ -10,22 +10,26 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.metrics import Metrics
+from gym_fed.serving.http.rate_limits import RateLimited
 from gym_fed.serving.http.waiting import ClientGone, EventStream, RequestTimeout
+from gym_fed.serving.openai.adapters import LOAD, UNLOAD, Adapters
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
+from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
 from gym_fed.version import __version__
 
 GONE_STATUS = 499
@@ -89,18 +93,60 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def embeddings(request: Request) -> Response:
         return await _answer(gateway, EMBEDDINGS, request)
 
+    @app.post(TOKENIZE)
+    async def tokenize(request: Request) -> Response:
+        return await _tokens(gateway, TOKENIZE, request)
+
+    @app.post(DETOKENIZE)
+    async def detokenize(request: Request) -> Response:
+        return await _tokens(gateway, DETOKENIZE, request)
+
+    @app.post(LOAD)
+    async def load_adapter(request: Request) -> Response:
+        return await _manage(gateway, LOAD, request)
+
+    @app.post(UNLOAD)
+    async def unload_adapter(request: Request) -> Response:
+        return await _manage(gateway, UNLOAD, request)
+
     _handle_errors(app, gateway)
     return app
+
+
+async def _tokens(gateway: Gateway, url: str, request: Request) -> Response:
+    caller = gateway.gate.caller(request.headers)
+    service = gateway.open().service
+    shares = gateway.limits.admit(caller)
+    body = await _body(gateway, request)
+    async with gateway.parser_slot(caller):
+        found = await run_in_threadpool(service.tokenizing.answer, url, body, caller)
+    return JSONResponse(found, headers=shares)
+
+
+async def _manage(gateway: Gateway, url: str, request: Request) -> Response:
+    caller = gateway.gate.caller(request.headers)
+    serving = gateway.open()
+    adapters = Adapters(serving.store, serving.config.adapters_folder, serving.service.catalogue)
+    shares = gateway.limits.admit(caller)
+    body = await _body(gateway, request)
+    async with gateway.parser_slot(caller):
+        said = await run_in_threadpool(adapters.answer, url, body, caller)
+    return PlainTextResponse(said, headers=shares)
+
+
+async def _body(gateway: Gateway, request: Request) -> Any:
+    try:
+        async with asyncio.timeout(gateway.request_timeout_seconds):
+            return await read_json(request)
+    except TimeoutError as error:
+        raise GymError(ErrorCode.DEADLINE_EXCEEDED, "the request's body did not arrive in time") from error
 
 
 async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
     caller = gateway.gate.caller(request.headers)
     service = gateway.open().service
-    try:
-        async with asyncio.timeout(gateway.request_timeout_seconds):
-            body = await read_json(request)
-    except TimeoutError as error:
-        raise GymError(ErrorCode.DEADLINE_EXCEEDED, "the request's body did not arrive in time") from error
+    shares = gateway.limits.admit(caller)
+    body = await _body(gateway, request)
     timeout = RequestTimeout(request.receive, gateway.request_timeout_seconds, gateway.stopped)
     pending: Pending | PendingVectors
     async with gateway.parser_slot(caller):
@@ -108,15 +154,25 @@ async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
             pending = await run_in_threadpool(service.begin_vectors, body, caller)
         else:
             pending = await run_in_threadpool(service.begin, url, body, caller)
-    if isinstance(pending, Pending) and body.get("stream"):
-        return await _stream(pending, timeout)
-    try:
-        return await run_in_threadpool(JSONResponse, await timeout.wait(pending.arun()))
-    finally:
+
+    def end() -> None:
         pending.end()
+        gateway.limits.spend(caller, pending.used_tokens)
+
+    if isinstance(pending, Pending) and body.get("stream"):
+        response = await _stream(pending, timeout, gateway, end)
+        response.headers.update(shares)
+        return response
+    try:
+        found = await timeout.wait(pending.arun())
+    finally:
+        end()
+    return await run_in_threadpool(JSONResponse, found, headers=shares)
 
 
-async def _stream(pending: Pending, timeout: RequestTimeout) -> Response:
+async def _stream(
+    pending: Pending, timeout: RequestTimeout, gateway: Gateway, end: Callable[[], None]
+) -> Response:
     """A stream that starts with its first chunk, so that an earlier failure has a status of its own."""
     chunks = pending.achunks()
 
@@ -126,21 +182,21 @@ async def _stream(pending: Pending, timeout: RequestTimeout) -> Response:
     try:
         first = await timeout.wait(next_one())
     except BaseException:
-        pending.end()
+        end()
         raise
-    return EventStream(pending, first, chunks, timeout)
+    return EventStream(first, chunks, timeout, gateway.errors.body, end)
 
 
 def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
     """Answer every error in the form that OpenAI's clients read."""
 
     def response_of(error: GymError) -> JSONResponse:
-        headers = {}
+        headers = dict(error.headers) if isinstance(error, RateLimited) else {}
         if (seconds := gateway.retry_after(error)) is not None:
             headers["Retry-After"] = str(seconds)
         if error.code is ErrorCode.UNAUTHENTICATED:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(error_body(error), error.code.http_status, headers)
+        return JSONResponse(gateway.errors.body(error), error.code.http_status, headers)
 
     @app.exception_handler(GymError)
     async def refused(request: Request, error: GymError) -> Response:

@@ -10,6 +10,8 @@ from weakref import WeakValueDictionary
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.http.public_errors import PublicErrors
+from gym_fed.serving.http.rate_limits import RateLimited, RateLimits
 from gym_fed.serving.openai.catalogue import Caller
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Gateway:
         active: Active requests for answers.
         draining: Whether new requests are refused, because the server is about to stop.
         stopped: Set when active requests are cancelled, too.
+        limits: What each key has left of its share.
+        errors: What of an error its caller gets.
     """
 
     def __init__(self, gate: Gate, *, request_timeout_seconds: float) -> None:
@@ -41,6 +45,8 @@ class Gateway:
         self.active = 0
         self.draining = False
         self.stopped = asyncio.Event()
+        self.limits = RateLimits()
+        self.errors = PublicErrors()
         self._parsers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager
@@ -89,6 +95,8 @@ class Gateway:
 
     def retry_after(self, error: GymError) -> int | None:
         """Seconds of the header ``Retry-After``, for errors that may pass."""
+        if isinstance(error, RateLimited):
+            return error.retry_after
         if error.code is ErrorCode.BUSY and self.serving is not None:
             return max(1, round(self.serving.engine.retry_after_seconds()))
         if error.code in (ErrorCode.UNAVAILABLE, ErrorCode.BUSY):

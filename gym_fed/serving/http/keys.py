@@ -12,7 +12,6 @@ page has no key.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import logging
@@ -32,6 +31,7 @@ from gym_fed.addresses import is_loopback
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.file_lock import lock
 from gym_fed.files import write_atomically
 from gym_fed.identity.variant import Sha256, VariantName
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
@@ -149,6 +149,13 @@ class ApiKey(StrictModel):
     metrics: bool = False
     """Whether the server's metrics may be read."""
 
+    manage_variants: bool = False
+    """Whether variants may be added and removed over HTTP."""
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Of prompts and answers together."""
+
     created_at: int = Field(ge=0)
     """Unix seconds."""
 
@@ -157,7 +164,17 @@ class ApiKey(StrictModel):
 
     def caller(self) -> Caller:
         variants, owners = frozenset(self.variants), frozenset(self.owners)
-        return Caller(self.name, self.base, self.everything, variants, owners, self.metrics)
+        return Caller(
+            self.name,
+            self.base,
+            self.everything,
+            variants,
+            owners,
+            self.metrics,
+            self.manage_variants,
+            self.requests_per_minute,
+            self.tokens_per_minute,
+        )
 
 
 class _KeysDocument(StrictModel):
@@ -230,6 +247,9 @@ class KeyFile:
         variants: tuple[str, ...] = (),
         owners: tuple[str, ...] = (),
         metrics: bool = False,
+        manage_variants: bool = False,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
         expires_at: int | None = None,
     ) -> str:
         """Make a key; the file is made where there is none.
@@ -240,11 +260,11 @@ class KeyFile:
         Raises:
             GymError: ``FILE_EXISTS`` for a name that has one; ``USAGE`` for invalid values, or no permission.
         """
-        if not (base or everything or variants or owners or metrics):
+        if not (base or everything or variants or owners or metrics or manage_variants):
             raise GymError(
                 ErrorCode.USAGE,
                 f"key {name!r} could use nothing",
-                "give --variant, --owner, --all-variants, --base or --metrics",
+                "give --variant, --owner, --all-variants, --base, --metrics or --manage-variants",
             )
         key = PREFIX + secrets.token_urlsafe(32)
         try:
@@ -256,6 +276,9 @@ class KeyFile:
                 variants=tuple(dict.fromkeys(variants)),
                 owners=tuple(dict.fromkeys(owners)),
                 metrics=metrics,
+                manage_variants=manage_variants,
+                requests_per_minute=requests_per_minute,
+                tokens_per_minute=tokens_per_minute,
                 created_at=int(time.time()),
                 expires_at=expires_at,
             )
@@ -289,14 +312,12 @@ class KeyFile:
     def _changing(self) -> Iterator[tuple[ApiKey, ...]]:
         """The keys as they are, while no other process changes them."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(
-            self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        beside = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(beside, wait=True)
             yield self.keys() if self.path.exists() else ()
         finally:
-            os.close(lock)
+            os.close(beside)
 
     def _write(self, keys: tuple[ApiKey, ...]) -> None:
         text = _KeysDocument(keys=keys).model_dump_json(indent=2)

@@ -26,6 +26,10 @@ ROUTES = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/health",
     "/ready",
     "/metrics",
@@ -41,19 +45,23 @@ _ENGINE_COUNTS = {
     "failed_steps": "Forwards that raised.",
     "rows": "Chunks of all steps, one for each request in a step.",
     "rows_with_variants": "Those of requests for a variant.",
+    "preemptions": "Times a running request gave its KV blocks to others, to be computed again.",
+    "cached_tokens": "Tokens of prompts that were in the prefix cache.",
+    "proposed_tokens": "Tokens that speculative decoding proposed.",
+    "accepted_tokens": "Those of them that were sampled.",
     "busy_seconds": "Seconds in steps, admission included.",
     "model_seconds": "Seconds in forwards.",
 }
 _ENGINE_COUNTS_BY = {
     "finished": ("reason", "Requests by how they ended."),
+    "forwards": ("forward", "Forwards by what computed them: our own decoder, or transformers."),
     "sign_products": ("kernel", "Products of layers' sign deltas, by kernel."),
     "packed_products": ("form", "Products of layers' packed deltas other than signs, by form."),
 }
 _ENGINE_STATES = {
     "running": "Running requests.",
     "queued": "Waiting requests.",
-    "kv_bytes_used": "Bytes of KV caches with tokens in them.",
-    "kv_bytes_reserved": "Bytes that running requests may need at most.",
+    "kv_bytes_used": "Bytes of the KV blocks that running requests hold.",
     "kv_bytes_limit": "Most bytes of KV caches.",
 }
 _ENGINE_TIMES = {

@@ -1,13 +1,15 @@
 """Runs the application: listens at once, loads the model meanwhile, and drains on a signal.
 
 After the first Ctrl-C or SIGTERM new requests get 503, and active ones have some seconds to finish. After these, or at
-a second signal, the remaining requests are cancelled.
+a second signal, the remaining requests are cancelled. A process that does not end by itself then is ended, so that
+25 seconds after the signal there is none with the defaults: supervisors kill after 30.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import logging
+import os
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -18,17 +20,26 @@ import uvicorn
 
 from gym_fed.addresses import listening_socket, url_of
 from gym_fed.config.serving import ServingConfig
+from gym_fed.errors import ErrorCode
+from gym_fed.portable import on_stop_signals
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.connections import Connections
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Gate, KeyFile
+from gym_fed.serving.http.tls import require_usable
 from gym_fed.serving.setup import Serving, open_serving
 
 DRAIN_SECONDS = 20.0
 _GRACE_SECONDS = 2
+LEAVE_SECONDS = 5.0
+"""From the end of draining to that of the process, whatever hangs in it: a step of the model, or a thread."""
+
+_log = logging.getLogger(__name__)
 
 OnListening = Callable[[str], None]
-"""Gets the server's address, ``http://host:port``, once it accepts connections (and answers 503 to most)."""
+"""Gets the server's address, ``http://host:port`` (``https`` with TLS), once it accepts connections.
+
+It answers 503 to most then."""
 
 OnReady = Callable[[str, Serving], None]
 """Gets the address and the loaded parts, once answers are given."""
@@ -58,14 +69,20 @@ def run_server(
         Whether every active answer was finished.
 
     Raises:
-        GymError: What cannot be loaded, ``ADDRESS_IN_USE``, ``USAGE`` for an address that cannot be listened at.
+        GymError: What cannot be loaded; as ``require_usable`` for TLS; ``ADDRESS_IN_USE``; ``USAGE`` for an address
+            that cannot be listened at.
     """
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:
         keys.keys()  # raises now for unreadable ones, not at the first request
+    if config.tls is not None:
+        require_usable(config.tls)
     with listen(config) as listener:
         life = _Life(config, Gate(keys), listener, drain_seconds, on_listening, on_ready, on_draining)
-        return asyncio.run(life.run())
+        try:
+            return asyncio.run(life.run())
+        finally:
+            life.end()
 
 
 class _Life:
@@ -86,12 +103,18 @@ class _Life:
         self._drain_seconds = drain_seconds
         self._on_listening, self._on_ready, self._on_draining = on_listening, on_ready, on_draining
         self._gateway = Gateway(gate, request_timeout_seconds=config.request_timeout_seconds)
-        self._address = url_of(listener)
+        self._address = url_of(listener, "http" if config.tls is None else "https")
         self._draining: asyncio.Task[None] | None = None
         self._finished = True
+        self._last_moment = threading.Timer(drain_seconds + LEAVE_SECONDS, _leave_anyway)
+        self._last_moment.daemon = True
+
+    def end(self) -> None:
+        """The process ends by itself."""
+        self._last_moment.cancel()
 
     async def run(self) -> bool:
-        connections = Connections(self._config.connections)
+        connections, tls = Connections(self._config.connections), self._config.tls
         uvicorn_config = uvicorn.Config(
             create_app(self._gateway),
             http=connections.protocol(),
@@ -102,11 +125,11 @@ class _Life:
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
-        self._server = _QuietServer(uvicorn_config)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+        self._server = _QuietServer(uvicorn_config, self._config.connections.header_seconds)
+        give_back = on_stop_signals(lambda _: self._on_signal())
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
         watching = asyncio.ensure_future(connections.watch())
         loading = self._load()
@@ -124,10 +147,11 @@ class _Life:
             await serving
         finally:
             watching.cancel()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-            if loading.done() and not loading.cancelled() and loading.exception() is None:
-                await asyncio.to_thread(loading.result().close)
+            try:
+                if loading.done() and not loading.cancelled() and loading.exception() is None:
+                    await asyncio.to_thread(loading.result().close)
+            finally:
+                give_back()  # last: a signal that comes while it closes does not end it
         if loading.done() and not loading.cancelled():
             loading.result()  # raises why it could not be loaded
         return self._finished
@@ -160,6 +184,7 @@ class _Life:
 
     def _on_signal(self) -> None:
         if self._draining is None:
+            self._last_moment.start()
             self._gateway.draining = True
             self._draining = asyncio.ensure_future(self._drain())
             self._on_draining(self._gateway.active)
@@ -178,12 +203,48 @@ class _Life:
         self._server.should_exit = True
 
 
+def _leave_anyway() -> None:
+    _log.error("the server did not end by itself %g s after draining; its process ends now", LEAVE_SECONDS)
+    os._exit(ErrorCode.INTERRUPTED.exit_code)
+
+
 class _QuietServer(uvicorn.Server):
-    """Leaves signals to ``_Life``."""
+    """Leaves signals to ``_Life``, and gives a TLS handshake no more time than a request's headers.
+
+    Args:
+        config: Of uvicorn.
+        handshake_seconds: Uvicorn itself has no setting for it, and asyncio waits a minute.
+    """
+
+    def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
+        super().__init__(config)
+        self._handshake_seconds = handshake_seconds
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        if config.ssl is None or not sockets:
+            await super().startup(sockets)
+            return
+
+        def protocol() -> asyncio.Protocol:
+            made: Any = config.http_protocol_class
+            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=one,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self._handshake_seconds,
+            )
+            for one in sockets
+        ]
+        self.started = True
 
 
 def listen(config: ServingConfig) -> socket.socket:

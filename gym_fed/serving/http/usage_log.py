@@ -7,7 +7,6 @@ digest, so the hub finds whom to credit; a variant counts as use of the base tha
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -17,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gym_fed.file_lock import lock, unlock
 from gym_fed.files import drop_torn_line
+from gym_fed.portable import O_BINARY
 from gym_fed.serving.openai.service import Use
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class UsageLog:
         self._path = path
         self._version = version
         self._lock = threading.Lock()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | O_BINARY
         self._file = os.open(path, flags, 0o600)
         with self._alone():
             drop_torn_line(path)
@@ -83,11 +84,11 @@ class UsageLog:
     def _alone(self) -> Iterator[None]:
         """While no other thread or server writes."""
         with self._lock:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            lock(self._file, wait=True)
             try:
                 yield
             finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+                unlock(self._file)
 
     def close(self) -> None:
         os.close(self._file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -12,8 +12,6 @@ from starlette.types import Receive, Scope, Send
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.answers import StreamChunk
-from gym_fed.serving.openai.pending import Pending
-from gym_fed.serving.openai.refusals import error_body
 
 T = TypeVar("T")
 
@@ -79,17 +77,30 @@ class EventStream(Response):
     """A stream whose first chunk is there, so that earlier refusals had a status of their own.
 
     A later failure is reported by an event ``{"error": ...}``, after which there is no ``[DONE]``.
+
+    Args:
+        first: Its first chunk.
+        later: The others.
+        timeout: Of the whole request.
+        error_body: What of an error the caller gets.
+        on_end: Called once the stream has ended, however it did.
     """
 
     def __init__(
-        self, pending: Pending, first: StreamChunk, later: AsyncIterator[StreamChunk], timeout: RequestTimeout
+        self,
+        first: StreamChunk,
+        later: AsyncIterator[StreamChunk],
+        timeout: RequestTimeout,
+        error_body: Callable[[GymError], dict[str, Any]],
+        on_end: Callable[[], None],
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
-        self._pending = pending
         self._first = first
         self._later = later
         self._timeout = timeout
+        self._error_body = error_body
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -100,12 +111,12 @@ class EventStream(Response):
                 await self._timeout.wait(self._send_all(send))
                 last = b"data: [DONE]\n\n"
             except GymError as error:
-                last = _event(error_body(error))
+                last = _event(self._error_body(error))
             await send({"type": "http.response.body", "body": last})
         except ClientGone:
             pass
         finally:
-            self._pending.end()
+            self._on_end()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.body", "body": _event(self._first), "more_body": True})

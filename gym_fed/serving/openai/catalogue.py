@@ -26,6 +26,9 @@ class Caller:
         variants: Names of variants that may.
         owners: Accounts all of whose variants may.
         metrics: Whether the server's metrics may be read, which cover everybody's requests.
+        manage_variants: Whether variants may be added and removed.
+        requests_per_minute: None: as many as there is room for.
+        tokens_per_minute: Of prompts and answers; None: no limit.
     """
 
     name: str
@@ -34,6 +37,9 @@ class Caller:
     variants: frozenset[str] = frozenset()
     owners: frozenset[str] = frozenset()
     metrics: bool = False
+    manage_variants: bool = False
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
     def may_use(self, variant: VariantRecord) -> bool:
         return self.everything or variant.name in self.variants or variant.owner in self.owners

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.errors import ErrorCode, GymError
@@ -43,6 +43,11 @@ class Pending:
         self._opened = False
         self._ended = False
 
+    @property
+    def used_tokens(self) -> int:
+        """Of prompt and answer so far."""
+        return self._answer.prompt_tokens + self._answer.completion_tokens
+
     def run(self) -> dict[str, Any]:
         """The whole answer."""
         for _ in self.chunks():
@@ -72,21 +77,23 @@ class Pending:
             self.end()
 
     async def achunks(self) -> AsyncGenerator[StreamChunk]:
-        """As ``chunks``."""
+        """As ``chunks``; of several choices as their tokens come."""
+        events = _interleaved(self._generations)
         try:
-            for index, generation in enumerate(self._generations):
-                async for event in generation:
-                    for chunk in (*self._first(), *self._answer.take(index, _without_error(event))):
-                        yield chunk
-                    if self._answer.ended(index):
-                        generation.cancel()
-                        break
+            async for index, event in events:
+                if self._answer.ended(index):
+                    continue
+                for chunk in (*self._first(), *self._answer.take(index, _without_error(event))):
+                    yield chunk
+                if self._answer.ended(index):
+                    self._generations[index].cancel()
             for chunk in self._answer.closing():
                 yield chunk
         except GymError as error:
             raise self._translate(error) from error
         finally:
             self.end()
+            await events.aclose()
 
     def _first(self) -> list[StreamChunk]:
         """The opening, after the engine's first event: an earlier refusal is not a stream yet."""
@@ -103,6 +110,35 @@ class Pending:
         for generation in self._generations:
             generation.cancel()  # nothing, for one that has ended
         self._on_end()
+
+
+async def _interleaved(
+    generations: Sequence[Generation | JudgedGeneration],
+) -> AsyncGenerator[tuple[int, Event]]:
+    """The events of several answers, each with its answer's index, as they come; one of each in turn."""
+    if len(generations) == 1:
+        async for event in generations[0]:
+            yield 0, event
+        return
+    readers = [aiter(generation) for generation in generations]
+    waiting = {asyncio.ensure_future(_next(reader)): index for index, reader in enumerate(readers)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                index = waiting.pop(task)
+                if (found := task.result()) is not None:
+                    waiting[asyncio.ensure_future(_next(readers[index]))] = index
+                    yield index, found
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _next(reader: AsyncIterator[Event]) -> Event | None:
+    """The next event; None after the last."""
+    return await anext(reader, None)
 
 
 class PendingRefusal(Pending):
@@ -166,6 +202,8 @@ class PendingVectors:
         self._on_end = on_end
         self._failed: int | None = None
         self._ended = False
+        self.used_tokens = 0
+        """Of the finished texts, once it has ended."""
 
     def run(self) -> dict[str, Any]:
         """The whole answer."""
@@ -206,6 +244,7 @@ class PendingVectors:
                 embedding.cancel()  # nothing, for one that has ended
             else:
                 read += length
+        self.used_tokens = read
         self._on_end(read)
 
     def _body(self, vectors: list[Any]) -> dict[str, Any]:

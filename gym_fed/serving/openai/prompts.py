@@ -85,15 +85,16 @@ class Prompts:
         ]
         return [*ids, *(self._ids(f"{CALL_OPEN}\n", "messages", special=False) if open_call else ())]
 
-    def of_input(self, given: str | list[int], param: str) -> list[int]:
-        """Token ids of a text, with the tokenizer's own first and last tokens, or checked token ids.
+    def of_input(self, given: str | list[int], param: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text, with the tokenizer's own first and last tokens unless ``special`` is False, or checked
+        token ids.
 
         Raises:
             RequestError: For an empty text, or ids that the model does not have.
         """
         if isinstance(given, str):
             self._require_fits(given, param)
-            return self._ids(given, param, special=True)
+            return self._ids(given, param, special=special)
         self.require_known(given, param)
         return given
 
@@ -114,10 +115,15 @@ class Prompts:
         """The first token of a text in the middle of a prompt."""
         return self._ids(text, "text", special=False)[0]
 
-    def text(self, token_ids: list[int]) -> str:
-        """The reverse of ``of_input``."""
+    def text(self, token_ids: list[int], *, special: bool = False) -> str:
+        """The reverse of ``of_input``; with the text of control tokens where ``special`` is True."""
         with self._a_tokenizer() as tokenizer:
-            return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+            return str(tokenizer.decode(token_ids, skip_special_tokens=not special))
+
+    def pieces(self, token_ids: list[int]) -> list[str]:
+        """What the vocabulary calls each token."""
+        with self._a_tokenizer() as tokenizer:
+            return list(tokenizer.convert_ids_to_tokens(token_ids))
 
     def require_tools(self) -> None:
         """Refuse ``tools`` where the template does not show them, or its form of calls is not known here.

@@ -43,6 +43,8 @@ class ToolCall(RequestModel):
     id: str
     type: Literal["function"]
     function: FunctionCall
+    index: Annotated[int, Field(ge=0)] | None = None
+    """A stream's number of the call, which clients such as Open WebUI send back with it; order says the same."""
 
 
 class _Message(RequestModel):

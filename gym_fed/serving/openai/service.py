@@ -33,6 +33,7 @@ from gym_fed.serving.openai.schemas import (
     EmbeddingRequest,
     as_list,
 )
+from gym_fed.serving.openai.tokenizing import Tokenizing
 from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class OpenAIService:
         self.catalogue = catalogue
         self._engine = engine
         self._prompts = Prompts(tokenizer, vocab_size, context)
+        self.tokenizing = Tokenizing(catalogue, self._prompts, context)
         self._fingerprint = fingerprint
         self._max_at_once = max_at_once
         self._on_use = on_use or (lambda use: None)

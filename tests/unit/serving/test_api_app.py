@@ -234,6 +234,7 @@ async def test_metrics_count_by_routes_that_nobody_can_choose(client: httpx.Asyn
     assert 'gym_api_request_seconds_count{route="/v1/completions"} 1.0' in text
     assert "gym_engine_healthy 1.0" in text
     assert 'gym_engine_packed_products_total{form="levels"} 3.0' in text
+    assert 'gym_engine_forwards_total{forward="decoder"} 2.0' in text
     assert 'gym_engine_first_token_seconds_bucket{le="+Inf"} 0.0' in text
     assert "name1" not in text
     assert "elsewhere" not in text
@@ -306,7 +307,7 @@ def test_every_figure_of_engine_and_store_that_is_exported_exists() -> None:
     }
     for stats, exported in names.items():
         assert (
-            exported | {"healthy", "finished", "sign_products", "packed_products"}
+            exported | {"healthy", "finished", "forwards", "sign_products", "packed_products"}
             >= set(stats.__dataclass_fields__)
             >= exported
         )

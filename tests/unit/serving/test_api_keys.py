@@ -163,6 +163,14 @@ def test_the_commands_make_show_and_take_away_keys(
     assert [key["name"] for key in json.loads(gym("list", "--json"))] == ["ann", "bob"]
     watching = gym("add", "prometheus", "--no-base", "--metrics").strip()
     assert KeyFile(tmp_path / "api_keys.json").caller(watching) == Caller("prometheus", False, metrics=True)
+    limited = ["--manage-variants", "--requests-per-minute", "60", "--tokens-per-minute", "9000"]
+    managing = gym("add", "admin", *limited).strip()
+    wanted = Caller("admin", manage_variants=True, requests_per_minute=60, tokens_per_minute=9000)
+    assert KeyFile(tmp_path / "api_keys.json").caller(managing) == wanted
+    assert json.loads(gym("list", "--json"))[-1]["tokens_per_minute"] == 9000
+    with pytest.raises(GymError, match="API key: requests_per_minute"):
+        KeyFile(tmp_path / "api_keys.json").add("none", requests_per_minute=0)
+    gym("remove", "admin")
     gym("remove", "prometheus")
     gym("remove", "ann")
     assert KeyFile(tmp_path / "api_keys.json").caller(made["key"]) is None

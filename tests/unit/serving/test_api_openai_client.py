@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +21,17 @@ import pytest
 import uvicorn
 
 from gym_fed.config.serving import ServingConfig
+from gym_fed.identity.keys import SigningKey
+from gym_fed.models import load_model
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Gate, KeyFile
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import CHAT, OpenAIService
 from gym_fed.serving.setup import Serving, open_serving
-from tests.support.nano_store import nano_store
+from gym_fed.serving.store.signing import sign_variant
+from tests.support.nano_store import nano_store, signs
+from tests.support.variants import write_random_delta
 from tests.support.wait import SECONDS
 
 ASK: list[Any] = [{"role": "user", "content": "Reverse: abc"}]
@@ -144,6 +151,22 @@ def test_a_seed_repeats_an_answer_and_n_gives_several(server: Any) -> None:
     assert len(set(texts)) > 1
 
 
+def test_choices_of_a_stream_come_as_their_tokens_do_and_are_those_of_the_whole_answer(server: Any) -> None:
+    asked: dict[str, Any] = {"model": "gym-nano", "messages": ASK, "n": 3, "seed": 5, "temperature": 1.5}
+    asked |= {"max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    client = client_of(server)
+    whole = client.chat.completions.create(**asked)
+    texts, order = ["", "", ""], []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            if choice.delta.content:
+                order.append(choice.index)
+    assert texts == [choice.message.content for choice in whole.choices]
+    first_end = min(len(order) - 1 - order[::-1].index(index) for index in range(3))
+    assert set(order[:first_end]) == {0, 1, 2}, "one choice ended before another began"
+
+
 def test_an_answer_is_held_to_a_schema(server: Any) -> None:
     schema = {
         "type": "object",
@@ -197,6 +220,36 @@ def test_a_call_that_is_required_is_one_of_the_tools(serving: Serving) -> None:
         assert call["function"]["name"] in allowed
         assert json.loads(call["function"]["arguments"])["day"] in ("mon", "tue")
         assert answer["finish_reason"] == "tool_calls"
+
+
+def test_texts_and_messages_are_tokenized_as_requests_are_and_back(server: Any) -> None:
+    root = server.url.removesuffix("/v1")
+    headers = {"authorization": f"Bearer {server.keys['ann']}"}
+
+    def post(url: str, **body: Any) -> Any:
+        return server.http.post(f"{root}{url}", json=body, headers=headers)
+
+    chat = post("/tokenize", model="gym-nano:ann", messages=ASK).json()
+    used = client_of(server, "ann").chat.completions.create(model="gym-nano:ann", messages=ASK, max_tokens=1)
+    assert used.usage is not None
+    assert chat["count"] == len(chat["tokens"]) == used.usage.prompt_tokens
+    assert chat["max_model_len"] >= chat["count"]
+    text = post("/detokenize", model="gym-nano", tokens=chat["tokens"]).json()["prompt"]
+    assert "Reverse: abc" in text
+    plain = post("/tokenize", prompt="abc", add_special_tokens=False, return_token_strs=True).json()
+    assert post("/detokenize", tokens=plain["tokens"]).json() == {"prompt": "abc"}
+    assert len(plain["token_strs"]) == plain["count"]
+    assert post("/tokenize", prompt="").json()["count"] == 0
+    refused = [
+        (post("/tokenize", model="gym-nano:bob", prompt="a"), 404, "model"),
+        (post("/tokenize", prompt="a", messages=ASK), 400, "prompt"),
+        (post("/tokenize", prompt="a", unknown=1), 400, "unknown"),
+        (post("/detokenize", tokens=[10**6]), 400, "tokens"),
+        (post("/tokenize", prompt="ab " * 1_000_000), 400, "prompt"),
+    ]
+    for answer, status, param in refused:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert server.http.post(f"{root}/tokenize", json={"prompt": "a"}).status_code == 401
 
 
 def test_embeddings_come_in_the_client_s_own_encoding(server: Any) -> None:
@@ -256,6 +309,68 @@ async def test_an_async_client_is_served_too(server: Any) -> None:
             )
         )
     assert len({answer.choices[0].text for answer in answers}) == 1
+
+
+def test_errors_hold_neither_paths_of_the_server_nor_digests(server: Any, serving: Serving) -> None:
+    assert serving.store is not None
+    model = load_model("gym-nano").model
+    delta = write_random_delta(model, serving.store.folder / "x.gymdelta", signs, seed=7, size=0.1)
+    key = SigningKey.generate()
+    for name in ("damaged", "lost", "forged", "revoked", "row"):
+        serving.store.add(
+            write_random_delta(model, delta, signs, seed=len(name), size=0.1),
+            sign_variant(delta, key, name=name, note=name),
+            name=name,
+            owner=key.contributor,
+        )
+    serving.store.path("damaged").write_bytes(b"x" * 100)
+    serving.store.path("lost").unlink()
+    with sqlite3.connect(serving.store.folder / "variants.db") as rows:
+        rows.execute("UPDATE variants SET note = 'other' WHERE name = 'forged'")
+        rows.execute("UPDATE variants SET sha256 = '../../x' WHERE name = 'row'")
+    headers = {"authorization": f"Bearer {server.keys['all']}"}
+    bodies: list[dict[str, Any]] = [
+        {"model": f"gym-nano:{name}"} for name in ("damaged", "lost", "forged", "row")
+    ]
+    bodies += [
+        {"model": "gym-nano", **more} for more in ({"max_tokens": -1}, {"x": 1}, {"seed": "/etc/passwd"})
+    ]
+    bodies += [{"model": "../../etc/passwd"}, {"model": "gym-nano:../x"}, {}, {"model": "gym-nano:none"}]
+    answers = [
+        server.http.post(f"{server.url}/{url}", json={field: value, **body}, headers=headers)
+        for body in bodies
+        for url, field, value in (("chat/completions", "messages", ASK), ("completions", "prompt", "a"))
+    ]
+    stream = {"model": "gym-nano:damaged", "messages": ASK, "stream": True}
+    answers.append(server.http.post(f"{server.url}/chat/completions", json=stream, headers=headers))
+    answers.append(
+        server.http.post(
+            f"{server.url}/embeddings", json={"model": "gym-nano:lost", "input": "a"}, headers=headers
+        )
+    )
+    answers.append(server.http.get(f"{server.url}/models/gym-nano:row", headers=headers))
+    for name in ("damaged", "lost", "forged", "revoked", "row"):
+        serving.store.remove(name)
+    inside = (
+        str(serving.store.folder),
+        str(Path.home()),
+        ".gymdelta",
+        "variants.db",
+        "objects/",
+        "Traceback",
+    )
+    for answer in answers:
+        assert answer.status_code >= 400, answer.text
+        assert not [one for one in inside if one in answer.text], answer.text
+        assert not re.search(r"[0-9a-f]{12}", answer.text), answer.text
+    codes = {answer.json()["error"]["code"] for answer in answers}
+    assert {
+        "hash_mismatch",
+        "signature_invalid",
+        "file_not_found",
+        "state_corrupt",
+        "model_not_found",
+    } <= codes
 
 
 def test_use_is_logged_under_the_base_s_digest(server: Any, serving: Serving) -> None:

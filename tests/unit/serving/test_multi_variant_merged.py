@@ -12,8 +12,9 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.models import LoadedModel, load_model
 from gym_fed.serving.forward import merged
+from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.variant_weights import loaded_variant
 
 IDS = [index * 7 % 251 for index in range(40)]
@@ -54,7 +55,7 @@ def test_merged_products_give_the_logits_of_two_products(
     decoded = merged._decoded
     monkeypatch.setattr(merged, "_decoded", lambda *of: made.append("sum") or decoded(*of))
     with MultiVariantModel(nano.model) as served:
-        served._bulk_rows = 1
+        served._variants.bulk_rows = 1
         variant = _variant(nano, served, tmp_path, codec)
         apart = _logits(served, variant, merge=False)
         assert not made

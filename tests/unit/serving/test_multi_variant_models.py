@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from gym_quant.kernels import ResidentSigns
+from gym_quant.kernels import MODES, ResidentSigns
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.forward.attention import KVCache
+from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.variant_weights import FactorWeight, ModelLayout, PackedWeight
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
@@ -194,12 +194,17 @@ def test_bfloat16_rows_are_as_near_to_the_truth_as_their_merged_models(tmp_path:
 
 def test_a_cache_grows_without_changing_what_it_holds() -> None:
     with MultiVariantModel(build("Llama")) as served:
-        small, large = served.new_cache(1), served.new_cache(64)
+        wanted = served.step([Chunk(list(range(3, 43)), served.new_cache(), num_logits=40)])
+        small, others = served.new_cache(), [served.new_cache() for _ in range(30)]
+        blocks = served.pool.num_blocks
         for at in range(40):
-            logits = served.step([Chunk([at + 3], small), Chunk([at + 3], large)])
-            assert off(logits[0], logits[1]) < 1e-5
-        assert (small.length, small.capacity) == (40, 64)
-        assert small.bytes == large.bytes == 64 * served.bytes_per_token
+            if at == 20:
+                served.step([Chunk([at + 3], other, None, False) for other in others])
+            logits = served.step([Chunk([at + 3], small)])
+            assert off(logits[0], wanted[at]) < 1e-5
+        assert (small.length, small.capacity) == (40, 48)
+        assert small.bytes == 48 * served.bytes_per_token
+        assert served.pool.num_blocks > blocks
 
 
 def test_a_cache_that_is_cut_back_goes_on_from_there() -> None:
@@ -218,7 +223,8 @@ def test_a_step_that_fails_can_be_done_again(monkeypatch: pytest.MonkeyPatch) ->
         cache, other = served.new_cache(), served.new_cache()
         wanted = served.step([Chunk(IDS[:4], other)])
         with monkeypatch.context() as patch:
-            patch.setattr(served.model.lm_head, "forward", lambda _: 1 / 0)
+            assert served._decoder is not None
+            patch.setattr(served._decoder.head, "project", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 served.step([Chunk(IDS[:4], cache)])
         assert cache.length == 0
@@ -226,13 +232,15 @@ def test_a_step_that_fails_can_be_done_again(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(GymError, match="same cache"):
             served.step([Chunk([1], cache), Chunk([2], cache)])
         with pytest.raises(GymError, match="at least one token"):
-            served.step([Chunk([], KVCache())])
+            served.step([Chunk([], served.new_cache())])
 
 
-def test_no_logits_are_computed_where_none_are_wanted() -> None:
+def test_no_logits_are_computed_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     with MultiVariantModel(build("Llama")) as served:
         sizes: list[int] = []
-        served.model.lm_head.register_forward_hook(lambda _m, args, _o: sizes.append(args[0].shape[1]))
+        assert served._decoder is not None
+        head, project = served._decoder.head, served._decoder.head.project
+        monkeypatch.setattr(head, "project", lambda x, *rest: (sizes.append(len(x)), project(x, *rest)))
         found = served.step([Chunk(IDS[:4], served.new_cache(), None, False)])
         assert (found.shape, sizes) == ((0, 97), [])
         served.step([Chunk(IDS[:4], served.new_cache(), None, n == 1) for n in range(3)])
@@ -276,14 +284,16 @@ def test_look_up_refuses_groups_that_it_cannot_read_and_is_near_to_exact(tmp_pat
     )
     whole = write_random_delta(model, tmp_path / "rows.gymdelta", rows, seed=0)
     found = {}
-    for kernel in ("exact", "lookup"):
+    for kernel in MODES:
         with MultiVariantModel(model, kernel=kernel) as served:
             found[kernel] = served.step([Chunk(IDS, served.new_cache(), load(whole, served.layout))])
-            if kernel == "lookup":
+            if kernel != "exact":
                 with pytest.raises(GymError, match="group_size 5 is no multiple of 8") as error:
                     load(odd, served.layout)
                 assert error.value.code is ErrorCode.DELTA_INVALID
     assert 0 < off(found["lookup"], found["exact"]) < 0.1 * float(found["exact"].abs().max())
+    assert 0 < off(found["lookup16"], found["exact"]) < 1e-3 * float(found["exact"].abs().max())
+    assert 0 < off(found["lookup16"], found["exact"]) < 1e-3 * float(found["exact"].abs().max())
 
 
 def embedded(served: MultiVariantModel, variant: LoadedVariant | None = None) -> torch.Tensor:

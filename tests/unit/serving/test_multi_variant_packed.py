@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gym_quant import codec_names, get_codec, registry
+from gym_quant import codec_names, get_codec, kernels, registry
 from gym_quant.codec import Encoded
 from gym_quant.kernels import ResidentSigns
 from gym_quant.registry import CODECS
@@ -17,7 +17,8 @@ from gym_quant.resident import Transposed
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
+from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.variant_weights import DenseWeight, PackedWeight
 from tests.support.codec_settings import settings_of
@@ -69,7 +70,7 @@ def variants_of(model: Any, folder: Path, *names: str) -> list[Path]:
 
 def answers(served: MultiVariantModel, paths: list[Path]) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits after the long and the short prompt of every variant, all in one step beside the base's own."""
-    served._bulk_rows = BULK
+    served._variants.bulk_rows = BULK
     held = [load(path, served.layout) for path in paths]
     chunks = [Chunk(ids, served.new_cache(), variant) for variant in held for ids in (LONG, SHORT)]
     found = served.step([*chunks, Chunk(LONG, served.new_cache())])[:-1]
@@ -129,11 +130,27 @@ def test_products_are_counted_by_form_and_signs_by_kernel(tmp_path: Path) -> Non
         assert not any(served.sign_products.values())
         assert served.packed_products == {"levels": len(linear)}
         served.step([Chunk(SHORT, served.new_cache(), held["binary0"])])
-        assert served.sign_products == {"exact": 0, "lookup": len(linear), "decoded": 0}
-        served._bulk_rows = BULK
+        assert served.sign_products == {"exact": 0, "lookup": len(linear), "lookup16": 0, "decoded": 0}
+        served._variants.bulk_rows = BULK
         served.step([Chunk(LONG, served.new_cache(), held["binary0"], wants_logits=False)])
-        assert served.sign_products == {"exact": 0, "lookup": len(linear), "decoded": 2}
+        assert served.sign_products == {"exact": 0, "lookup": len(linear), "lookup16": 0, "decoded": 2}
         assert served.packed_products == {"levels": len(linear)}
+
+
+def test_evenly_spaced_levels_are_multiplied_by_look_up_and_answer_as_the_merged_model(
+    tmp_path: Path,
+) -> None:
+    model = llama()
+    paths = [variants_of(model, tmp_path, name)[0] for name in ("ternary", "int2", "int4")]
+    answered = [reference(merged(model, path), SHORT)[-1] for path in paths]
+    for kernel, most in (("lookup", 0.05), ("lookup16", 1e-3)):
+        with MultiVariantModel(model, kernel=kernel) as served:
+            for path, wanted in zip(paths, answered, strict=True):
+                found = served.step([Chunk(SHORT, served.new_cache(), load(path, served.layout))])[0]
+                assert off(found, wanted) < most * float(wanted.abs().max()), (kernel, path.stem)
+            if kernels.path() != "torch":
+                assert served.products["levels", kernel] > 0
+                assert not served.products["levels", "decoded"]
 
 
 def test_look_up_refuses_groups_of_signs_that_it_cannot_read_and_no_other_form(tmp_path: Path) -> None:

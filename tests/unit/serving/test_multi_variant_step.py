@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from gym_quant.kernels import MODES
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
+from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.target_modules import ModelLayout
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
@@ -65,7 +67,7 @@ def generate(
     served: MultiVariantModel, prompts: list[list[int]], variants: list[Any], cut: int, more: int
 ) -> list[Any]:
     """Prompts in chunks of ``cut`` tokens, all requests at once, then ``more`` tokens of each; logits of all steps."""
-    caches = [served.new_cache(4) for _ in prompts]
+    caches = [served.new_cache() for _ in prompts]
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     todo = [[*p, *range(10, 10 + more)] for p in prompts]
     while any(todo):
@@ -127,7 +129,7 @@ def test_long_prompts_are_multiplied_as_matrices_and_give_the_same(tmp_path: Pat
         variant = load(path, served.layout)
         found = []
         for bulk in (1, 3, 1000):
-            served._bulk_rows = bulk
+            served._variants.bulk_rows = bulk
             found.append(served.step([Chunk(p, served.new_cache(), variant) for p in PROMPTS]))
     assert off(found[0], found[2]) < 1e-5
     assert off(found[1], found[2]) < 1e-5
@@ -151,7 +153,7 @@ def test_every_kernel_s_path_gives_the_same(tmp_path: Path, path: str) -> None:
                 assert off(found, best) < 1e-5
 
 
-@pytest.mark.parametrize("kernel", ["exact", "lookup"])
+@pytest.mark.parametrize("kernel", MODES)
 def test_a_variant_that_overflows_spoils_its_own_rows_alone(tmp_path: Path, kernel: Any) -> None:
     model = llama()
     spec = BaseSpec.of(model, "base")
@@ -198,7 +200,7 @@ def test_a_delta_beyond_the_base_s_number_format_is_refused_when_loaded(tmp_path
         assert refused.value.code is ErrorCode.DELTA_INVALID
 
 
-@pytest.mark.parametrize("kernel", ["exact", "lookup"])
+@pytest.mark.parametrize("kernel", MODES)
 def test_the_kernel_that_multiplied_is_counted_and_no_other(tmp_path: Path, kernel: Any) -> None:
     model = llama()
     delta = write_random_delta(model, tmp_path / "v.gymdelta", signs(), seed=0)
@@ -208,8 +210,8 @@ def test_the_kernel_that_multiplied_is_counted_and_no_other(tmp_path: Path, kern
         assert not any(served.sign_products.values())
         served.step([Chunk([3], cache), Chunk(PROMPTS[2], served.new_cache(), held)])
         target_modules = sum(target.kind == "linear" for target in served.layout.target_modules)
-        wanted = {"exact": 0, "lookup": 0, "decoded": 0, kernel: target_modules}
+        wanted = {**dict.fromkeys((*MODES, "decoded"), 0), kernel: target_modules}
         assert dict(served.sign_products) == wanted
-        served._bulk_rows = 4
+        served._variants.bulk_rows = 4
         served.step([Chunk(PROMPTS[2], served.new_cache(), held, wants_logits=False)])
         assert dict(served.sign_products) == {**wanted, "decoded": target_modules - 1}

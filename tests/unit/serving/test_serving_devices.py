@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from gym_fed.serving.engine import sampling
-from gym_fed.serving.forward.attention import KVCache, PackedTokens, packed, packed_attention
-from gym_fed.serving.forward.variant_layers import Segments
+from gym_fed.serving.forward.attention import PackedTokens, packed, packed_attention
+from gym_fed.serving.forward.kv_pool import KVPool
+from gym_fed.serving.forward.segments import Segments
 
 
 def test_the_best_token_is_the_same_by_torch_as_by_numpy() -> None:
@@ -33,7 +34,8 @@ def test_attention_of_a_packed_step_stays_on_its_device(window: int | None, soft
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(*shape, device="meta", dtype=torch.bfloat16)
 
-    long, short = KVCache(), KVCache()
+    pool = KVPool(dtype="bfloat16", device="meta")
+    long, short = pool.new_cache(), pool.new_cache()
     spans = [(0, 5, long), (5, 6, short)]
     for _, count, cache in [(0, 5, long), (5, 1, short)]:
         cache.reserve(count)

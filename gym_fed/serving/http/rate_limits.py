@@ -1,0 +1,134 @@
+"""Requests and tokens per minute of each key, as buckets that fill again all the time.
+
+A key begins with a minute's share of both. A request takes one from the bucket of requests at once; its tokens are
+taken when it has ended, for only then is their number known. So the bucket of tokens may go below zero, and the key
+waits until that is paid. A full bucket is the same as none, and is forgotten: the state is bounded by the keys in use.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gym_fed.errors import ErrorCode
+from gym_fed.serving.openai.catalogue import Caller
+from gym_fed.serving.openai.refusals import RequestError
+
+_MINUTE = 60.0
+_TIDY_BEYOND = 1024
+
+Headers = dict[str, str]
+
+
+class RateLimited(RequestError):
+    """A key that has used up its share.
+
+    Attributes:
+        retry_after: Seconds until there is a share again.
+        headers: OpenAI's, of what is left.
+    """
+
+    def __init__(self, message: str, retry_after: int, headers: Headers) -> None:
+        super().__init__(
+            message,
+            name="rate_limit_exceeded",
+            code=ErrorCode.QUOTA_EXCEEDED,
+            hint=f"try again in {retry_after} s",
+        )
+        self.retry_after = retry_after
+        self.headers = headers
+
+
+@dataclass
+class _Bucket:
+    """Of one key and one thing.
+
+    Attributes:
+        left: What may be taken; below zero it is owed.
+        at: When that was so.
+    """
+
+    left: float
+    at: float
+
+    def fill(self, limit: int, now: float) -> None:
+        self.left = min(float(limit), self.left + limit * (now - self.at) / _MINUTE)
+        self.at = now
+
+
+class RateLimits:
+    """The buckets of all keys; for one thread.
+
+    Args:
+        now: Seconds of a clock that never goes back.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def admit(self, caller: Caller) -> Headers:
+        """Take a request.
+
+        Returns:
+            The headers ``x-ratelimit-*`` of its answer; empty for a key without limits.
+
+        Raises:
+            RateLimited: Nothing was taken.
+        """
+        found = self._of(caller)
+        for what, (limit, bucket) in found.items():
+            least = 1.0 if what == "requests" else math.ulp(0.0)
+            if bucket.left < least:
+                wait = max(1, math.ceil((least - bucket.left) * _MINUTE / limit))
+                message = f"this key may use {limit:,} {what} per minute"
+                raise RateLimited(message, wait, _headers(found))
+        if "requests" in found:
+            found["requests"][1].left -= 1
+        return _headers(found)
+
+    def spend(self, caller: Caller, tokens: int) -> None:
+        """Take the tokens of a request that has ended, however it did."""
+        if "tokens" in (found := self._of(caller)):
+            found["tokens"][1].left -= tokens
+
+    def _of(self, caller: Caller) -> dict[str, tuple[int, _Bucket]]:
+        """The caller's limits and buckets, as full as they are now."""
+        now = self._now()
+        found = {}
+        limits = {"requests": caller.requests_per_minute, "tokens": caller.tokens_per_minute}
+        if len(self._buckets) > _TIDY_BEYOND:
+            self._tidy(now)
+        for what, limit in limits.items():
+            if limit is not None:
+                bucket = self._buckets.setdefault((caller.name, what), _Bucket(float(limit), now))
+                bucket.fill(limit, now)
+                found[what] = (limit, bucket)
+        return found
+
+    def _tidy(self, now: float) -> None:
+        """Forget what nobody took from for a minute and owes nothing: such a bucket is full."""
+        kept = {key: one for key, one in self._buckets.items() if now - one.at < _MINUTE or one.left < 0}
+        self._buckets = kept
+
+
+def _headers(found: dict[str, tuple[int, _Bucket]]) -> Headers:
+    headers = {}
+    for what, (limit, bucket) in found.items():
+        headers[f"x-ratelimit-limit-{what}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{what}"] = str(max(0, math.floor(bucket.left)))
+        headers[f"x-ratelimit-reset-{what}"] = _duration((limit - bucket.left) * _MINUTE / limit)
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: ``120ms``, ``6.5s``, ``1m30s``."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    minutes, left = divmod(seconds, _MINUTE)
+    return f"{int(minutes)}m{int(left)}s" if minutes else f"{round(left, 1):g}s"

@@ -1,0 +1,76 @@
+"""Snippets that call a server of OpenAI's API: by openai's client, LangChain and Open WebUI."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from gym_fed.text import plain
+
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+"""Of `gym api` without --host and --port."""
+
+NO_KEY = "none-needed"
+"""What clients send that want a key, to a server without keys."""
+
+YOUR_KEY = "YOUR-KEY"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model at a server.
+
+    Attributes:
+        url: Of the API, with ``/v1``.
+        model: What requests call it.
+        key: The API key.
+        is_chat: Whether it is asked by messages; False: it goes on from a text.
+    """
+
+    url: str
+    model: str
+    key: str = NO_KEY
+    is_chat: bool = True
+
+
+def openai_snippet(served: ServedModel) -> str:
+    """Python, by openai's own client."""
+    head = f"""\
+from openai import OpenAI
+
+client = OpenAI(base_url={served.url!r}, api_key={served.key!r})
+"""
+    if served.is_chat:
+        return f"""{head}answer = client.chat.completions.create(
+    model={served.model!r}, messages=[{{"role": "user", "content": "Hello"}}], max_tokens=64
+)
+print(answer.choices[0].message.content)
+"""
+    return f"""{head}answer = client.completions.create(model={served.model!r}, prompt="Hello", max_tokens=64)
+print(answer.choices[0].text)
+"""
+
+
+def langchain_snippet(served: ServedModel) -> str:
+    """Python, by ``langchain-openai``."""
+    name, text = ("ChatOpenAI", ".content") if served.is_chat else ("OpenAI", "")
+    return f"""\
+from langchain_openai import {name}
+
+model = {name}(
+    base_url={served.url!r}, api_key={served.key!r}, model={served.model!r}, max_tokens=64
+)
+print(model.invoke("Hello"){text})
+"""
+
+
+def open_webui_snippet(served: ServedModel) -> str:
+    """The environment of Open WebUI, which then lists the server's models; it has no view for bare text."""
+    address, key = shlex.quote(served.url), shlex.quote(served.key)
+    text = f"""\
+OPENAI_API_BASE_URL={address} OPENAI_API_KEY={key} open-webui serve
+# in the browser, choose the model {plain(served.model)}
+"""
+    if served.is_chat:
+        return text
+    return f"# Open WebUI sends messages: start the server with gym api --chat-template NAME\n{text}"

@@ -1,0 +1,89 @@
+"""Texts as token ids and back, as vLLM's servers answer it: what a request would be read as."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from gym_fed.serving.openai.catalogue import Caller, Catalogue
+from gym_fed.serving.openai.fields import RequestModel, off, only, parse
+from gym_fed.serving.openai.prompts import Prompts
+from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Message, TokenId, Tool
+
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+MAX_TOKEN_IDS = 2**20
+
+
+class TokenizeRequest(RequestModel):
+    """A text, or the messages of a conversation as the chat template writes them."""
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    add_special_tokens: bool | None = None
+    """The tokenizer's own first and last tokens, on a text; a chat template writes its own."""
+
+    add_generation_prompt: Annotated[Any, only(True)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise off("prompt", "give prompt or messages")
+        if self.messages is None and self.tools is not None:
+            raise off("tools", "tools go with messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise off("add_special_tokens", "the chat template writes them; leave it out, or give false")
+        return self
+
+
+class DetokenizeRequest(RequestModel):
+    """Token ids."""
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    tokens: list[TokenId] = Field(max_length=MAX_TOKEN_IDS)
+
+
+class Tokenizing:
+    """Answers ``/tokenize`` and ``/detokenize``.
+
+    Args:
+        catalogue: Whose models may be named; without a name the base is meant.
+        prompts: Of the base.
+        context: Tokens of prompt and answer together.
+    """
+
+    def __init__(self, catalogue: Catalogue, prompts: Prompts, context: int | None) -> None:
+        self._catalogue = catalogue
+        self._prompts = prompts
+        self._context = context
+
+    def answer(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
+        """The answer to a request; computes at once, and uses no model.
+
+        Raises:
+            RequestError: Why it is refused, as the same prompt would be elsewhere.
+        """
+        if url == DETOKENIZE:
+            given = parse(DetokenizeRequest, body, {})
+            self._catalogue.resolve(given.model or self._catalogue.served_name, caller)
+            self._prompts.require_known(given.tokens, "tokens")
+            return {"prompt": self._prompts.text(given.tokens, special=True)}
+        request = parse(TokenizeRequest, body, {})
+        self._catalogue.resolve(request.model or self._catalogue.served_name, caller)
+        ids = self._ids_of(request)
+        strings = self._prompts.pieces(ids) if request.return_token_strs else None
+        return {"count": len(ids), "max_model_len": self._context, "tokens": ids, "token_strs": strings}
+
+    def _ids_of(self, request: TokenizeRequest) -> list[int]:
+        if request.messages is not None:
+            tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
+            return self._prompts.of_messages(request.messages, tools or None)
+        if not request.prompt:
+            return []
+        return self._prompts.of_input(
+            request.prompt, "prompt", special=request.add_special_tokens is not False
+        )

@@ -1,0 +1,149 @@
+"""Clients against a real `gym api`: the openai client's helpers, LangChain, and what Open WebUI sends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.support.warm import WarmProcess
+
+pytestmark = pytest.mark.slow  # a server of its own, and whole answers of many requests
+
+GYM = Path(sys.executable).parent / "gym"
+OPEN_WEBUI = json.loads((Path(__file__).parent / "open_webui.json").read_text())["requests"]
+BLANKS: dict[str, float] = dict.fromkeys(("9", "10", "32"), -100)
+"""So small a model fills its context with blanks, where a schema allows them."""
+TEMPLATE = """\
+{%- if tools %}<tool_call>{"name": ..., "arguments": ...}</tool_call>
+{% for tool in tools %}{{ tool.function.name }} {% endfor %}
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""gym-nano's own has no tools."""
+
+
+class Booking(BaseModel):
+    """Book a day."""
+
+    day: Literal["mon", "tue"]
+    people: Literal[1, 2]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("clients")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    words = [GYM, "api", "--port", "0", "--json", "--set", "variants=null"]
+    with (folder / "said").open("w") as said:
+        process = WarmProcess(
+            [*words, "--chat-template", "template.jinja"], cwd=folder, stdout=subprocess.PIPE, stderr=said
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (folder / "said").read_text()
+        yield json.loads(line)["url"]
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+
+
+def test_parse_of_the_openai_client_returns_the_model_that_was_given(client: openai.OpenAI) -> None:
+    done = client.chat.completions.parse(
+        model="gym-nano",
+        messages=[{"role": "user", "content": "Book."}],
+        response_format=Booking,
+        temperature=0,
+        logit_bias=BLANKS,
+    )
+    found = done.choices[0].message.parsed
+    assert isinstance(found, Booking)
+
+
+def test_a_parsed_stream_of_the_openai_client_ends_with_the_model_that_was_given(
+    client: openai.OpenAI,
+) -> None:
+    with client.chat.completions.stream(
+        model="gym-nano",
+        messages=[{"role": "user", "content": "Book."}],
+        response_format=Booking,
+        temperature=0,
+        logit_bias=BLANKS,
+    ) as stream:
+        kinds = {event.type for event in stream}
+        found = stream.get_final_completion().choices[0].message.parsed
+    assert isinstance(found, Booking)
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+
+
+def test_a_tool_of_pydantic_function_tool_is_called_with_its_own_arguments(client: openai.OpenAI) -> None:
+    done = client.chat.completions.parse(
+        model="gym-nano",
+        messages=[{"role": "user", "content": "Book."}],
+        tools=[openai.pydantic_function_tool(Booking, name="book")],
+        tool_choice={"type": "function", "function": {"name": "book"}},
+        temperature=0,
+        logit_bias=BLANKS,
+    )
+    (call,) = done.choices[0].message.tool_calls or []
+    assert call.function.name == "book"
+    assert isinstance(call.function.parsed_arguments, Booking)
+
+
+@pytest.mark.parametrize("asked", OPEN_WEBUI, ids=[asked["name"] for asked in OPEN_WEBUI])
+def test_open_webui_s_requests_get_what_it_reads(url: str, asked: dict[str, Any]) -> None:
+    headers = {"Authorization": "Bearer none", "Content-Type": "application/json"}
+    body = {**asked["body"], "model": "gym-nano"} if "body" in asked else None
+    answer = httpx.request(asked["method"], url + asked["url"], json=body, headers=headers, timeout=120)
+    assert answer.status_code == 200, answer.text
+    if asked["url"] == "/models":
+        assert [model["id"] for model in answer.json()["data"]] == ["gym-nano"]
+    elif asked["url"] == "/embeddings":
+        assert [len(row["embedding"]) > 0 for row in answer.json()["data"]] == [True, True]
+    elif not asked["body"]["stream"]:
+        assert isinstance(answer.json()["choices"][0]["message"]["content"], str)
+    else:
+        assert "text/event-stream" in answer.headers["content-type"]
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        assert lines[-1] == "[DONE]"
+        chunks = [json.loads(line) for line in lines[:-1]]
+        assert chunks[-1]["usage"]["total_tokens"] > 0
+        ends = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+        assert ends[-1] in ("stop", "length", "tool_calls")
+
+
+@pytest.mark.skipif(find_spec("langchain_openai") is None, reason="langchain_openai is not installed")
+def test_langchain_streams_binds_tools_and_reads_structured_output(url: str) -> None:
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+
+    chat = ChatOpenAI(
+        model="gym-nano", base_url=url, api_key="none", temperature=0, max_retries=0, logit_bias=BLANKS
+    )
+    assert isinstance(chat.invoke("Reverse: abc").content, str)
+    pieces = list(chat.bind(stream_usage=True).stream("Reverse: abc"))
+    assert "".join(piece.content for piece in pieces) == chat.invoke("Reverse: abc").content
+    assert isinstance(chat.with_structured_output(Booking, method="json_schema").invoke("Book."), Booking)
+    called = chat.bind_tools([Booking], tool_choice="Booking", strict=True).invoke("Book.")
+    assert Booking.model_validate(called.tool_calls[0]["args"])
+    vectors = OpenAIEmbeddings(
+        model="gym-nano", base_url=url, api_key="none", check_embedding_ctx_length=False
+    ).embed_documents(["a", "b"])
+    assert len(vectors) == 2
