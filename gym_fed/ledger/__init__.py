@@ -1,4 +1,4 @@
 """What anyone needs to check a hub's ledger: hashes of entries, signed heads, and proofs of what is under a head.
 
-Neighbours: imports errors, identity; imported by leaderboard.
+Neighbours: imports config, errors, identity; imported by leaderboard.
 """

@@ -21,6 +21,7 @@ from gym_fed.identity.keys import server_id
 from gym_fed.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
 from gym_fed.ledger.evaluations import EvaluationCheck
 from gym_fed.ledger.heads import SignedHead
+from gym_fed.ledger.lineage import LineageCheck
 from gym_fed.ledger.merkle import Frontier
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.ledger.restored import SignedRestored
@@ -50,7 +51,7 @@ class Checked:
 
 class LedgerCheck:
     """Verifies entries and heads in their order: chain, canonical form, roots, the hub's signatures and the
-    owners', and that secret seeds of evaluations were revealed as promised.
+    owners', that versions follow from each other, and that secret seeds of evaluations were revealed as promised.
 
     Args:
         public_key: Of the hub.
@@ -64,6 +65,7 @@ class LedgerCheck:
         self.frontier = Frontier()
         self.history = History(server_id(public_key))
         self._evaluations = EvaluationCheck()
+        self._lineage = LineageCheck()
         self._heads = 0
         self._last: SignedHead | None = None
 
@@ -73,6 +75,7 @@ class LedgerCheck:
         self.frontier.append(entry.hash)
         self.history.add(entry.kind, body)
         self._evaluations.add(entry, body)
+        self._lineage.add(entry, body)
         if entry.kind == RESTORED:
             self._check_restored(entry, body)
         self._visit(entry, body)

@@ -35,6 +35,7 @@ class PaidVersion:
     server_round: int
     improvement: float | None
     credits: dict[str, int] = field(default_factory=dict)
+    parent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paid
         if kind == "version":
             before, after = body.get("heldout_before"), body.get("heldout_after")
             improvement = None if before is None or after is None else float(before) - float(after)
-            found.append(PaidVersion(body["height"], body["digest"], body["server_round"], improvement))
+            made = PaidVersion(body["height"], body["digest"], body["server_round"], improvement)
+            made.parent = body.get("parent")
+            found.append(made)
         elif kind == "credit":
             paid.setdefault(body["server_round"], {})[body["contributor"]] = body["amount"]
     for version in found:
@@ -112,7 +115,7 @@ def attribute(
     Raises:
         GymError: ``NOT_FOUND`` when no round up to the version credited anybody.
     """
-    chain = [version for version in versions if version.height <= height and version.credits]
+    chain = [version for version in _leading_to(versions, height) if version.credits]
     if not chain:
         raise GymError(
             ErrorCode.NOT_FOUND,
@@ -126,6 +129,17 @@ def attribute(
         paid = {who: shares[who] for who in sorted(shares) if shares[who]}
         found.append(RoundShare(version.height, version.server_round, by_height[version.height], paid))
     return found
+
+
+def _leading_to(versions: Sequence[PaidVersion], height: int) -> list[PaidVersion]:
+    """The versions from the base to one, oldest first; abandoned ones are not among them."""
+    by_digest = {version.digest: version for version in versions}
+    by_height = {version.height: version for version in versions}
+    found, at = list[PaidVersion](), by_height.get(height)
+    while at is not None:
+        found.append(at)
+        at = by_height.get(at.height - 1) if at.parent is None else by_digest.get(at.parent)
+    return found[::-1]
 
 
 def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:

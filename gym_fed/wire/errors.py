@@ -30,8 +30,10 @@ def from_rpc_error(error: Any, target: str) -> GymError:
             return GymError.from_dict({"code": body.code, "message": body.message, "hint": body.hint})
     status, details = error.code(), error.details() or ""
     if status == grpc.StatusCode.UNAVAILABLE:
-        hint = "check the address and that the server runs; join tries again while a task is open"
-        return GymError(ErrorCode.UNAVAILABLE, f"cannot reach {target}: {details}", hint)
+        # gRPC names every address before the reason
+        reason = details.rpartition("Failed to connect to remote host: ")[2]
+        hint = "check the address and that the server runs"
+        return GymError(ErrorCode.UNAVAILABLE, f"cannot reach {target}: {reason}", hint)
     if status == grpc.StatusCode.DEADLINE_EXCEEDED:
         return GymError(ErrorCode.DEADLINE_EXCEEDED, f"{target} did not answer in time: {details}")
     if status == grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -13,6 +13,7 @@ hub/
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from secrets import token_bytes
 from typing import IO
 
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.config.yaml.file import load_config
+from gym_fed.config.yaml.strict import read_config_text
 from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder
@@ -37,13 +38,17 @@ from gym_server.ledger.chain import Ledger
 from gym_server.rewards.payouts import Payouts
 from gym_server.rounds.admission import Admission
 from gym_server.rounds.queue import MessageQueue
+from gym_server.rounds.recipes import ConfigText, RecipeChanges, settings_in
 from gym_server.rounds.round_store import RoundStore
+from gym_server.rounds.steering import Steering
 from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import HubLock, locked_file
 from gym_server.store.objects import ObjectStore
 from gym_server.traffic import HubTraffic
 from gym_server.variants.variants import HubVariants
+
+log = logging.getLogger("gym_server")
 
 CONFIG_NAME = "gym-server.yaml"
 PASSPHRASE_VARIABLE = "GYM_SERVER_PASSPHRASE"
@@ -84,6 +89,11 @@ class Federation:
         hold = config.rewards.hold_seconds
         tls = PLAIN_TEXT if insecure else self.fingerprint
         limits = config.limits
+        self.recipes = RecipeChanges(database, self.ledger)
+        self.source = ConfigText(folder / CONFIG_NAME, "")
+        """What ``config`` was read from."""
+        self._settings: dict[str, str] = {}
+        self.steering = Steering(database, self.ledger, self.round_store, self.queue)
         self.payouts = Payouts(database, self.ledger, self.server, tls, hold, limits.transfers_per_hour)
         self.round_store.at_commit.append(self.payouts.settle)
         if config.gate.evals:
@@ -135,9 +145,26 @@ class Federation:
                 ``BASE_MISMATCH`` when the config names another base than the one the federation began with.
         """
         folder = folder.resolve()
-        config = read_config(folder, overrides)
-        database = Database.open(config.storage.database, folder, read_only)
-        return cls(folder, config, _base_spec(database, config), database, insecure)
+        source = config_text(folder, overrides)
+        database = Database.open(source.config().storage.database, folder, read_only)
+        settings = settings_in(database)
+        config = source.config(settings)
+        fed = cls(folder, config, _base_spec(database, config), database, insecure)
+        fed.source, fed._settings = source, settings
+        return fed
+
+    def follow_recipe(self) -> None:
+        """Take over what the coordinator has set of the recipe since; for a time between two rounds."""
+        settings = self.recipes.settings()
+        if settings == self._settings:
+            return
+        self._settings = settings
+        try:
+            self.config = self.source.config(settings)
+        except GymError:  # the command has checked it against a file that was changed since this hub began
+            log.exception("the recipe that was set cannot be taken over; rounds go on with the one before")
+            return
+        log.info("the coordinator has changed the recipe: %s", ", ".join(settings) or "as in gym-server.yaml")
 
     def check_soup(self) -> None:
         """Whether the smallest round that may be merged is enough for the rules.
@@ -213,12 +240,21 @@ def read_config(folder: Path, overrides: tuple[str, ...] = ()) -> ServerConfig:
     Raises:
         GymError: ``FILE_NOT_FOUND`` with the command that makes one, ``CONFIG_INVALID``.
     """
+    return config_text(folder, overrides).config()
+
+
+def config_text(folder: Path, overrides: tuple[str, ...] = ()) -> ConfigText:
+    """The config file of a hub's folder, to be read.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` with the command that makes one, ``CONFIG_INVALID``.
+    """
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"make one: gym-server init --dir {folder}"
         )
-    return load_config(path, ServerConfig, overrides)
+    return ConfigText(path, read_config_text(path), overrides)
 
 
 def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str]:

@@ -88,8 +88,9 @@ def _ask(url: str, model: str, prompt: str) -> str:
 
 def federation_round(device: str, folder: Path) -> str:
     """A hub and two `gym-client join --device`, one round of four steps."""
-    from demo.processes import ask, join_command, run_federation
+    from demo.processes import run_federation
     from gym_fed.data import generate
+    from gym_fed.local_federation import ask, join_command
 
     names = ("ada", "ben")
     folder.mkdir(parents=True, exist_ok=True)

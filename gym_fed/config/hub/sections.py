@@ -42,8 +42,8 @@ class RoundsConfig(StrictModel):
     lease_seconds: float = Field(60, ge=1)
     """A contributor that is silent for this long loses its task."""
     grace_factor: float = Field(1.5, ge=1)
-    """Once the quorum is there, those still at work have this many times as long as nine in ten updates of the last
-    ten committed rounds took, from the round's start. Before three are known: a quarter of the deadline more."""
+    """Once the quorum is there, those still at work have this many times as long as nine in ten updates took. Counted
+    are the last ten committed rounds, each from its start. Before three are known: a quarter of the deadline more."""
     grace_min_seconds: float = Field(30, ge=0)
     """The least that the others get after the quorum."""
     grace_max_seconds: float | None = Field(None, gt=0)

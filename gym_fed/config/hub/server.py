@@ -23,9 +23,9 @@ class ServerConfig(ServerSections):
         most = self.variants.max_bytes
         return self.admission.max_update_bytes if most is None else most
 
-    def recipe_at(self, height: int) -> TrainingRecipe:
-        """The recipe of the round that starts from version ``height``."""
-        rate = self.recipe.learning_rate * self.rounds.learning_rate_decay**height
+    def recipe_at(self, num_soups: int) -> TrainingRecipe:
+        """The recipe of the round that starts from a version of so many soups."""
+        rate = self.recipe.learning_rate * self.rounds.learning_rate_decay**num_soups
         return self.recipe.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="after")

@@ -44,9 +44,9 @@ class LoraRecipe(StrictModel):
     lora_dropout: float = Field(0.0, ge=0.0, lt=1.0)
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     freeze_a: bool = False
-    """A is drawn from the recipe's seed plus the round's number, the same for every contributor of a round and another
-    in the next, and not trained: only B is. Rules that decide coordinate by coordinate are then exact on LoRA too, for
-    their result on the B, times A, has the same rank."""
+    """A is drawn, and not trained: only B is. Its seed is the recipe's plus the round's number, the same for every
+    contributor of a round and another in the next. Rules that decide coordinate by coordinate are then exact on LoRA
+    too, for their result on the B, times A, has the same rank."""
 
 
 RecipeAlgorithm = Annotated[str, MemberOf(ALGORITHMS, fact="federates")]

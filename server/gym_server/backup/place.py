@@ -26,6 +26,7 @@ from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, make_folder
 from gym_fed.ledger.heads import SignedHead
+from gym_fed.portable import O_BINARY
 
 MANIFEST = "manifest.json"
 DATABASE = "database"
@@ -142,7 +143,7 @@ class Place:
             GymError: ``STATE_CORRUPT`` when it is missing, or has not this sha256.
         """
         local.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, mode)
         with os.fdopen(descriptor, "wb") as file:
             self.check(name, sha256, file)
             file.flush()

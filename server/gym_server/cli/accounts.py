@@ -162,15 +162,21 @@ def create_invites(
     as_json: AsJson = False,
 ) -> None:
     """Create invites, a line each; every one works once."""
-    from gym_server.accounts.invitations import make_invites
+    from gym_server.accounts.invitations import address_for_others, make_invites
 
     with opened(folder) as fed:
         made = make_invites(fed, count, note, valid_hours * 3600)
+        where = address_for_others(fed)
     print_result(
         as_json,
         {"invite": made[0]["invite"], "invites": made, "valid_hours": valid_hours},
         *(one["invite"] for one in made),
-        note=f"use each once, within {valid_hours:g} h: gym-client join --invite {made[0]['invite'][:24]}...",
+        note=f"use each once, within {valid_hours:g} h; a friend types: gym-client join --invite INVITE --data FILE"
+        + (
+            f"\nonly this machine can connect to {where.host}; for others set advertise"
+            if where.is_loopback
+            else ""
+        ),
     )
 
 
@@ -187,7 +193,10 @@ def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> No
         return
     table = TextTable("invite", "state", "until", "used by", "note", box=None)
     for one in found:
-        until, by = _time(one["expires_at"], "%Y-%m-%d %H:%M"), (one["used_by"] or "")[:9]
+        until, by = (
+            _time(one["expires_at"], "%Y-%m-%d %H:%M"),
+            (one["used_by"] or "")[: 9 if out.is_terminal else None],
+        )
         table.add_row(one["id"], one["state"], until, by, one["note"])
     print_table(table)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, err, out, print_json, print_result
+from gym_fed.console import AsJson, err, out, print_event, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
@@ -59,13 +59,16 @@ def backup(
         while True:
             try:
                 found = run_backup(fed, to, policy, keep)
-                print_result(
-                    as_json,
-                    found,
-                    f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, {found['files']} "
-                    f"files, {found['records']} files of evaluations, {found['objects']} objects, "
-                    f"{found['new_objects']} of them new ({found['new_bytes']} bytes)",
-                )
+                if as_json and pause is not None:
+                    print_event(found)
+                else:
+                    print_result(
+                        as_json,
+                        found,
+                        f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, "
+                        f"{found['files']} files, {found['records']} files of evaluations, {found['objects']} "
+                        f"objects, {found['new_objects']} of them new ({found['new_bytes']} bytes)",
+                    )
             except GymError as error:
                 if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):
                     raise

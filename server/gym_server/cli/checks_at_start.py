@@ -39,11 +39,21 @@ def check_at_start(fed: Federation) -> list[str]:
     """
     fed.check_soup()
     privacy.check_promise(fed)
+    _check_trainer(fed)
     notes = _check_budget(fed)
     for folder in (fed.folder, fed.store.staging):
         _check_writable(folder)
     _check_evals_data(fed)
-    return [*notes, *_check_model(fed, _check_data(fed))]
+    return [*_overridden(fed), *notes, *_check_model(fed, _check_data(fed))]
+
+
+def _overridden(fed: Federation) -> list[str]:
+    """What `gym-server recipe set` has put above the config, a line each."""
+    settings = fed.recipes.settings()
+    return [
+        f"{key}={value} holds, by gym-server recipe set: the config is overridden"
+        for key, value in settings.items()
+    ]
 
 
 def _check_budget(fed: Federation) -> list[str]:
@@ -94,6 +104,17 @@ def _check_evals_data(fed: Federation) -> None:
             f"gate.evals_data: no folder at {fed.folder / named}",
             "name a folder of evaluation sets, relative to the hub's folder, or remove the key",
         )
+
+
+def _check_trainer(fed: Federation) -> None:
+    """The trainer's packages, where the hub itself is to train: ``requirements-hub.txt`` leaves them out."""
+    if fed.config.root is None:
+        return
+    from gym_fed.training.run.requirements import require_package
+
+    remedy = "pip install gym-fed with all its requirements here, or remove root and choose a rule without it"
+    for package in ("trl", "peft", "accelerate", "datasets"):
+        require_package(package, "root (an update that the hub trains)", remedy=remedy)
 
 
 def _check_data(fed: Federation) -> list[Any]:

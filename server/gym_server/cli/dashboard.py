@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.console import AsJson, out, print_result, print_table
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.addresses import host_port
+from gym_fed.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
+from gym_fed.options import HOST, PORT, KeyName, Listen, RoleOption
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ keys_app = typer.Typer(
     help="Add, list and remove the keys that open a hub's dashboard on other machines.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(help="Who has the key.", show_default=False)]
-
 
 def add_dashboard_commands(app: typer.Typer) -> None:
     """Register the commands of this module."""
@@ -31,14 +30,11 @@ def add_dashboard_commands(app: typer.Typer) -> None:
 
 def dashboard(
     folder: Folder = DEFAULT_FOLDER,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Where; port 0 for a free one.", show_default="127.0.0.1:9444"
-        ),
-    ] = None,
+    host: Annotated[str | None, HOST] = None,
+    port: Annotated[int | None, PORT] = None,
+    listen: Listen = None,
     public: Annotated[bool, typer.Option("--public", help="Everybody may look without a key.")] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Show a hub's folder in the browser, stopped or running. Nothing is changed there, whatever the role."""
     from gym_fed.config.hub.sections import DashboardConfig
@@ -49,24 +45,26 @@ def dashboard(
     log_to_stderr()
     with Federation.open(folder, read_only=True) as fed:
         config = fed.config.dashboard or DashboardConfig()
-        pages = Dashboard(fed, listen or config.listen, public=public or config.public, is_running=False)
+        at, _, number = config.listen.rpartition(":")
+        here = host_port(at.strip("[]") if host is None else host, int(number) if port is None else port)
+        where = here if listen is None else listen
+        pages = Dashboard(fed, where, public=public or config.public, is_running=False)
         with pages:
-            print_result(
-                as_json, {"url": pages.url}, f"dashboard of {fed.config.name}, to look at: {pages.url}"
-            )
+            if as_json:
+                print_event({"event": "dashboard", "url": pages.url})
+            else:
+                out.print(f"dashboard of {fed.config.name}, to look at: {pages.url}")
             pages.run()
 
 
 @keys_app.command()
 def add(
-    name: Name,
-    role: Annotated[str, typer.Option(help="viewer, or operator who may also change things.")] = "viewer",
+    name: KeyName,
+    role: RoleOption = "viewer",
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, once. The hub may be running."""
-    if role not in ("viewer", "operator"):
-        raise GymError(ErrorCode.USAGE, f"--role {role!r} is unknown", "it is viewer or operator")
     keys = _keys(folder)
     secret = keys.add(name, role)
     print_result(
@@ -91,7 +89,7 @@ def list_keys(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 
 @keys_app.command()
-def remove(name: Name, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+def remove(name: KeyName, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Remove a key; its sessions end at once. The hub may be running."""
     _keys(folder).remove(name)
     print_result(as_json, {"removed": name}, f"removed {name}")

@@ -9,6 +9,8 @@ import typer
 
 from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.old_names import old_options
+from gym_fed.options import ExportedLedger
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 app = typer.Typer(
@@ -65,25 +67,23 @@ def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
         )
 
 
-@app.command()
+@app.command(cls=old_options({"--file": "--ledger", "--server": "--server-id"}))
 def verify(
     folder: Folder = DEFAULT_FOLDER,
-    file: Annotated[
-        Path | None, typer.Option(help="An exported ledger instead of a hub's folder.", show_default=False)
-    ] = None,
-    server: Annotated[
+    ledger: ExportedLedger = None,
+    server_id: Annotated[
         str | None,
-        typer.Option(help="With --file: the id of the hub that must have signed.", show_default=False),
+        typer.Option(help="With --ledger: id of the hub that must have signed.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check chain, heads and signatures, and that every table of the hub agrees with the ledger."""
-    if file is not None:
-        found = _verify_file(file, server)
+    if ledger is not None:
+        found = _verify_file(ledger, server_id)
     else:
-        if server is not None:
+        if server_id is not None:
             raise GymError(
-                ErrorCode.USAGE, "--server belongs to --file", "a hub's folder has the hub's own key"
+                ErrorCode.USAGE, "--server-id belongs to --ledger", "a hub's folder has the hub's own key"
             )
         with opened(folder) as fed:
             found = {"server": fed.server, **fed.ledger.verify()}
@@ -136,7 +136,7 @@ def export(
                 target.write(line.encode() + b"\n")
     found = {"file": str(file), "server": last.head.server, "entries": last.size, "hash": last.head.hash}
     print_result(
-        as_json, found, f"{last.size} entries in {file}; check it: gym-server ledger verify --file {file}"
+        as_json, found, f"{last.size} entries in {file}; check it: gym-server ledger verify --ledger {file}"
     )
 
 
@@ -198,14 +198,15 @@ def attribute(
         str | None, typer.Option(help="Height or digest of the version that was used.", show_default=False)
     ] = None,
     variant: Annotated[
-        Path | None, typer.Option(help="A .gymdelta that was used.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="A .gymdelta that was used.", show_default=False)
     ] = None,
     usage: Annotated[
         Path | None,
         typer.Option(help='Lines of {"version" or "model": ..., "tokens": N}.', show_default=False),
     ] = None,
     owner: Annotated[
-        str | None, typer.Option(help="With --variant: the id of its owner.", show_default=False)
+        str | None,
+        typer.Option(metavar="ID", help="With --variant: the id of its owner.", show_default=False),
     ] = None,
     owner_share: Annotated[float, typer.Option(min=0, max=1, help="With --variant: the owner's part.")] = 0.0,
     policy: Annotated[

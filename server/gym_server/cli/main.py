@@ -10,22 +10,29 @@ import typer
 
 from gym_fed.console import (
     AsJson,
+    AsJsonLines,
     VersionOption,
     err,
     fail,
     out,
+    print_columns,
     print_event,
     print_json,
     print_result,
     print_table,
     run_app,
 )
+from gym_fed.options import SetOption
+from gym_fed.text import plain
 from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.care import add_care_commands
+from gym_server.cli.certificate import app as certificate_app
 from gym_server.cli.dashboard import add_dashboard_commands
 from gym_server.cli.evaluation import add_evaluation_command
 from gym_server.cli.ledger import app as ledger_app
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+from gym_server.cli.recipe import app as recipe_app
+from gym_server.cli.steering import add_steering_commands
 from gym_server.cli.variants import app as variants_app
 from gym_server.store.away import StoreAway
 
@@ -37,8 +44,8 @@ app = typer.Typer(
 )
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(variants_app, name="variants")
-
-Override = Annotated[list[str], typer.Option("--set", help="Override a config value: a.b=value.")]
+app.add_typer(recipe_app, name="recipe")
+app.add_typer(certificate_app, name="certificate")
 
 
 @app.callback()
@@ -49,11 +56,40 @@ def _options(version: VersionOption = False) -> None:
 @app.command()
 def init(
     folder: Folder = DEFAULT_FOLDER,
+    base_model: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            "--base-model",
+            metavar="MODEL",
+            help="gym-nano, a model folder, or a name of the Hub.",
+            show_default="gym-nano",
+        ),
+    ] = None,
     name: Annotated[
-        str, typer.Option(help="Name of the hub, shown to contributors.")
-    ] = "a gym-fed community",
-    base_model: Annotated[str, typer.Option(help="gym-nano, or a model folder.")] = "gym-nano",
-    enrolment: Annotated[str, typer.Option(help="open, invite or allow-list.")] = "invite",
+        str | None,
+        typer.Option(help="Name of the hub, shown to contributors.", show_default="a gym-fed community"),
+    ] = None,
+    enrolment: Annotated[
+        str | None, typer.Option(help="open, invite or allow-list.", show_default="invite")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where contributors reach the hub.", show_default="127.0.0.1:9443"
+        ),
+    ] = None,
+    heldout: Annotated[
+        str | None,
+        typer.Option(help="Rows that judge every version: a file, or task:NAME.", show_default="none"),
+    ] = None,
+    num_rounds: Annotated[
+        int | None, typer.Option(help="Number of versions that the run makes.", show_default="10")
+    ] = None,
+    min_contributors: Annotated[
+        int | None, typer.Option(help="Quorum: updates that a round waits for.", show_default="3")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
     encrypt_keys: Annotated[
         bool,
         typer.Option(
@@ -62,26 +98,44 @@ def init(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create keys, certificate, database and a commented config in a new folder."""
-    from gym_fed.identity.passphrase import PassphraseSource
-    from gym_server.cli.setup import init_hub
-    from gym_server.federation import PASSPHRASE_VARIABLE
+    """Create keys, certificate, database and a commented config in a new folder.
 
+    On a terminal it prompts for each value, unless one of them is given.
+    """
+    from gym_fed.identity.passphrase import PassphraseSource
+    from gym_server.cli.questions import choose
+    from gym_server.cli.setup import init_hub, require_new
+    from gym_server.cli.ways_in import notes_after_init, steps_after_init
+    from gym_server.federation import PASSPHRASE_VARIABLE, read_config
+
+    require_new(folder)
+    given = {
+        "base_model": base_model,
+        "name": name,
+        "enrolment": enrolment,
+        "address": address,
+        "heldout": heldout,
+        "num_rounds": num_rounds,
+        "min_contributors": min_contributors,
+    }
+    choices = choose(given, may_ask=not yes and not as_json)
     source = PassphraseSource(PASSPHRASE_VARIABLE)
     secret = (lambda: source.create(f"the keys of {folder}")) if encrypt_keys else None
-    server, fingerprint = init_hub(folder, name, base_model, enrolment, secret)
+    server, fingerprint = init_hub(folder, choices, secret)
+    config = read_config(folder)
     print_result(
         as_json,
         {"dir": str(folder), "server": server, "fingerprint": fingerprint},
         f"A hub in {folder}: id {server}, TLS key {fingerprint}",
-        f"Edit {folder}/gym-server.yaml, then: gym-server run --dir {folder}",
+        lambda: print_columns(steps_after_init(folder, config, fingerprint)),
+        note="\n".join(f"note: {note}" for note in notes_after_init(config)),
     )
 
 
 @app.command()
 def run(
     folder: Folder = DEFAULT_FOLDER,
-    overrides: Override = [],  # noqa: B006 (typer copies it)
+    overrides: SetOption = None,
     exit_when_done: Annotated[bool, typer.Option(help="Exit when all rounds are committed.")] = False,
     insecure: Annotated[bool, typer.Option(help="Plain text, on a loopback address only.")] = False,
     dashboard: Annotated[
@@ -94,22 +148,26 @@ def run(
     events: Annotated[
         bool, typer.Option("--events", help="With --json, also a line per event: joins, training, verdicts.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Serve the hub: rounds continue where they stopped. A terminal shows who trains and how far, who is awaited."""
     if check:
-        _check(folder, tuple(overrides), as_json)
+        _check(folder, tuple(overrides or ()), as_json)
         return
+    if not as_json:
+        err.print(f"starting the hub in {plain(str(folder), 80)}")
     from contextlib import ExitStack
 
     from gym_server.cli.live import HubEvent, Watcher, line_console
     from gym_server.cli.run import run_hub
     from gym_server.cli.show import describe_round, log_to_stderr
+    from gym_server.cli.ways_in import way_in, ways_in
     from gym_server.federation import Federation
     from gym_server.rounds.round_store import Round
 
     log_to_stderr()
     served: list[Federation] = []
+    footer: list[str] = []
     watching = ExitStack()
 
     def happened(event: HubEvent) -> None:
@@ -125,15 +183,19 @@ def run(
             print_event({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
         else:
             out.print(f"{fed.config.name} listens on {host}:{port}, TLS key {fed.fingerprint}")
+            steps = ways_in(folder, fed.config, "" if insecure else fed.fingerprint, port)
+            print_columns(steps)
+            footer.append(way_in(steps))
         if events or not as_json:
             terminal = err if err.is_terminal and not as_json else None
-            watching.enter_context(Watcher(fed, happened, terminal))
+            watching.enter_context(Watcher(fed, happened, terminal, footer))
 
     def pages(url: str) -> None:
         if as_json:
             print_event({"event": "dashboard", "url": url})
         else:
-            out.print(f"dashboard: {url}")
+            line_console().print(f"dashboard: {url}")
+            footer.append(f"dashboard: {url.partition('/login')[0]}")
 
     def ended(current: Round) -> None:
         line = describe_round(served[0], current.server_round)
@@ -146,7 +208,7 @@ def run(
     try:
         ending = run_hub(
             folder,
-            tuple(overrides),
+            tuple(overrides or ()),
             insecure=insecure,
             exit_when_done=exit_when_done,
             dashboard=dashboard,
@@ -225,6 +287,8 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Write a global version as a model folder that anything can load."""
+    if not as_json:
+        err.print(f"writing a version into {plain(str(output), 80)} ...")
     from gym_server.rounds.hub_model import write_version
 
     with opened(folder) as fed:
@@ -238,6 +302,7 @@ def model(
 
 
 add_account_commands(app)
+add_steering_commands(app)
 add_care_commands(app)
 add_evaluation_command(app)
 add_dashboard_commands(app)

@@ -12,7 +12,9 @@ import typer
 if TYPE_CHECKING:
     from gym_server.federation import Federation
 
-Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
+Folder = Annotated[
+    Path, typer.Option("--dir", metavar="FOLDER", help="The hub's folder.", envvar="GYM_SERVER_DIR")
+]
 DEFAULT_FOLDER = Path("hub")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +16,11 @@ from flwr.serverapp import Grid
 
 from gym_fed.config.hub.sections import DashboardConfig, GateConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.tls import private_pem
 from gym_fed.open_files import raise_file_limit
+from gym_fed.portable import on_stop_signals
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.service import add_hub
+from gym_server.certificate import note_on_certificate, served_pair
 from gym_server.cli.checks_at_start import check_at_start
 from gym_server.federation import Federation, folder_lock
 from gym_server.privacy import budget as privacy
@@ -98,6 +98,8 @@ def run_hub(
                 "plain text is possible on 127.0.0.1 only; drop --insecure",
             )
 
+        if not insecure and (soon := note_on_certificate(folder)):
+            log.warning("%s", soon)
         if server_app is None:
             for note in check_at_start(federation):
                 log.warning("%s", note)
@@ -191,8 +193,7 @@ class _Server:
         add_hub(hub, server)
         port = self._bind(server)
         stopping = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stopping.set)
+        on_stop_signals(lambda _: stopping.set())
         await server.start()
         limiter.start(port)
         on_listening(self._fed, port)
@@ -233,9 +234,7 @@ class _Server:
         try:
             if self._insecure:
                 return server.add_insecure_port(address)
-            keys = self._fed.folder / "keys"
-            key = private_pem(keys / "tls.key", self._fed.passphrase.get)
-            pair = (key, (keys / "tls.crt").read_bytes())
+            pair = served_pair(self._fed.folder, self._fed.passphrase.get)
             return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:  # somebody took it just now, say
             require_free(address)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder, write_atomically
+from gym_fed.kinds import AGGREGATORS
+from gym_fed.wire.limits import DEFAULT_PORT
 from gym_server.federation import CONFIG_NAME, create_keys
 from gym_server.store.database import Database
+
+_AGGREGATOR = "byzantine_robust"
+_LEAST_OPEN_PORT = 1024
+"""Below it only root may listen."""
 
 TEMPLATE = """\
 # The config of a gym-fed hub. Unknown keys are refused; `gym-server run --set a.b=c` overrides one.
 
 name: {name}
-listen: 127.0.0.1:9443          # 0.0.0.0:9443 opens the hub to other machines
-# advertise: hub.example.org:9443  # what invites carry, when it differs from `listen`; needed with 0.0.0.0
+listen: {listen:<22}  # 0.0.0.0:9443 opens the hub to other machines
+{advertise}  # what invites carry, when it differs from `listen`; needed with 0.0.0.0
 
 base_model: {base_model}        # gym-nano, a model folder or a name of the Hub; everybody has these weights
 # serve_base: auto              # auto | true | false: hand the base to contributors who lack it. auto does it when the
@@ -28,8 +37,8 @@ enrolment:
   # allow_list: [c0123456789abcdef]   # ids, as `gym-client id` prints them
 
 rounds:
-  num_rounds: 10
-  min_contributors: 4           # quorum; with fewer updates at the deadline the round is aborted
+  num_rounds: {num_rounds}
+  min_contributors: {min_contributors:<10}  # quorum; with fewer updates at the deadline the round is aborted
   deadline_seconds: 1800
   lease_seconds: 60             # who is silent for this long loses the task, and nobody waits
   grace_factor: 1.5             # with the quorum there, the others have so many times what a round takes
@@ -55,9 +64,9 @@ codec:
 
 # How updates become one soup.
 soup:
-  aggregator: byzantine_robust  # any of `gym soup rules`: mean, trimmed_mean, multi_krum, ... With a hundred clean
+  aggregator: {aggregator:<16}  # any of `gym soup rules`: mean, trimmed_mean, multi_krum, ... With a hundred clean
                                 # rows of your own in `root` below, fltrust_caf withstands more (docs/robustness.md)
-  num_malicious_nodes: 1        # malicious updates it must withstand; needs 2f+1 updates
+  num_malicious_nodes: {num_malicious_nodes:<7}  # malicious updates it must withstand; needs 2f+1 updates
   # pre_aggregators: [nnm]      # steps before the aggregator
   # server_optimizer: momentum  # none | momentum | adam | yogi
   server_learning_rate: 1.0
@@ -76,7 +85,7 @@ admission:
 
 # The held-out set, which decides whether a soup is kept. None: every soup is.
 gate:
-  # heldout: heldout.jsonl      # Alpaca, ShareGPT, messages or text; or task:NAME,task:NAME
+  {heldout:<28}  # Alpaca, ShareGPT, messages or text; or task:NAME,task:NAME
   max_loss_increase: 0.02       # nats
   screen_updates: true          # also try each update alone, at its share of the soup
   max_update_loss_increase: 0.05 # nats
@@ -145,8 +154,67 @@ storage:
 """
 
 
+@dataclass(frozen=True)
+class HubChoices:
+    """What `gym-server init` lets one choose; everything else has its default, and its comment in the file."""
+
+    base_model: str = "gym-nano"
+    name: str = "a gym-fed community"
+    enrolment: str = "invite"
+    address: str = f"127.0.0.1:{DEFAULT_PORT}"
+    """host:port as contributors reach the hub."""
+    heldout: str | None = None
+    num_rounds: int = 10
+    min_contributors: int = 3
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the address."""
+        return Endpoint.parse(self.address).is_loopback
+
+    @property
+    def listen(self) -> str:
+        """The address itself on this machine, else its port on every address; the usual port for one of root's."""
+        if self.is_local:
+            return self.address
+        host, port = Endpoint.parse(self.address)
+        everywhere = "[::]" if host.startswith("[") else "0.0.0.0"
+        return f"{everywhere}:{port if port >= _LEAST_OPEN_PORT else DEFAULT_PORT}"
+
+    @property
+    def num_malicious_nodes(self) -> int:
+        """How many malicious updates the smallest round can outvote."""
+        return int(AGGREGATORS.type_of(_AGGREGATOR).default_malicious(self.min_contributors))
+
+    def config_text(self) -> str:
+        """The commented config file."""
+        lines = {
+            "listen": _quoted(self.listen) if self.listen.startswith("[") else self.listen,
+            "advertise": "# advertise: hub.example.org:9443"
+            if self.is_local
+            else f"advertise: {_quoted(self.address)}",
+            "heldout": f"heldout: {_quoted(self.heldout)}" if self.heldout else "# heldout: heldout.jsonl",
+        }
+        return TEMPLATE.format(
+            name=_quoted(self.name),
+            base_model=_quoted(self.base_model),
+            policy=self.enrolment,
+            aggregator=_AGGREGATOR,
+            num_rounds=self.num_rounds,
+            min_contributors=self.min_contributors,
+            num_malicious_nodes=self.num_malicious_nodes,
+            **lines,
+        )
+
+
+def require_new(folder: Path) -> None:
+    """Raise ``FILE_EXISTS`` where there is a hub already."""
+    if (folder / CONFIG_NAME).exists() or (folder / "keys").exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{folder} already holds a hub", "choose another folder")
+
+
 def init_hub(
-    folder: Path, name: str, base_model: str, policy: str, passphrase: Callable[[], bytes] | None = None
+    folder: Path, choices: HubChoices, passphrase: Callable[[], bytes] | None = None
 ) -> tuple[str, str]:
     """Make a hub's folder; its keys are under the passphrase that ``passphrase`` gives, if there is one.
 
@@ -156,10 +224,9 @@ def init_hub(
     Raises:
         GymError: ``FILE_EXISTS`` when there is a hub already; ``CONFIG_INVALID`` for values the schema refuses.
     """
-    if (folder / CONFIG_NAME).exists() or (folder / "keys").exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{folder} already holds a hub", "choose another folder")
+    require_new(folder)
     make_folder(folder)
-    text = TEMPLATE.format(name=_quoted(name), base_model=_quoted(base_model), policy=policy)
+    text = choices.config_text()
     draft = folder / f".{CONFIG_NAME}.draft"
     draft.write_text(text, encoding="utf-8")
     try:
@@ -173,6 +240,4 @@ def init_hub(
 
 
 def _quoted(text: str) -> str:
-    import json
-
     return json.dumps(text, ensure_ascii=False)

@@ -21,6 +21,8 @@ from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rounds.queue import SET_ASIDE
+from gym_server.rounds.steering import Pause
+from gym_server.rounds.versions import heights_to
 from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
 from gym_server.strategy.backoff import paused
 
@@ -86,6 +88,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
             ).order_by(accounts.c.enrolled_at)
         ).all()
         balances = {row.contributor: fed.payouts.balance_of(tx, row.contributor)["balance"] for row in rows}
+        committed = len(heights_to(tx, head.height))
     return {
         "name": fed.config.name,
         "server": fed.server,
@@ -97,7 +100,9 @@ def status_of(fed: Federation) -> dict[str, Any]:
         "server_round": current.server_round if current else 0,
         "round_state": current.state if current else "",
         "num_rounds": fed.config.rounds.num_rounds,
+        "committed": committed,
         "paused": paused(fed.database),
+        "pause": pause.to_dict() if (pause := fed.steering.paused()) else None,
         "privacy": promise(fed) or None,
         "evaluation": last_evaluation(fed),
         "contributors": [
@@ -116,8 +121,11 @@ def status_of(fed: Federation) -> dict[str, Any]:
 def status_table(found: dict[str, Any]) -> TextTable:
     title = (
         f"{found['name']}: version {found['version']} of {found['base_model']}, "
-        f"round {found['server_round']} {found['round_state']} ({found['num_rounds']} wanted)"
+        f"round {found['server_round']} {found['round_state']} "
+        f"({found['committed']} of {found['num_rounds']} committed)"
     )
+    if found["pause"]:
+        title += f"; {Pause(**found['pause'])}"
     if found["paused"]:
         until = time.strftime("%H:%M:%S", time.localtime(found["paused"]["until"]))
         count, why = found["paused"]["failures"], found["paused"]["reason"]

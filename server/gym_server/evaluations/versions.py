@@ -47,11 +47,11 @@ def evaluate_versions(
     Raises:
         GymError: ``NOT_FOUND`` for a version that does not exist; as ``tasks_named`` and ``measure``.
     """
-    head = fed.round_store.head().height
-    wanted = sorted(set(heights)) or list(range(head + 1))
-    if outside := [height for height in wanted if not 0 <= height <= head]:
+    newest = fed.round_store.newest_height()
+    wanted = sorted(set(heights)) or list(range(newest + 1))
+    if outside := [height for height in wanted if not 0 <= height <= newest]:
         raise GymError(
-            ErrorCode.NOT_FOUND, f"there is no version {outside[0]}", f"versions 0 to {head} exist"
+            ErrorCode.NOT_FOUND, f"there is no version {outside[0]}", f"versions 0 to {newest} exist"
         )
     found = [_suite(fed, name, limit, chat) for name in suites or _own_suites(fed)]
     gate = fed.config.gate.model_copy(update={"heldout": None})

@@ -198,6 +198,7 @@ class ColumnChecks:
     # ---- versions and rounds ----
 
     def _versions(self, tx: Connection) -> None:
+        digests = {row.height: row.digest for row in tx.execute(select(versions.c.height, versions.c.digest))}
         for row in tx.execute(select(versions)).mappings():
             recorded = self._ends[row["server_round"]]  # that there is one was checked before
             body, where = recorded.body, f"versions: {row['height']}"
@@ -205,6 +206,9 @@ class ColumnChecks:
                 raise corrupt(
                     f"{where}: soup_bytes is {row['soup_bytes']}, the ledger says {body['soup_bytes']}"
                 )
+            parent = body.get("parent")
+            if row["parent"] != row["height"] - 1 if parent is None else not _is_parent(row, parent, digests):
+                raise corrupt(f"{where}: its parent is {row['parent']}, which the ledger does not say")
             merged = body.get("merged")
             if merged is not None and len(merged) != row["num_updates"]:
                 raise corrupt(f"{where}: num_updates is {row['num_updates']}, the ledger has {len(merged)}")
@@ -284,6 +288,13 @@ class ColumnChecks:
             or signed.public_key != row["public_key"]
         ):
             raise corrupt(f"{where}: it is not what its owner signed")
+
+
+def _is_parent(row: Any, parent: str, digests: dict[int, str]) -> bool:
+    """Whether a version's row names the parent of its entry; the base is the one that has no row."""
+    if row["parent"] == 0:
+        return parent not in digests.values()
+    return digests.get(row["parent"]) == parent
 
 
 def _signed(row: Any) -> dict[str, Any] | None:

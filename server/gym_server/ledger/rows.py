@@ -32,6 +32,16 @@ def newest_head(tx: Connection) -> SignedHead | None:
     return SignedHead.from_json(text) if text else None
 
 
+def newest_entry(tx: Connection, *kinds: str) -> Any:
+    """The last row that is of one of these kinds; None where there is none."""
+    newest = (
+        select(ledger).where(ledger.c.kind == kind).order_by(ledger.c.sequence.desc()).limit(1)
+        for kind in kinds
+    )
+    rows = [row for query in newest if (row := tx.execute(query).first()) is not None]
+    return max(rows, key=lambda row: row.sequence, default=None)
+
+
 def entry_of(row: Any) -> Entry:
     """A row as an entry."""
     return Entry(row.sequence, row.kind, row.body, row.previous_hash, row.hash)

@@ -287,7 +287,8 @@ def report(fed: Federation, offset: int = 0, most: int | None = None) -> dict[st
     """
     privacy = fed.config.privacy
     if privacy is None:
-        return {"central": {}, "contributors": [], "rounds_without_noise": fed.round_store.num_committed()}
+        with fed.database.reading() as tx:
+            return {"central": {}, "contributors": [], "rounds_without_noise": _rounds_without_noise(tx)}
     clip = clipping_norm(fed)
     with fed.database.reading() as tx:
         who = select(privacy_spending.c.contributor).distinct().order_by(privacy_spending.c.contributor)

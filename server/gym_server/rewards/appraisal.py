@@ -128,7 +128,7 @@ def reputation_weights(fed: Federation, contributors: Sequence[str]) -> list[flo
 
 
 def _reputations(fed: Federation, contributors: Sequence[str]) -> dict[str, float]:
-    height = fed.round_store.head().height + 1
+    height = fed.round_store.newest_height() + 1
     with fed.database.reading() as tx:
         return reputations_before(tx, contributors, height, fed.config.rewards.reputation)
 

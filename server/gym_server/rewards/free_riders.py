@@ -219,7 +219,7 @@ def _earlier(fed: Federation, server_round: int) -> dict[int, list[_Earlier]]:
             found.setdefault(row.server_round, []).append(old)
         where = (versions.c.server_round >= first) & (versions.c.server_round < server_round)
         for row in tx.execute(select(versions).where(where)).all():
-            parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.height - 1))
+            parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.parent))
             what = f"the soup of round {row.server_round}"
             of = (one.contributors for one in found.get(row.server_round, []) if one.merged)
             who = frozenset[str]().union(*of)

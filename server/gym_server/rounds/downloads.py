@@ -75,7 +75,7 @@ class Downloads:
 
     def __init__(self, fed: Federation) -> None:
         self._fed = fed
-        self._form: SoupForm | None = None
+        self._form: tuple[ServerConfig, SoupForm] | None = None
         self._soups: tuple[int, int, int] = (0, 0, 0)
         self._estimates: dict[
             int, int
@@ -84,9 +84,11 @@ class Downloads:
     @property
     def form(self) -> SoupForm:
         """How this hub's soups travel."""
-        if self._form is None:
-            self._form = SoupForm.of(self._fed.config)
-        return self._form
+        config = self._fed.config
+        if self._form is None or self._form[0] is not config:  # the coordinator may change the recipe
+            self._form = (config, SoupForm.of(config))
+            self._estimates.clear()
+        return self._form[1]
 
     def announced(self, height: int, num_connected: int) -> tuple[int, int]:
         """Bytes to join at a version, and about those of one more round.
@@ -101,9 +103,10 @@ class Downloads:
         _, total, newest = self._soups
         if newest:
             return total, newest
+        form = self.form
         contributors = max(self._fed.config.rounds.min_contributors, num_connected)
         if contributors not in self._estimates:
-            size = soup_bytes(self._fed.config, self._fed.base, contributors, self.form)
+            size = soup_bytes(self._fed.config, self._fed.base, contributors, form)
             self._estimates[contributors] = size
         return 0, self._estimates[contributors]
 

@@ -24,7 +24,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.evaluation.soup_game import SoupGame
 from gym_fed.json_files import read_object
-from gym_fed.models import load_model, resolve
+from gym_fed.models import load_model, quiet_loading, resolve
 from gym_fed.text import plain
 from gym_server.federation import Federation
 from gym_server.store.objects import ObjectStore
@@ -58,7 +58,7 @@ class HubModel:
                 ErrorCode.BASE_MISMATCH,
                 f"{source} has digest {found}, the federation's base is {base.digest}",
             )
-        self._height = 0
+        self._applied: list[str] = []
         self.digest = base.digest
         self._rows = (
             # Of preference pairs, the loss on the chosen answer.
@@ -96,11 +96,16 @@ class HubModel:
         return settings_digest(self._loaded.model, self._loaded.tokenizer)
 
     def follow(self, soups: Sequence[SoupReference]) -> None:
-        """Apply the soups that are not applied yet."""
-        for soup in soups[self._height :]:
+        """Go on to the version that soups lead to; from the base again where they are not those applied before."""
+        if [soup.version_digest for soup in soups[: len(self._applied)]] != self._applied:
+            self._loaded = load_model(self._source)
+            if tensors_digest(self._loaded.model) != self._base.digest:
+                raise GymError(ErrorCode.BASE_MISMATCH, f"{self._source} is no longer the federation's base")
+            self._applied, self.digest = [], self._base.digest
+        for soup in soups[len(self._applied) :]:
             with DeltaFile.open(self._store.local_path(soup.sha256), self.spec) as delta:
                 apply_delta(self._loaded.model, delta)
-            self._height += 1
+            self._applied.append(soup.version_digest)
             self.digest = soup.version_digest
 
     def save(self, output: Path, dtype: str | None = None) -> str:
@@ -114,8 +119,9 @@ class HubModel:
             The dtype.
         """
         written = dtype or dtype_of(self._source)
-        self.model.to(getattr(torch, written)).save_pretrained(output)
-        self.tokenizer.save_pretrained(output)
+        with quiet_loading():
+            self.model.to(getattr(torch, written)).save_pretrained(output)
+            self.tokenizer.save_pretrained(output)
         return written
 
     def loss(self) -> float:
@@ -209,7 +215,7 @@ def coordinator_rows(
 def write_version(
     fed: Federation, output: Path, height: int | None = None, dtype: str | None = None
 ) -> dict[str, Any]:
-    """Write version ``height`` (the newest by default) with its tokenizer to a new folder.
+    """Write version ``height`` (the current one by default) with its tokenizer to a new folder.
 
     The digest of its tensors is noted, so that the hub knows variants that are made on the folder.
 
@@ -227,12 +233,8 @@ def write_version(
         raise GymError(
             ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"one of {', '.join(DTYPES)}"
         )
-    head = fed.round_store.head()
-    wanted = head.height if height is None else height
-    if not 0 <= wanted <= head.height:
-        raise GymError(
-            ErrorCode.NOT_FOUND, f"there is no version {wanted}", f"versions 0 to {head.height} exist"
-        )
+    wanted = fed.round_store.head().height if height is None else height
+    fed.round_store.version(wanted)  # that there is one
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
     model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)

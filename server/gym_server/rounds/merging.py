@@ -141,7 +141,7 @@ def _ingredients(
         parent=fed.round_store.head(),
         recipe=fed.config.soup.for_round(current.server_round),
         manifests=manifests,
-        root=root_update(fed, model, current.server_round),
+        root=root_update(fed, model, current),
         weights=reputation_weights(fed, [update.row.contributor for update in kept]),
         private=private_merge.begin_merge(fed, current.spec, [update.row.update_id for update in kept]),
         secure=secure_ingredient(fed, current, manifests),

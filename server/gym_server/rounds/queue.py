@@ -184,6 +184,11 @@ class MessageQueue:
         """Take back what is still open of a round that continues without it; returns how many tasks that were."""
         return self._close(messages.c.group_id == group_id)
 
+    @staticmethod
+    def close_group_in(tx: Connection, group_id: str) -> None:
+        """``close_group`` inside the caller's transaction."""
+        tx.execute(update(messages).where(messages.c.group_id == group_id, _OPEN).values(state=LATE))
+
     def close(self, message_ids: Iterable[str]) -> int:
         """Take back those of some messages that are still open."""
         return self._close(messages.c.message_id.in_(list(message_ids)))

@@ -194,7 +194,7 @@ def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
     weights = recorded.get("weights")  # as reputations were then
     ingredients = Ingredients(
         server_round=server_round,
-        parent=fed.round_store.version(recorded["height"] - 1),
+        parent=fed.round_store.version(fed.round_store.version(recorded["height"]).parent),
         recipe=SoupRecipe.recorded(recorded["recipe"]),
         manifests=[_manifest(fed, update_id) for update_id in merged],
         root=root,

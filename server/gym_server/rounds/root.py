@@ -15,13 +15,14 @@ from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
+from gym_server.rounds.round_store import Round
 
 log = logging.getLogger("gym_server")
 
 _EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
 
-def root_update(fed: Federation, model: HubModel, server_round: int) -> str | None:
+def root_update(fed: Federation, model: HubModel, current: Round) -> str | None:
     """Train the round's recipe on the root data; the model itself is left as it was.
 
     Returns:
@@ -36,8 +37,9 @@ def root_update(fed: Federation, model: HubModel, server_round: int) -> str | No
     from gym_fed.training.trainer import Trainer
     from gym_fed.training.tuning.lora import lora_factors
 
+    server_round = current.server_round
     rows = coordinator_rows(root.data, root.format, root.max_examples, fed.folder, "train")
-    recipe = fed.config.recipe_at(fed.round_store.head().height)
+    recipe = current.spec.recipe if current.spec is not None else fed.config.recipe
     folder = fed.folder / "staging" / f"root-{server_round}"
     shutil.rmtree(folder, ignore_errors=True)
     out = folder.with_suffix(".gymdelta")

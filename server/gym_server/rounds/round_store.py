@@ -23,6 +23,7 @@ from gym_fed.ledger.entries import seal
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals
+from gym_server.rounds.versions import Version, head_of, heights_to, newest_height, soups_to, version_at
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
@@ -40,21 +41,14 @@ class Round:
     merging: list[str]
     reason: str
 
+    @property
+    def is_over(self) -> bool:
+        return self.state in (COMMITTED, ABORTED)
+
     @functools.cached_property
     def spec(self) -> TaskSpec | None:
         """``task``, parsed on first use: plug-ins of a round that has ended may be others by now."""
         return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
-
-
-@dataclass(frozen=True)
-class Version:
-    """A global version: height 0 is the base model itself."""
-
-    height: int
-    digest: str
-    residual: str | None = None
-    server_round: int = 0
-    """The round that made it; 0 for the base."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +107,7 @@ class RoundStore:
     def current(self) -> Round | None:
         """The latest round, whatever its state."""
         with self._database.reading() as tx:
-            row = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
-        return _round(row) if row else None
+            return latest_round(tx)
 
     def require(self, server_round: int) -> Round:
         """The latest round, which must be this one.
@@ -142,10 +135,9 @@ class RoundStore:
         ]
 
     def head(self) -> Version:
-        """The current global version."""
+        """The current version, which the next round starts from."""
         with self._database.reading() as tx:
-            row = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
-        return _version(row) if row else Version(0, self.base_digest)
+            return head_of(tx, self.base_digest)
 
     def version(self, height: int) -> Version:
         """A version by its height.
@@ -153,34 +145,23 @@ class RoundStore:
         Raises:
             GymError: ``NOT_FOUND`` when there is none.
         """
-        if height == 0:
-            return Version(0, self.base_digest)
         with self._database.reading() as tx:
-            row = tx.execute(select(versions).where(versions.c.height == height)).first()
-        if row is None:
-            raise GymError(ErrorCode.NOT_FOUND, f"there is no version {height}")
-        return _version(row)
+            return version_at(tx, height, self.base_digest)
 
     def soups(self, height: int | None = None) -> list[SoupReference]:
-        """The soups that lead from the base to a version (default: the head), in order."""
-        query = select(versions).order_by(versions.c.height)
-        if height is not None:
-            query = query.where(versions.c.height <= height)
+        """The soups that lead from the base to a version (default: the current one), in order."""
         with self._database.reading() as tx:
-            rows = tx.execute(query).all()
-        return [
-            SoupReference(
-                sha256=r.soup_sha256,
-                size_bytes=r.soup_bytes,
-                version_digest=r.digest,
-                server_round=r.server_round,
-            )
-            for r in rows
-        ]
+            return soups_to(tx, head_of(tx, self.base_digest).height if height is None else height)
+
+    def newest_height(self) -> int:
+        """Height of the version that was made last, current or abandoned."""
+        with self._database.reading() as tx:
+            return newest_height(tx)
 
     def num_committed(self) -> int:
+        """Rounds that lead to the current version: those of abandoned ones do not count."""
         with self._database.reading() as tx:
-            return int(tx.scalar(select(func.count()).select_from(versions)) or 0)
+            return len(heights_to(tx, head_of(tx, self.base_digest).height))
 
     def tasks(self, server_round: int) -> dict[int, tuple[str, str]]:
         """Node id to (message id, outcome) of a round."""
@@ -203,7 +184,7 @@ class RoundStore:
             if last is not None and last.state not in (COMMITTED, ABORTED):
                 raise GymError(ErrorCode.INTERNAL, f"round {last.server_round} is still {last.state}")
             number = last.server_round + 1 if last else 1
-            height = int(tx.scalar(select(func.max(versions.c.height))) or 0)
+            height = head_of(tx, self.base_digest).height
             opened = {"server_round": number, "state": OPEN, "base_height": height, "opened_at": time.time()}
             tx.execute(rounds.insert().values(**opened))
             for write in self.at_open:
@@ -249,9 +230,8 @@ class RoundStore:
         """Version, verdicts, ledger, credits, whatever ``also`` writes and the round's end, in one transaction."""
         with self._database.transaction() as tx:
             _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": time.time()})
-            last = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
-            parent, height = (last.digest, last.height + 1) if last else (self.base_digest, 1)
-            digest = next_digest(parent, soup.sha256, merged.server_round)
+            parent, height = head_of(tx, self.base_digest), newest_height(tx) + 1
+            digest = next_digest(parent.digest, soup.sha256, merged.server_round)
             for judgement in soup.judgements:
                 self.judge(tx, merged.server_round, judgement)
             used = sorted(j.update_id for j in soup.judgements if j.verdict == "merged")
@@ -263,7 +243,7 @@ class RoundStore:
                 "heldout_after": soup.heldout_after,
             }
             made = {
-                "parent": parent,
+                "parent": parent.digest,
                 "soup": soup.sha256,
                 "soup_bytes": soup.size_bytes,
                 "recipe": soup.recipe,
@@ -288,6 +268,7 @@ class RoundStore:
                     soup_sha256=soup.sha256,
                     soup_bytes=soup.size_bytes,
                     residual=soup.residual,
+                    parent=parent.height,
                     num_updates=len(used),
                     committed_at=time.time(),
                 )
@@ -302,7 +283,7 @@ class RoundStore:
             for settle in self.at_commit:
                 settle(tx)
             self._ledger.sign_head(tx)
-        return Version(height, digest, soup.residual, merged.server_round)
+        return Version(height, digest, soup.residual, merged.server_round, parent.height)
 
     @rerun
     def abort(
@@ -314,18 +295,24 @@ class RoundStore:
     ) -> None:
         """End a round without a version; its updates earn nothing, and the reason is in the ledger."""
         with self._database.transaction() as tx:
-            state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
-            _advance(tx, server_round, str(state), ABORTED, {"closed_at": time.time(), "reason": reason})
-            for judgement in judgements:
-                self.judge(tx, server_round, judgement)
-            for row in _admitted(tx, server_round):
-                judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
-                self.judge(tx, server_round, judgement)
-            summarise_refusals(tx, self._ledger, server_round)
-            ended = {"server_round": server_round, "reason": reason, "round": _digest_of(tx, server_round)}
-            self._ledger.append(tx, "aborted", ended)
+            self.abort_in(tx, server_round, reason, judgements)
             also(tx)
             self._ledger.sign_head(tx)
+
+    def abort_in(
+        self, tx: Connection, server_round: int, reason: str, judgements: Sequence[Judgement] = ()
+    ) -> None:
+        """``abort`` inside the caller's transaction."""
+        state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
+        _advance(tx, server_round, str(state), ABORTED, {"closed_at": time.time(), "reason": reason})
+        for judgement in judgements:
+            self.judge(tx, server_round, judgement)
+        for row in _admitted(tx, server_round):
+            judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
+            self.judge(tx, server_round, judgement)
+        summarise_refusals(tx, self._ledger, server_round)
+        ended = {"server_round": server_round, "reason": reason, "round": _digest_of(tx, server_round)}
+        self._ledger.append(tx, "aborted", ended)
 
     # ---- helpers ----
 
@@ -363,6 +350,12 @@ class RoundStore:
             return _round(tx.execute(select(rounds).where(rounds.c.server_round == server_round)).one())
 
 
+def latest_round(tx: Connection) -> Round | None:
+    """The latest round, whatever its state."""
+    row = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
+    return _round(row) if row else None
+
+
 def _admitted(tx: Connection, server_round: int) -> list[Any]:
     where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
     return list(tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all())
@@ -381,10 +374,6 @@ def _digest_of(tx: Connection, server_round: int) -> str:
     """Of the row of a round that ends, for its entry."""
     row = tx.execute(select(rounds).where(rounds.c.server_round == server_round)).mappings().one()
     return round_of(row)
-
-
-def _version(row: Any) -> Version:
-    return Version(row.height, row.digest, row.residual, row.server_round)
 
 
 def _round(row: Any) -> Round:

@@ -26,7 +26,7 @@ from gym_fed.soup.private import PrivateMerge
 from gym_fed.soup.votes_soup import soup_from_votes
 from gym_server.federation import Federation
 from gym_server.privacy.secure_unmask import SecureSum
-from gym_server.rounds.round_store import Version
+from gym_server.rounds.versions import Version
 
 NOTHING_YET = "none.safetensors"
 RESIDUAL, OPTIMIZER = "residual", "optimizer"

@@ -45,11 +45,13 @@ class CallsBesideRounds:
         ledger_head = fed.ledger.newest_head()
         connected = len(fed.queue.node_ids())
         join_bytes, round_bytes = self._downloads.announced(head.height, connected)
+        made = fed.round_store.num_committed()
         recipe = {
-            "recipe": fed.config.recipe_at(head.height).model_dump(mode="json"),
+            "recipe": fed.config.recipe_at(made).model_dump(mode="json"),
             "codec": fed.config.codec.model_dump(mode="json"),
             "num_parameters": fed.base.num_parameters,
             "soup": self._downloads.form.to_dict(),
+            "rounds_left": max(0, fed.config.rounds.num_rounds - made),
         }
         plugins = plugins_of_round(fed, fed.config.recipe)
         if plugins:
@@ -78,6 +80,7 @@ class CallsBesideRounds:
             protocol=PROTOCOL,
             enrolment_work_bits=fed.accounts.work_bits,
             base_json=self.base.offer_json(),
+            paused=str(pause) if (pause := fed.steering.paused()) else "",
         )
 
     async def Base(self, request: pb.BaseRequest, context: Any) -> AsyncIterator[pb.BasePart]:

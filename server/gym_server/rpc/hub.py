@@ -27,6 +27,7 @@ from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.rounds.replies import MAX_RECORDS_BYTES, check_reply
+from gym_server.rounds.steering import PAUSED, RESUMED
 from gym_server.rpc.auth_interceptor import current_session
 from gym_server.rpc.calls import CallsBesideRounds
 from gym_server.rpc.limits import EnrolmentLimits
@@ -79,6 +80,12 @@ class Hub(CallsBesideRounds):
                 if stream.ended is not None:
                     raise stream.ended
                 await asyncio.to_thread(self._fed.accounts.check, session)
+                pause = await asyncio.to_thread(self._fed.steering.paused)
+                said = str(pause) if pause else ""
+                if said != stream.notice:
+                    stream.notice = said
+                    notice = pb.Notice(kind=PAUSED if said else RESUMED, message=said or "the pause is over")
+                    yield pb.WorkEvent(notice=notice)
                 while (task := await asyncio.to_thread(self._fed.queue.lease, session.node_id)) is not None:
                     yield self._task(task)
                 if self.finished.is_set() and not await asyncio.to_thread(

@@ -21,6 +21,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.limits import KEEPALIVE_SECONDS
 from gym_server.accounts.accounts import Session
 from gym_server.rounds.queue import MessageQueue
+from gym_server.rounds.steering import pause_of
 from gym_server.store.database import Database
 from gym_server.store.tables import accounts, messages, nodes
 
@@ -84,6 +85,8 @@ class OpenStream:
     session: Session
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     ended: GymError | None = None
+    notice: str = ""
+    """What was sent of a pause."""
 
 
 class WorkStreams:
@@ -188,18 +191,21 @@ class WorkStreams:
         self._queue.expire()
         keys: dict[str, bytes] = {}
         with self._database.reading() as tx:
+            found = pause_of(tx)
+            pause = str(found) if found else ""
             queued = set(
                 tx.scalars(select(messages.c.node_id).where(messages.c.state == "queued").distinct())
             )
             for some in _chunks({stream.session.contributor for stream in streams}):
                 row = select(accounts.c.contributor, accounts.c.public_key)
                 active = row.where(accounts.c.contributor.in_(some), accounts.c.status == "active")
-                keys.update({found.contributor: bytes(found.public_key) for found in tx.execute(active)})
+                keys.update({row.contributor: bytes(row.public_key) for row in tx.execute(active)})
         return {
             stream
             for stream in streams
             if stream.session.node_id in queued
             or keys.get(stream.session.contributor) != stream.session.public_key
+            or stream.notice != pause
         }
 
     def _arrive(self, node_id: int) -> None:

@@ -7,7 +7,6 @@ write transaction of it looks whether the token is still there. So there is no m
 
 from __future__ import annotations
 
-import fcntl
 import secrets
 import time
 from contextlib import suppress
@@ -18,6 +17,7 @@ from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.file_lock import lock
 from gym_server.store.away import StoreAway
 from gym_server.store.database import HUBS, Database
 from gym_server.store.tables import settings
@@ -117,7 +117,7 @@ def locked_file(path: Path, refusal: GymError) -> IO[str]:
     """
     file = open(path, "a")  # noqa: SIM115 (held by the caller)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
     except OSError as error:
         file.close()
         raise refusal from error

@@ -17,6 +17,7 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
 )
+from sqlalchemy.engine.default import DefaultExecutionContext
 from sqlalchemy.schema import SchemaItem
 
 metadata = MetaData()
@@ -36,6 +37,11 @@ class UInt64(TypeDecorator[int]):
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> int | None:
         return value + 2**64 if value is not None and value < 0 else value
+
+
+def _the_one_before(row: DefaultExecutionContext) -> int:
+    """The parent of a version where nothing says another."""
+    return int(row.get_current_parameters()["height"]) - 1  # type: ignore[no-untyped-call]
 
 
 def _table(name: str, *columns: SchemaItem) -> Table:
@@ -166,6 +172,7 @@ versions = _table(
     Column("heldout_after", Float),
     Column("num_updates", Integer, nullable=False),
     Column("committed_at", Float, nullable=False),
+    Column("parent", Integer, nullable=False, default=_the_one_before),  # height; 0 is the base
 )
 
 credits = _table(

@@ -80,6 +80,8 @@ class RoundBackoff:
 
     def _wait(self, end: float, there: set[str]) -> None:
         while time.monotonic() < end and not self._should_stop():
+            if paused(self._fed.database) is None:  # the coordinator's: ``end_wait``
+                return
             now = self._there()
             if now - self._seen or (now - there) - self._spoilt:
                 return
@@ -98,6 +100,14 @@ class RoundBackoff:
     def _say(self, until: float, reason: str) -> None:
         paused = {"until": until, "failures": self._failures, "reason": reason[:_MAX_REASON]}
         self._fed.database.set(_SETTING, json.dumps(paused))
+
+
+def end_wait(database: Database) -> bool:
+    """Have the wait of a hub, in this process or another, end now; False where there is none."""
+    if paused(database) is None:
+        return False
+    database.set(_SETTING, "")
+    return True
 
 
 def paused(database: Database) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ may come late, and one bad reply never ends a round.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -18,11 +17,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from gym_fed.config.hub.privacy import SecureTask
-from gym_fed.config.hub.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_server.evaluations.runner import announced_suites
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
@@ -32,13 +28,16 @@ from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.payload import ByReference, Payloads
-from gym_server.rounds.plugins import plugins_of_round
 from gym_server.rounds.round_store import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
+from gym_server.rounds.soups import discard
+from gym_server.rounds.steering import is_coordinators
 from gym_server.store.away import StoreAway
 from gym_server.store.database import rerun
 from gym_server.strategy.backoff import RoundBackoff
 from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
+from gym_server.strategy.pauses import wait_while_paused
+from gym_server.strategy.tasks import new_task, task_content, task_of
 
 log = logging.getLogger("gym_server")
 
@@ -103,11 +102,11 @@ class DurableDeltaSoup(Strategy):
         for node_id in there:
             if (node_id not in tasks or tasks[node_id][1] == "lost") and accounts.get(node_id) not in served:
                 yield Message(
-                    content=self._content(current),
+                    content=task_content(current, self._payloads),
                     message_type=MessageType.TRAIN,
                     dst_node_id=node_id,
                     group_id=str(server_round),
-                    ttl=max(60.0, self._spec(current).deadline_seconds - time.time()),
+                    ttl=max(60.0, task_of(current).deadline_seconds - time.time()),
                 )
 
     def aggregate_train(
@@ -180,11 +179,15 @@ class DurableDeltaSoup(Strategy):
             return False
         current = self._fed.round_store.current()
         if privacy.is_spent(self._fed):
-            if current is not None and current.state not in (COMMITTED, ABORTED):
+            if current is not None and not current.is_over:
                 self._fed.round_store.abort(current.server_round, privacy.SPENT)
                 self._fed.queue.close_group(str(current.server_round))
             return False
-        if current is None or current.state in (COMMITTED, ABORTED):
+        if current is None or current.is_over:
+            if self._fed.steering.paused() is not None:
+                wait_while_paused(self._fed, self._should_stop)
+                return True
+            self._fed.follow_recipe()
             current = self._fed.round_store.open_next()
         try:
             ended = self._run_round(current, grid)
@@ -194,19 +197,21 @@ class DurableDeltaSoup(Strategy):
             ended = self._abort_for(current.server_round, error)
         if ended is None:
             return False
-        if ended.state == ABORTED:
-            backoff.failed(ended.server_round, ended.reason)
-        else:
+        if ended.state == COMMITTED:
             backoff.succeeded()
+        elif not is_coordinators(ended.reason):
+            backoff.failed(ended.server_round, ended.reason)
         return True
 
     def _abort_for(self, server_round: int, error: Exception) -> Round:
         """End a round that an error of ours broke; raises it again where no round would go better."""
         if isinstance(error, GymError) and error.code in _HUBS_OWN:
             raise error
-        log.error("round %d failed", server_round, exc_info=error)
         current = self._fed.round_store.require(server_round)
-        if current.state not in (COMMITTED, ABORTED):
+        if current.state == ABORTED:  # by the coordinator, between two lines of ours
+            return self._finish(current)
+        log.error("round %d failed", server_round, exc_info=error)
+        if not current.is_over:
             what = error.code.value if isinstance(error, GymError) else type(error).__name__
             self._fed.round_store.abort(server_round, f"an error of the hub ({what}); its log has the trace")
         self._fed.queue.close_group(str(server_round))
@@ -222,8 +227,10 @@ class DurableDeltaSoup(Strategy):
             if self._should_stop():
                 return None
             if current.state == OPEN:
-                if not list(grid.get_node_ids()):
+                if self._fed.steering.paused() is not None or not list(grid.get_node_ids()):
                     time.sleep(POLL_SECONDS)
+                    self._fed.follow_recipe()
+                    current = self._fed.round_store.require(server_round)
                     continue
                 self._collecting(server_round)
                 failpoint("state-collecting")
@@ -236,16 +243,21 @@ class DurableDeltaSoup(Strategy):
             time.sleep(POLL_SECONDS)
             current = self._fed.round_store.require(server_round)
         current = self._fed.round_store.require(server_round)
-        if self._fed.config.secure_aggregation is not None:
-            content = functools.partial(self._content, current)
-            secure = SecureAggregationRound(self._fed, grid, current, content, self._take, self._should_stop)
-            if not secure.run():
+        should_end = functools.partial(self._should_end, server_round)
+        if self._fed.config.secure_aggregation is not None and not current.is_over:
+            content = functools.partial(task_content, current, self._payloads)
+            secure = SecureAggregationRound(self._fed, grid, current, content, self._take, should_end)
+            if not secure.run() and self._should_stop():
                 return None
         try:
-            return self._finish(self._fed.round_store.require(server_round))
+            return self._finish(self._fed.round_store.require(server_round), should_end)
         except ScoringStopped:
             log.info("round %d: stopped while scoring; it continues from the merge", server_round)
             return None
+
+    def _should_end(self, server_round: int) -> bool:
+        """Whether the hub stops, or its coordinator has ended the round meanwhile."""
+        return self._should_stop() or self._fed.round_store.require(server_round).state == ABORTED
 
     @rerun
     def _promise_seed(self, server_round: int) -> None:
@@ -317,7 +329,7 @@ class DurableDeltaSoup(Strategy):
         if receipt.verdict == "refused":
             raise GymError(ErrorCode(receipt.code), receipt.reason)
 
-    def _finish(self, current: Round) -> Round:
+    def _finish(self, current: Round, should_end: Callable[[], bool] = lambda: False) -> Round:
         server_round = current.server_round
         if current.state == COLLECTING:
             admitted = len(self._fed.round_store.admitted(server_round))
@@ -331,11 +343,20 @@ class DurableDeltaSoup(Strategy):
         if late:
             log.info("round %d continues without %d contributors; what they send is late", server_round, late)
         if current.state == MERGING:
-            merge_round(self._fed, self._hub_model(), current, self._should_stop)
+            self._merge(current, should_end)
         ended = self._fed.round_store.require(server_round)
-        log.info("round %d %s %s", server_round, ended.state, ended.reason)
+        log.info("round %d %s%s", server_round, ended.state, f": {ended.reason}" if ended.reason else "")
         self._on_round(ended)
         return ended
+
+    def _merge(self, current: Round, should_end: Callable[[], bool]) -> None:
+        """Merge a round. What that comes to is discarded where the coordinator has ended the round meanwhile."""
+        try:
+            merge_round(self._fed, self._hub_model(), current, should_end)
+        except Exception:
+            if self._fed.round_store.require(current.server_round).state != ABORTED:
+                raise
+            discard(self._fed, current.server_round)
 
     # ---- helpers ----
 
@@ -347,44 +368,9 @@ class DurableDeltaSoup(Strategy):
                 raise GymError(ErrorCode.ROUND_ABORTED, privacy.end_of_run(self._fed))
             current = self._fed.round_store.open_next()
         if current.state == OPEN:
-            current = self._fed.round_store.start_collecting(server_round, self._new_spec(current))
+            self._fed.follow_recipe()
+            current = self._fed.round_store.start_collecting(server_round, new_task(self._fed, server_round))
         return current
-
-    def _new_spec(self, current: Round) -> TaskSpec:
-        fed, head, secure = self._fed, self._fed.round_store.head(), self._fed.config.secure_aggregation
-        recipe = fed.config.recipe_at(head.height)
-        return TaskSpec(
-            server=fed.server,
-            server_round=current.server_round,
-            base_model=fed.public_base_name,
-            base_digest=fed.base.digest,
-            version_digest=head.digest,
-            soups=fed.round_store.soups(),
-            recipe=recipe,
-            codec=fed.config.codec,
-            plugins=plugins_of_round(fed, recipe),
-            evaluated_on=announced_suites(fed.config.gate, fed.folder),
-            max_update_bytes=fed.config.admission.max_update_bytes,
-            deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
-            secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
-        )
-
-    def _content(self, current: Round) -> RecordDict:
-        spec = self._spec(current)
-        soups = {s.sha256: self._payloads.outgoing(s.sha256, s.size_bytes) for s in spec.soups}
-        return RecordDict(
-            {
-                "task": ConfigRecord({"spec": json.dumps(spec.model_dump(mode="json"))}),
-                "soups": ArrayRecord(soups),
-            }
-        )
-
-    def _spec(self, current: Round) -> TaskSpec:
-        if current.spec is None:
-            raise GymError(
-                ErrorCode.STATE_CORRUPT, f"round {current.server_round} is {current.state} without a task"
-            )
-        return current.spec
 
     def _hub_model(self) -> HubModel:
         fed = self._fed

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from gym_fed.version import __version__
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Looking, Measuring
+from gym_server.rounds.steering import pause_of
 from gym_server.store.tables import accounts, ledger, messages, nodes, objects, updates, uploads, versions
 from gym_server.strategy.backoff import paused
 from gym_server.web.hub_view import HubView
@@ -76,6 +77,7 @@ def health_of(view: HubView, visitor: Visitor) -> dict[str, Any]:
             "recent_rounds": RECENT_ROUNDS,
             "verdicts": None if view.is_sealed_from(visitor) else _verdicts(tx),
             "is_operator": is_operator,
+            "pause": str(pause) if (pause := pause_of(tx)) else "",
         }
         stored = _stored(tx) if is_operator else None
         queue: dict[str, int] | None = dict(tx.execute(_BY_STATE).tuples().all()) if is_operator else None

@@ -11,6 +11,8 @@ from sqlalchemy import Connection, func, select
 from gym_fed.text import whole_number
 from gym_fed.web.app import Looking
 from gym_server.federation import Federation
+from gym_server.rounds.steering import pause_of
+from gym_server.rounds.versions import head_of
 from gym_server.store.tables import (
     accounts,
     ledger,
@@ -74,7 +76,8 @@ def snapshot(fed: Federation) -> dict[str, Any]:
         number = current.server_round if current else 0
         by_outcome = _counts(tx, round_tasks.c.outcome, round_tasks.c.server_round == number)
         by_verdict = _counts(tx, updates.c.verdict, updates.c.server_round == number)
-        head = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
+        head = head_of(tx, fed.base.digest)
+        losses = select(versions.c.heldout_after).where(versions.c.height == head.height)
         connected = select(func.count(func.distinct(nodes.c.contributor)))
         state = {
             "server_round": number,
@@ -89,10 +92,11 @@ def snapshot(fed: Federation) -> dict[str, Any]:
             "num_awaited": by_outcome.get("", 0),
             "num_updates": by_outcome.get("replied", 0) if fed.ledger.private else _num_counting(by_verdict),
             "verdicts": {} if fed.ledger.private else by_verdict,
-            "version": head.height if head else 0,
-            "version_digest": head.digest if head else fed.base.digest,
-            "heldout": head.heldout_after if head else None,
+            "version": head.height,
+            "version_digest": head.digest,
+            "heldout": tx.scalar(losses),
             "tasks": [] if fed.ledger.private else _tasks(tx, number),
+            "pause": str(pause) if (pause := pause_of(tx)) else None,
         }
     return {**state, "paused": paused(fed.database)}
 

@@ -17,6 +17,7 @@ from gym_fed.ledger.evaluations import EVALUATED
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import stream_answer
+from gym_server.rounds.versions import head_of, soups_to
 from gym_server.store.tables import ledger, updates, versions
 from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
@@ -51,22 +52,23 @@ def routes(view: HubView) -> APIRouter:
         """A page of versions, the newest first, with the digests that they follow from."""
         newest = select(versions).order_by(versions.c.height.desc())
         with fed.database.reading() as tx:
-            total, down = tx.execute(select(func.count(), func.sum(versions.c.soup_bytes))).one()
-            rows = tx.execute(newest.offset(offset).limit(limit + 1)).all()
-            of_rounds = [row.server_round for row in rows[:limit]]
+            total = int(tx.scalar(select(func.count()).select_from(versions)) or 0)
+            rows = tx.execute(newest.offset(offset).limit(limit)).all()
+            of_rounds = [row.server_round for row in rows]
+            current = head_of(tx, fed.base.digest)
+            soups = soups_to(tx, current.height)
+            parents = _digests(tx, [row.parent for row in rows])
             up = None if view.is_sealed_from(visitor) else _uploaded(tx, of_rounds)
-        parents = [row.digest for row in rows[1:]]
-        if len(rows) <= limit:
-            parents.append(fed.base.digest)
-        shown = list(zip(rows, parents, strict=False))
-        head = rows[0] if rows and not offset else None
+        shown = [(row, parents.get(row.parent, fed.base.digest)) for row in rows]
+        leading = {soup.version_digest for soup in soups}
         return {
             "base_model": fed.public_base_name,
             "base_digest": fed.base.digest,
             "num_parameters": fed.base.num_parameters,
-            "version": total if head is None else head.height,
+            "version": current.height,
             "total": total,
-            "soups_bytes": int(down or 0),
+            "num_soups": len(soups),
+            "soups_bytes": sum(soup.size_bytes for soup in soups),
             "newest": _newest_facts(view, visitor),
             "chain_is_whole": all(
                 next_digest(parent, row.soup_sha256, row.server_round) == row.digest for row, parent in shown
@@ -76,6 +78,7 @@ def routes(view: HubView) -> APIRouter:
                     "height": row.height,
                     "digest": row.digest,
                     "parent": parent,
+                    "is_abandoned": row.digest not in leading,
                     "soup": row.soup_sha256,
                     "server_round": row.server_round,
                     "soup_bytes": row.soup_bytes,
@@ -155,6 +158,12 @@ def _require_newest(view: HubView) -> NewestModel:
     return view.newest
 
 
+def _digests(tx: Connection, heights: list[int]) -> dict[int, str]:
+    """Digests of versions, by height; the base is none of them."""
+    query = select(versions.c.height, versions.c.digest).where(versions.c.height.in_(heights))
+    return {row.height: row.digest for row in tx.execute(query)}
+
+
 def _uploaded(tx: Connection, of_rounds: list[int]) -> dict[int, int]:
     """Bytes of the merged updates, by round."""
     number = updates.c.server_round
@@ -167,6 +176,7 @@ def _uploaded(tx: Connection, of_rounds: list[int]) -> dict[int, int]:
 def _evaluations(tx: Connection) -> list[dict[str, Any]]:
     """What the gate measured of each version that was committed: a curve for each suite and task."""
     newest = select(ledger.c.body).where(ledger.c.kind == EVALUATED).order_by(ledger.c.sequence.desc())
+    parents = dict(tx.execute(select(versions.c.height, versions.c.parent)).tuples().all())
     curves: dict[tuple[str, str], dict[str, Any]] = {}
     for text in reversed(tx.scalars(newest.limit(MAX_EVALUATIONS)).all()):
         body = json.loads(text)
@@ -180,6 +190,6 @@ def _evaluations(tx: Connection) -> list[dict[str, Any]]:
                 empty = {"suite": key[0], "task": name, "metric": task["metric"], "points": []}
                 curve = curves.setdefault(key, empty)
                 if not curve["points"]:
-                    curve["points"].append([body["height"] - 1, task["before"], None])
+                    curve["points"].append([parents.get(body["height"], 0), task["before"], None])
                 curve["points"].append([body["height"], task["after"], task.get("after_stderr")])
     return list(curves.values())

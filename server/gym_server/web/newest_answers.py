@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.files import write_atomically
-from gym_server.rounds.round_store import Version
+from gym_server.rounds.versions import Version
 
 MAX_TOKENS = 128
 """Of one answer."""

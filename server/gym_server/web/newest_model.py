@@ -21,7 +21,7 @@ from gym_fed.child_process import background_environment
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.web.model_server import ANSWER_SECONDS, SERVED_NAME, ModelServer, refusal_of
 from gym_server.federation import PASSPHRASE_VARIABLE, Federation
-from gym_server.rounds.round_store import Version
+from gym_server.rounds.versions import Version
 from gym_server.store.away import StoreAway
 from gym_server.web.newest_answers import MAX_TOKENS, FixedAnswer, NewestAnswers
 from gym_server.web.version_folder import NotWritten, VersionFolder

@@ -15,8 +15,8 @@ from gym_fed.child_process import background_environment, put_last
 from gym_fed.files import make_folder
 from gym_fed.web.model_server import KEPT_LINES, LINE_LENGTH
 from gym_server.federation import PASSPHRASE_VARIABLE, Federation, objects_url
-from gym_server.rounds.round_store import Version
 from gym_server.rounds.version_process import WRITTEN_NAME, VersionJob, WrittenVersion
+from gym_server.rounds.versions import Version
 
 
 class NotWritten(Exception):

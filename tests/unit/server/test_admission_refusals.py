@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.store.tables import rounds, updates
-from gym_server.strategy import DeltaSoup
+from gym_server.strategy.tasks import new_task
 from sqlalchemy import select
 
 from gym_fed.delta.file import DeltaFile
@@ -31,7 +31,7 @@ class Collecting:
         self.fed, self.key = self.hub.fed, SigningKey.generate()
         self.contributor = self.fed.accounts.meet(self.key.public_key)
         self.fed.round_store.start_collecting(
-            1, DeltaSoup(self.fed)._new_spec(self.fed.round_store.open_next())
+            1, new_task(self.fed, self.fed.round_store.open_next().server_round)
         )
         self.path = some_delta(folder)
 
@@ -178,9 +178,7 @@ def test_a_round_goes_only_from_the_state_before(collecting: Collecting, step: s
         tx.execute(rounds.update().values(state=state))
     soup = SoupRecord(fed.store.put_file(collecting.path), 1, {}, None, None, None, None, [])
     calls: dict[str, Any] = {
-        "start_collecting": lambda: fed.round_store.start_collecting(
-            number, DeltaSoup(fed)._new_spec(Round(1, "open", None, 0, [], ""))
-        ),
+        "start_collecting": lambda: fed.round_store.start_collecting(number, new_task(fed, 1)),
         "start_merging": lambda: fed.round_store.start_merging(number),
         "commit": lambda: fed.round_store.commit(Round(number, "merging", None, 0, [], ""), soup),
         "abort": lambda: fed.round_store.abort(number, "why"),

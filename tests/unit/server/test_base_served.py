@@ -12,7 +12,7 @@ import pytest
 import yaml
 from gym_server.base.served import ServedBase, record_tensors, tensor_digests
 from gym_server.cli.checks_at_start import check_at_start
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 
 from gym_fed.base_files import licence_of
@@ -38,7 +38,7 @@ def base(tmp_path: Path, tiny_base: Path) -> Path:
 def open_hub(base: Path, **settings: object) -> Federation:
     folder = base.parent / "hub"
     if not folder.exists():
-        init_hub(folder, "base", str(base), "open")
+        init_hub(folder, HubChoices(str(base), "base", "open"))
     path = folder / "gym-server.yaml"
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **settings}))
     return Federation.open(folder)

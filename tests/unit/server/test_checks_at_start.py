@@ -17,7 +17,7 @@ import yaml
 from gym_server.accounts.invitations import cancel_invites, invites_of, make_invites
 from gym_server.cli.checks_at_start import check_at_start
 from gym_server.cli.run import gate_line, run_hub
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 
 from gym_fed.config.hub.sections import GateConfig
@@ -34,7 +34,7 @@ ROW = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assis
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_base: Path) -> Path:
-    init_hub(tmp_path / "hub", "checked", str(tiny_base), "invite")
+    init_hub(tmp_path / "hub", HubChoices(str(tiny_base), "checked", "invite"))
     return tmp_path / "hub"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.privacy.merge import trained_tensors
@@ -40,7 +40,7 @@ def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
     folder = tmp_path / "hub"
-    init_hub(folder, "lora", str(tiny_base), "open")
+    init_hub(folder, HubChoices(str(tiny_base), "lora", "open"))
     path = folder / "gym-server.yaml"
     values = yaml.safe_load(path.read_text())
     values["recipe"].update(finetuning="lora", lora={"r": RANK})

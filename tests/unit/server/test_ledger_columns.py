@@ -25,7 +25,7 @@ from gym_server.store.tables import (
     rounds,
     updates,
 )
-from gym_server.strategy import DeltaSoup
+from gym_server.strategy.tasks import new_task
 from sqlalchemy import select, update
 
 from gym_fed.errors import ErrorCode, GymError
@@ -63,7 +63,6 @@ class Filled:
         self.hub = LoopbackHub(folder / "hub", rewards={"hold_seconds": 0})
         self.fed, self.folder = self.hub.fed, folder
         self.ids = [self.fed.accounts.meet(key.public_key) for key in KEYS]
-        self.strategy = DeltaSoup(self.fed)
         self.round(1, committed=True)
         self.round(2, committed=False)
         self.others()
@@ -95,10 +94,10 @@ class Filled:
 
     def round(self, number: int, committed: bool) -> None:
         round_store = self.fed.round_store
-        current = round_store.open_next()
+        round_store.open_next()
         with self.fed.database.transaction() as tx:
             promise_seed(tx, self.fed.ledger, number)
-        round_store.start_collecting(number, self.strategy._new_spec(current))
+        round_store.start_collecting(number, new_task(self.fed, number))
         sent = [self.send(number, who) for who in (0, 1)]
         self.send(number, 2, server_round=number + 7)  # refused
         if not committed:

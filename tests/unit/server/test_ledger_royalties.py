@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from gym_server.cli import main as cli
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.ledger.royalties import Owner, attribute_use, read_usage, record
 from gym_server.store.tables import accounts, credits, rounds, versions
@@ -85,7 +85,7 @@ def test_versions_are_found_by_height_and_digest_and_the_base_is_nobodys() -> No
 @pytest.fixture
 def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
     """A hub with three versions, as their rounds would have left them."""
-    init_hub(tmp_path / "hub", "royal", str(tiny_base), "open")
+    init_hub(tmp_path / "hub", HubChoices(str(tiny_base), "royal", "open"))
     with Federation.open(tmp_path / "hub") as fed:
         with fed.database.transaction() as tx:
             for who, key in zip((ANN, BOB, CAT, OWNER), KEYS, strict=True):
@@ -201,9 +201,11 @@ def test_show_head_export_and_verify_agree_on_one_ledger(hub: Federation, tmp_pa
     assert head["head"]["size"] == len(entries) == 11
     file = tmp_path / "ledger.jsonl"
     assert run(hub, "export", str(file))["hash"] == head["head"]["hash"] == entries[-1]["hash"]
-    done = CliRunner().invoke(cli.app, ["ledger", "verify", "--file", str(file), "--json"])
+    done = CliRunner().invoke(cli.app, ["ledger", "verify", "--ledger", str(file), "--json"])
     assert json.loads(done.stdout) == {"valid": True, "server": hub.server, "entries": 11, "heads": 1}
-    other = CliRunner().invoke(cli.app, ["ledger", "verify", "--file", str(file), "--server", "s" + "0" * 16])
+    other = CliRunner().invoke(
+        cli.app, ["ledger", "verify", "--ledger", str(file), "--server-id", "s" + "0" * 16]
+    )
     assert isinstance(other.exception, GymError)
     assert run(hub, "verify")["entries"] == 11
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 from gym_server.cli import live
-from gym_server.cli.live import HubEvent, Snapshot, TaskProgress, Watcher, changes, look, region
+from gym_server.cli.live import HubEvent, Watcher, changes
+from gym_server.cli.live_region import MAX_SHOWN, region
+from gym_server.cli.show import status_of, status_table
+from gym_server.cli.snapshot import Snapshot, TaskProgress, look
 from gym_server.federation import Federation
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
@@ -82,8 +86,9 @@ def test_the_terminal_follows_a_round_from_joining_to_the_loss(fed: Federation) 
     assert news() == ["round 1: ann: train 30/50"]
     shown = rendered(region(before))
     assert "2 connected, 2 asked, 2 awaited" in shown
-    assert "s to the deadline" in shown
-    assert "train 30/50" in shown
+    assert "round 1 (0 of 10 committed) collecting: 0 of 3 updates, " in shown
+    assert " s left" in shown
+    assert re.search(r"ann +train 30/50 +60 %", shown)
     assert "not begun" in shown
     assert "\x1b[2J" not in shown
     with fed.database.transaction() as tx:
@@ -104,13 +109,13 @@ def test_a_thousand_that_join_at_once_are_a_few_lines(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowd = Snapshot(members={f"c{n}": f"n{n}" for n in range(1000)})
-    monkeypatch.setattr(live, "look", lambda _: crowd)
+    monkeypatch.setattr(live, "look", lambda *_: crowd)
     events: list[HubEvent] = []
     Watcher(fed, events.append, None)._step(Snapshot())
     assert len(events) == live._MAX_LINES + 1
     assert events[-1].text == f"and {1000 - live._MAX_LINES} more changes"
     many = Snapshot(1, "collecting", None, {n: TaskProgress(f"n{n}", "") for n in range(1000)})
-    assert len(rendered(region(many)).splitlines()) == live._MAX_SHOWN + 2
+    assert len(rendered(region(many)).splitlines()) == MAX_SHOWN + 3
 
 
 def test_the_watcher_reports_while_its_block_runs_and_leaves_the_database_alone(fed: Federation) -> None:
@@ -151,7 +156,7 @@ def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
     events: list[HubEvent] = []
     tries: list[int] = []
 
-    def away(_: Federation) -> Snapshot:
+    def away(*_: object) -> Snapshot:
         tries.append(1)
         if len(tries) == 3:
             raise OperationalError("SELECT 1", {}, Exception("locked"))
@@ -171,6 +176,87 @@ def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
             time.sleep(0.01)
     assert [event.kind for event in events] == ["joined"]
     assert caplog.text.count("cannot show the state") == 1
+
+
+def test_the_region_shows_losses_of_the_last_versions_and_how_to_join_within_80_columns() -> None:
+    tasks = {
+        1: TaskProgress("a contributor with a name of some length", "", "upload", 12_345_678, 123_456_789),
+        2: TaskProgress("bob", "replied", "train", 50, 50),
+    }
+    losses = {height: (height, 4 - height / 4, "median of 3, self-reported") for height in range(1, 9)}
+    now = Snapshot(
+        9,
+        "collecting",
+        time.time() + 1799.9,
+        tasks,
+        connected=2,
+        verdicts={
+            "u1": (9, "c1", "admitted", ""),
+            "u2": (9, "c2", "refused", ""),
+            "u3": (8, "c1", "merged", ""),
+        },
+        losses=losses,
+        committed=8,
+        num_rounds=10,
+        quorum=3,
+    )
+    footer = ["invite a friend: gym-server invites create --dir hub", "dashboard: http://127.0.0.1:9444"]
+    shown = rendered(region(now, footer), width=80)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "..." not in shown.replace("a contributor with a ...", "")
+    assert "round 9 (8 of 10 committed) collecting: 1 of 3 updates, 1800 s left" in shown
+    assert "loss of versions 3 to 8: 3.2500 3.0000 2.7500 2.5000 2.2500 2.0000" in shown
+    assert "9 %" in shown
+    assert "100 %" not in shown, "who has replied is done"
+    assert shown.splitlines()[-2:] == [f"  {line}" for line in footer]
+
+
+def test_an_aborted_round_is_shown_with_its_reason() -> None:
+    now = Snapshot(2, "aborted", num_rounds=10, quorum=3, reason="1 of 3 updates\x1b[2J")
+    assert rendered(region(now)).startswith("round 2 (0 of 10 committed) aborted: 1 of 3 updates\\x1b[2J")
+
+
+def test_losses_that_are_known_are_not_worked_out_again_unless_the_version_is_another(
+    fed: Federation,
+) -> None:
+    with fed.database.transaction() as tx:
+        tx.execute(versions.insert().values(**version(), heldout_after=0.5))
+    known = Snapshot(losses={1: (1, 9.0, "held-out")})
+    assert look(fed, known).losses == known.losses
+    other = Snapshot(losses={1: (7, 9.0, "held-out")})
+    assert look(fed, other).losses == {1: (1, 0.5, "held-out")}
+
+
+def test_after_a_rollback_the_terminal_counts_and_shows_only_what_leads_to_the_current_version(
+    fed: Federation,
+) -> None:
+    with fed.database.transaction() as tx:
+        for height, parent in ((1, 0), (2, 1), (3, 2)):
+            own = {"height": height, "server_round": height, "digest": f"d{height}", "parent": parent}
+            tx.execute(versions.insert().values(**{**version(), **own}, heldout_after=float(height)))
+    before = look(fed)
+    assert (before.version, before.committed) == (3, 3)
+    fed.steering.rollback(1, "")
+    now = look(fed, before)
+    assert [event.text for event in changes(before, now)] == [
+        "version 1 is the current one again; the next round starts from it"
+    ]
+    assert (now.committed, now.losses) == (1, {1: (1, 1.0, "held-out")})
+    assert "(1 of 10 committed)" in str(status_table(status_of(fed)).title)
+    with fed.database.transaction() as tx:
+        for height, parent in ((4, 1), (5, 4)):
+            own = {"height": height, "server_round": height, "digest": f"d{height}", "parent": parent}
+            tx.execute(versions.insert().values(**{**version(), **own}, heldout_after=float(height)))
+    after = look(fed, now)
+    assert [event.kind for event in changes(now, after)] == ["version", "version"]
+    assert after.committed == 3
+    assert "loss of versions 1, 4 to 5: 1.0000 4.0000 5.0000" in rendered(region(after))
+
+
+def test_a_round_that_is_over_awaits_nobody() -> None:
+    tasks = {1: TaskProgress("ann", "", "fetch")}
+    assert "1 asked, 1 awaited" in rendered(region(Snapshot(1, "collecting", None, tasks)))
+    assert "1 asked, 0 awaited" in rendered(region(Snapshot(1, "aborted", None, tasks)))
 
 
 def progress(fed: Federation, number: int, text: str) -> None:
@@ -201,13 +287,13 @@ def version() -> dict[str, Any]:
     return {**numbers, "digest": "d", "soup_sha256": "s"}
 
 
-def rendered(shown: Any) -> str:
+def rendered(shown: Any, width: int = 100) -> str:
     console = TextConsole()
     console.file, console._force_terminal, console._color_system, console.width = (
         io.StringIO(),
         True,
         None,
-        100,
+        width,
     )
     console.print(shown)
     return console.file.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from gym_fed.config.hub.privacy import LocalPrivacy, PrivacyConfig
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
-from tests.unit.client.test_client_agent import Scene, empty
+from tests.support.agent_scene import Scene, empty
 from tests.unit.client.test_client_app import RECIPE, SERVER, Rounds, fresh_process, manifest_of
 
 __all__ = ["fresh_process"]
@@ -55,10 +56,8 @@ def rounds(home: Home, tmp_path: Path, tiny_base: Path) -> Rounds:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.client.close()
-    scene.hub.stop()
+    with closing(Scene(tmp_path)) as scene:
+        yield scene
 
 
 def refusal(action: Any) -> str:

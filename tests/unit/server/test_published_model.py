@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import write_version
 from gym_server.store.tables import published
@@ -26,7 +26,7 @@ def test_a_version_has_the_dtype_and_the_size_of_its_base(
     base = tmp_path / "base"
     loaded.model.to(getattr(torch, base_dtype)).save_pretrained(base)
     loaded.tokenizer.save_pretrained(base)
-    init_hub(tmp_path / "hub", "h", str(base), "open")
+    init_hub(tmp_path / "hub", HubChoices(str(base), "h", "open"))
     with Federation.open(tmp_path / "hub") as fed:
         found = write_version(fed, tmp_path / "out")
         exact = write_version(fed, tmp_path / "exact", dtype="float32")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from gym_server.cli.main import app
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.rounds.plugins import plugins_of_round
 from typer.testing import CliRunner
@@ -128,7 +128,7 @@ def test_a_round_whose_plug_in_is_gone_is_refused_by_that_and_not_by_the_hubs_co
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_base: Path, verb: str
 ) -> None:
     hub = tmp_path / "hub"
-    init_hub(hub, "rules", str(tiny_base), "open")
+    init_hub(hub, HubChoices(str(tiny_base), "rules", "open"))
     recorded = {"server_round": 3, "height": 1, "plugins": as_json(plugins_of(SoupRecipe(aggregator="mine")))}
     with Federation.open(hub) as fed, fed.database.transaction() as tx:
         fed.ledger.append(tx, "version", recorded)
@@ -153,7 +153,7 @@ def test_a_round_records_the_codecs_of_soups_and_not_those_of_updates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_base: Path
 ) -> None:
     install(monkeypatch, {"gym_fed.codecs": {"mine": "json:A", "theirs": "json:B"}})
-    init_hub(tmp_path / "hub", "rules", str(tiny_base), "open")
+    init_hub(tmp_path / "hub", HubChoices(str(tiny_base), "rules", "open"))
     recorded = {
         "server_round": 1,
         "recipe": {"codec": {"codec": "dense", "head": "mine-row", "lora_rank": None}},

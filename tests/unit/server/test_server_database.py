@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.ledger.chain import Ledger
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.database import Database, insert_if_absent, rerun
@@ -242,7 +242,7 @@ def test_text_that_postgresql_cannot_hold_is_refused_and_not_a_defect(
 @pytest.mark.parametrize("command", [["status", "--json"], ["run"], ["ledger", "verify"]])
 def test_no_command_shows_the_password(tmp_path: Path, command: list[str]) -> None:
     pytest.importorskip("psycopg")
-    init_hub(tmp_path / "hub", "hub", "gym-nano", "open")
+    init_hub(tmp_path / "hub", HubChoices("gym-nano", "hub", "open"))
     path = tmp_path / "hub" / "gym-server.yaml"
     config = yaml.safe_load(path.read_text())
     config["storage"]["database"] = f"postgresql+psycopg://hub:{PASSWORD}@127.0.0.1:1/hub"

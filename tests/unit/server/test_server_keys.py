@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gym_server.accounts import keys
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.store.tables import key_refusals
 from sqlalchemy import select
@@ -288,7 +288,7 @@ def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(
 ) -> None:
     monkeypatch.setattr(encryption, "SCRYPT_N", 1 << 10)
     folder = tmp_path / "hub"
-    server, _ = init_hub(folder, "n", str(tiny_base), "open", lambda: b"some long words")
+    server, _ = init_hub(folder, HubChoices(str(tiny_base), "n", "open"), lambda: b"some long words")
     for name in ("ledger.pem", "tls.key", "session.key"):
         assert (folder / "keys" / name).read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
     monkeypatch.setenv("GYM_SERVER_PASSPHRASE", "some long words")
@@ -308,7 +308,7 @@ def test_a_plain_session_key_goes_under_the_passphrase_of_the_ledger_key_and_ses
     monkeypatch.setattr(encryption, "SCRYPT_N", 1 << 10)
     monkeypatch.setenv("GYM_SERVER_PASSPHRASE", "some long words")
     folder, secret = tmp_path / "hub", bytes(range(32))
-    init_hub(folder, "n", str(tiny_base), "open", lambda: b"some long words")
+    init_hub(folder, HubChoices(str(tiny_base), "n", "open"), lambda: b"some long words")
     path = folder / "keys" / "session.key"
     path.write_bytes(secret)  # as 0.1 wrote it
     for _ in range(2):

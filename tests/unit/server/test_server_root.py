@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.root import root_update
+from gym_server.rounds.round_store import MERGING, Round
 
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
@@ -21,11 +22,13 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.run.result import TrainResult
 from gym_fed.training.trainer import Trainer
 
+FIRST = Round(1, MERGING, None, 0, [], "")
+
 
 @pytest.fixture(params=["full", "lora"])
 def hub(request: pytest.FixtureRequest, tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
     folder = tmp_path / "hub"
-    init_hub(folder, "root", str(tiny_base), "open")
+    init_hub(folder, HubChoices(str(tiny_base), "root", "open"))
     path = folder / "gym-server.yaml"
     values = yaml.safe_load(path.read_text())
     values["soup"] = {"aggregator": "fltrust", "num_malicious_nodes": 1}
@@ -64,12 +67,12 @@ def test_the_model_is_as_it_was_after_training_and_trains_to_the_same_update_aga
     hub: Federation, model: HubModel
 ) -> None:
     before = copies(model)
-    first = root_update(hub, model, 1)
+    first = root_update(hub, model, FIRST)
     assert first is not None
     assert_as_it_was(model, before)
     with DeltaFile.open(hub.store.local_path(first), model.spec) as update:
         assert update.norm() > 0
-    assert root_update(hub, model, 1) == first
+    assert root_update(hub, model, FIRST) == first
     assert_as_it_was(model, before)
 
 
@@ -92,12 +95,12 @@ def test_training_that_raises_ends_the_round_with_a_reason_and_leaves_the_model_
     with monkeypatch.context() as patched:
         patched.setattr(Loop, "training_step", broken)
         with pytest.raises(GymError, match=f"root data failed: {type(error).__name__}: {error}") as caught:
-            root_update(hub, model, 1)
+            root_update(hub, model, FIRST)
     assert caught.value.code is ErrorCode.ROUND_ABORTED
     # adding to the frozen base under LoRA is undone too
     assert_as_it_was(model, before)
     assert not list((hub.folder / "staging").iterdir())
-    assert root_update(hub, model, 1) is not None
+    assert root_update(hub, model, FIRST) is not None
 
 
 def test_the_model_is_trained_on_the_device_that_it_is_on(
@@ -111,7 +114,7 @@ def test_the_model_is_trained_on_the_device_that_it_is_on(
         return train(self, *args, **kwargs)
 
     monkeypatch.setattr(Trainer, "train", watched)
-    root_update(hub, model, 1)
+    root_update(hub, model, FIRST)
     assert devices == ["cpu"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import ColumnChecks
@@ -46,7 +46,7 @@ def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
 def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
     """A hub whose soups lose something and step with momentum: both kinds of state."""
     folder = tmp_path / "hub"
-    init_hub(folder, "state", str(tiny_base), "open")
+    init_hub(folder, HubChoices(str(tiny_base), "state", "open"))
     path = folder / "gym-server.yaml"
     values = yaml.safe_load(path.read_text())
     values["soup"] = {

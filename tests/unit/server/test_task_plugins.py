@@ -12,7 +12,7 @@ from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import parse_task
 from gym_client.cli.offer import announced
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 
 from gym_fed.config.delta import CodecPolicy
@@ -193,7 +193,7 @@ def test_a_key_that_is_no_section_of_the_chosen_is_refused() -> None:
 def test_a_hub_knows_a_round_that_has_ended_without_the_packages_of_its_task(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init_hub(tmp_path / "hub", "rounds", str(tiny_base), "open")
+    init_hub(tmp_path / "hub", HubChoices(str(tiny_base), "rounds", "open"))
     with Federation.open(tmp_path / "hub") as hub:
         number = hub.round_store.open_next().server_round
         assert hub.round_store.start_collecting(number, mine()).spec == mine()

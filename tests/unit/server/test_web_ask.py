@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from gym_server.federation import Federation
-from gym_server.rounds.round_store import RoundStore, Version
+from gym_server.rounds.round_store import RoundStore
+from gym_server.rounds.versions import Version
 from gym_server.web.newest_answers import MAX_CHARACTERS
 from gym_server.web.newest_model import FOLDER_NAME, NewestModel
 from pydantic import ValidationError

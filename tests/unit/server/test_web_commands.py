@@ -54,7 +54,6 @@ def test_keys_are_added_listed_without_the_key_and_removed(folder: Path) -> None
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("add", "otto", "--role", "root"), ErrorCode.USAGE),
         (("add", "../otto"), ErrorCode.USAGE),
         (("remove", "nobody"), ErrorCode.NOT_FOUND),
     ],
@@ -102,6 +101,6 @@ def test_an_address_that_is_none_is_refused_in_config_and_command(listen: str, f
 
 
 def test_others_are_served_with_a_key_or_in_public_alone(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["dashboard", "--dir", str(folder), "--listen", "0.0.0.0:0"])
+    done = CliRunner().invoke(app, ["dashboard", "--dir", str(folder), "--host", "0.0.0.0", "--port", "0"])
     assert isinstance(done.exception, GymError)
     assert "gym-server dashboard-keys add" in str(done.exception.hint)

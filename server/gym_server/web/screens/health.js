@@ -20,6 +20,7 @@ export async function show(root) {
       found.traffic && figure("Calls", number(total(found.traffic.calls)), `${number(total(found.traffic.refusals))} refused`),
       figure("Ledger", number(found.ledger_entries), "entries"));
     replace(body,
+      found.pause && el("p", {class: "problem"}, `${found.pause}. No round begins until gym-server resume.`),
       found.paused && el("p", {class: "problem"}, `${found.paused.failures} rounds in a row made no version: ${found.paused.reason}. The next begins at ${when(found.paused.until)}.`),
       found.is_operator && el("div", {class: "columns"}, disk(found), section("Queue", counts(found.queue, "State", "Messages", "No message waits."))),
       el("div", {class: "columns"},

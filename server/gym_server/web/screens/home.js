@@ -78,11 +78,17 @@ export async function show(root) {
 }
 
 function sentence(now, about) {
+  if (now.pause && now.state !== "collecting" && now.state !== "merging") return sentenceOf(now.pause);
   if (!now.server_round) return about.is_running ? "No round yet: the first begins when enough contributors are connected." : "No round yet. Start the hub: gym-server run";
   if (now.paused) return `Waiting until ${new Date(now.paused.until * 1000).toLocaleTimeString()}: ${now.paused.reason}`;
   if (now.state === "aborted" && now.reason) return `Aborted: ${now.reason}`;
   if (now.state === "open" && about.is_running && typeof now.connected === "number" && now.connected < now.quorum) return `Waits for contributors: ${number(now.connected)} of the ${number(now.quorum)} that a round needs are connected.`;
   return MEANING[now.state] || "";
+}
+
+// The hub's own words as a sentence.
+function sentenceOf(text) {
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
 // Four arcs, one for each phase: past ones thin, the present one heavy, the others faint. Inside it the time that is left.

@@ -43,7 +43,7 @@ export async function show(root, _, query) {
       el("div", {class: "field"}, el("label", {for: "contributor"}, "Names the contributor"), who)),
     rows, pages,
     section("Newest signed head", el("p", {class: "quiet"}, "One signature stands for every entry. Compare this head with one that somebody else was shown: gym-client ledger compare."), head),
-    section("Check all of it", copyable("gym-server ledger verify --file DOWNLOADED.jsonl")));
+    section("Check all of it", copyable("gym-server ledger verify --ledger DOWNLOADED.jsonl")));
   await load();
   refreshOn(["verdict", "version", "ledger"], () => (before ? null : load()));
 }

@@ -19,14 +19,14 @@ export async function show(root, _, query) {
     replace(figures,
       figure("Version", number(found.version), found.base_model),
       figure("Weights", number(found.num_parameters)),
-      figure("Fetched by each contributor", bytes(found.soups_bytes), `${number(found.total)} soups since the base`));
+      figure("Fetched by each contributor", bytes(found.soups_bytes), `${number(found.num_soups)} soups since the base`));
     replace(taken, mayChange() && found.total ? section("As a model folder", el("p", {class: "quiet"}, "Writes the newest version on the hub's machine, where anything can load it; another version by its number."),
       copyable(`gym-server model version-${found.version} --version ${found.version} --dir HUB`)) : null);
     replace(base, facts([["Base model", found.base_model], ["Its digest", el("span", {class: "id"}, found.base_digest)]]));
     replace(chain, found.total ? [
-      found.chain_is_whole ? el("p", {class: "sentence"}, state("filled", "Each digest follows from the version before it and its soup")) : el("p", {class: "problem", role: "alert"}, "A digest does not follow from the version before it. Run gym-server ledger verify."),
+      found.chain_is_whole ? el("p", {class: "sentence"}, state("filled", "Each digest follows from its parent and its soup")) : el("p", {class: "problem", role: "alert"}, "A digest does not follow from its parent. Run gym-server ledger verify."),
       table([
-        {name: "Version", number: true, of: (one) => one.height},
+        {name: "Version", number: true, of: (one) => one.is_abandoned ? `${one.height}, abandoned` : one.height},
         {name: "Digest", of: (one) => short(one.digest.replace("sha256:", ""), 16)},
         {name: "Soup", of: (one) => short(one.soup, 16)},
         {name: "Round", number: true, of: (one) => el("a", {href: `/rounds/${one.server_round}`}, one.server_round)},

@@ -21,7 +21,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes", "privacy_json", "ledger_head_json", "protocol", "restored_json", "join_download_bytes", "round_download_bytes", "enrolment_work_bits", "base_json")
+    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes", "privacy_json", "ledger_head_json", "protocol", "restored_json", "join_download_bytes", "round_download_bytes", "enrolment_work_bits", "base_json", "paused")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class StatusReply(_message.Message):
     ROUND_DOWNLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENROLMENT_WORK_BITS_FIELD_NUMBER: _ClassVar[int]
     BASE_JSON_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     software_version: str
     ledger_public_key: bytes
@@ -68,7 +69,8 @@ class StatusReply(_message.Message):
     round_download_bytes: int
     enrolment_work_bits: int
     base_json: str
-    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ..., privacy_json: _Optional[str] = ..., ledger_head_json: _Optional[str] = ..., protocol: _Optional[int] = ..., restored_json: _Optional[_Iterable[str]] = ..., join_download_bytes: _Optional[int] = ..., round_download_bytes: _Optional[int] = ..., enrolment_work_bits: _Optional[int] = ..., base_json: _Optional[str] = ...) -> None: ...
+    paused: str
+    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ..., privacy_json: _Optional[str] = ..., ledger_head_json: _Optional[str] = ..., protocol: _Optional[int] = ..., restored_json: _Optional[_Iterable[str]] = ..., join_download_bytes: _Optional[int] = ..., round_download_bytes: _Optional[int] = ..., enrolment_work_bits: _Optional[int] = ..., base_json: _Optional[str] = ..., paused: _Optional[str] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
     __slots__ = ("public_key", "name", "invite", "signature", "protocol", "work")

@@ -1,0 +1,121 @@
+"""The certificate that a hub serves, its own or an authority's: always over the key by which contributors know it."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.identity.keys import Passphrase
+from gym_fed.identity.tls import (
+    certificate_host,
+    certificate_request,
+    certificates_in,
+    fingerprint,
+    key_fingerprint,
+    private_pem,
+    read_certificate,
+    self_signed,
+    validity,
+)
+
+_KEY, _CERTIFICATE = "tls.key", "tls.crt"
+_MAX_CHAIN_BYTES = 1 << 20
+_SOON_DAYS = 14
+"""A certificate that ends within these is worth a line at the start."""
+
+
+def served_pair(folder: Path, passphrase: Passphrase) -> tuple[bytes, bytes]:
+    """Private key and chain of a hub, as TLS takes them.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for a certificate that contributors would refuse, with the remedy; ``KEY_LOCKED``.
+    """
+    keys = folder / "keys"
+    key, chain = private_pem(keys / _KEY, passphrase), (keys / _CERTIFICATE).read_bytes()
+    _require_usable(key, chain, keys / _CERTIFICATE, f"gym-server certificate create --dir {folder}")
+    return key, chain
+
+
+def note_on_certificate(folder: Path) -> str:
+    """A line on a certificate that ends soon; empty otherwise."""
+    end = validity((folder / "keys" / _CERTIFICATE).read_bytes())[1]
+    if end - datetime.datetime.now(datetime.UTC) > datetime.timedelta(days=_SOON_DAYS):
+        return ""
+    return f"the certificate ends on {end:%Y-%m-%d}; after that nobody can connect (gym-server certificate)"
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Fingerprint, host, issuer and end of the certificate."""
+    pem = (folder / "keys" / _CERTIFICATE).read_bytes()
+    certificate = read_certificate(pem)
+    own = certificate.issuer == certificate.subject
+    return {
+        "fingerprint": fingerprint(pem),
+        "host": None if own else certificate_host(pem),
+        "issuer": None if own else certificate.issuer.rfc4514_string(),
+        "valid_until": f"{validity(pem)[1]:%Y-%m-%d %H:%M UTC}",
+    }
+
+
+def request(folder: Path, host: str, passphrase: Passphrase) -> bytes:
+    """What an authority signs, PEM.
+
+    Raises:
+        GymError: ``USAGE`` for a host that no certificate can name.
+    """
+    return certificate_request(private_pem(folder / "keys" / _KEY, passphrase), host)
+
+
+def add(folder: Path, file: Path, passphrase: Passphrase) -> None:
+    """Take an authority's chain, once it is found to be one over the hub's own key.
+
+    Certificates alone are written: a private key in the same file, as some tools write it, stays there.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for another key's, an ended one or none; ``FILE_NOT_FOUND``.
+    """
+    try:
+        with file.open("rb") as stream:
+            found = stream.read(_MAX_CHAIN_BYTES + 1)
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{file}: {error.strerror or error}") from error
+    hint = f"let the authority sign what gym-server certificate request --dir {folder} prints"
+    if len(found) > _MAX_CHAIN_BYTES:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: larger than {_MAX_CHAIN_BYTES} bytes", hint)
+    try:
+        chain = certificates_in(found)
+    except GymError as error:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: {error.message}", hint) from error
+    _require_usable(private_pem(folder / "keys" / _KEY, passphrase), chain, file, hint)
+    write_atomically(folder / "keys" / _CERTIFICATE, chain)
+
+
+def create(folder: Path, passphrase: Passphrase) -> None:
+    """Write a certificate of the hub's own over its key, for ten years."""
+    key = private_pem(folder / "keys" / _KEY, passphrase)
+    write_atomically(folder / "keys" / _CERTIFICATE, self_signed(key))
+
+
+def _require_usable(key: bytes, chain: bytes, file: Path, hint: str) -> None:
+    try:
+        found, (begin, end) = fingerprint(chain), validity(chain)
+    except GymError as error:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: {error.message}", hint) from error
+    if found != (own := key_fingerprint(key)):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{file} is a certificate of the key {found}; contributors know this hub by {own}",
+            hint,
+        )
+    now = datetime.datetime.now(datetime.UTC)
+    if end < now:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file} ended on {end:%Y-%m-%d %H:%M UTC}", hint)
+    if begin > now:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{file} begins on {begin:%Y-%m-%d %H:%M UTC}, and it is {now:%Y-%m-%d %H:%M UTC} here",
+            "set this machine's clock, or wait",
+        )

@@ -1,0 +1,96 @@
+"""`gym-server certificate`: show what the hub serves, have an authority sign for its key, or make one of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed.console import AsJson, print_result
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+
+app = typer.Typer(
+    help="Show the hub's TLS certificate, or have an authority sign one over its key.", no_args_is_help=True
+)
+
+_NEXT_START = "a hub that runs takes it at its next start"
+
+
+@app.command()
+def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Show whose the certificate is, which key it has, and when it ends."""
+    from gym_server.certificate import describe
+
+    with opened(folder):
+        found = describe(folder)
+    by = f"{found['issuer']} for {found['host']}" if found["issuer"] else "the hub itself"
+    print_result(
+        as_json, found, f"key {found['fingerprint']}", f"signed by {by}, valid until {found['valid_until']}"
+    )
+
+
+@app.command()
+def request(
+    host: Annotated[
+        str | None, typer.Argument(help="Name of the hub's machine.", show_default="that of `advertise`")
+    ] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File of the request.", show_default="printed")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a signing request (PKCS #10) over the hub's key, for an authority such as Let's Encrypt."""
+    from gym_fed.config.schema.endpoint import Endpoint
+    from gym_fed.files import write_atomically
+    from gym_server.certificate import request as made
+
+    with opened(folder) as fed:
+        if host is None and fed.config.advertise is None:
+            raise GymError(
+                ErrorCode.USAGE,
+                "the config has no `advertise` to take the name from",
+                "gym-server certificate request HOST",
+            )
+        name = host or Endpoint.parse(str(fed.config.advertise))[0]
+        pem = made(folder, name, fed.passphrase.get)
+    if output is not None:
+        write_atomically(output, pem)
+    text = pem.decode().rstrip() if output is None else f"a request for {name} is in {output}"
+    print_result(as_json, {"host": name, "request": pem.decode()}, text)
+
+
+@app.command()
+def add(
+    chain: Annotated[Path, typer.Argument(help="PEM, the hub's certificate first.", show_default=False)],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Serve an authority's certificate. It must be over the hub's key: contributors know the hub by that."""
+    from gym_server.certificate import add as taken
+    from gym_server.certificate import describe
+
+    with opened(folder) as fed:
+        taken(folder, chain, fed.passphrase.get)
+        found = describe(folder)
+    print_result(
+        as_json,
+        found,
+        f"{found['issuer']} vouches for {found['host']} until {found['valid_until']}; {_NEXT_START}",
+    )
+
+
+@app.command()
+def create(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Make a new certificate of the hub's own over the same key: before it ends, or to leave an authority."""
+    from gym_server.certificate import create as made
+    from gym_server.certificate import describe
+
+    with opened(folder) as fed:
+        made(folder, fed.passphrase.get)
+        found = describe(folder)
+    print_result(
+        as_json, found, f"the hub's own certificate, valid until {found['valid_until']}; {_NEXT_START}"
+    )

@@ -1,0 +1,196 @@
+"""The questions of `gym-server init`: each in a line, with a default that Enter takes, and again after a mistake."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+from pydantic import ValidationError
+
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.schema.endpoint import Endpoint
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.console import err
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import whole_number
+from gym_fed.wire.limits import DEFAULT_PORT
+from gym_server.cli.setup import HubChoices
+
+_NONE = "none"
+
+
+class _HubQuestion(NamedTuple):
+    label: str
+    why: str
+    read: Callable[[str], Any]
+    """Makes a value of what was typed; raises ``GymError`` for what the config would refuse."""
+
+
+def choose(given: Mapping[str, object], may_ask: bool) -> HubChoices:
+    """What the hub is to be: from flags, or asked where there are none and a person sits at a terminal.
+
+    Args:
+        given: Values of flags by field of ``HubChoices``; what is None was not given.
+        may_ask: False takes the defaults for what was not given.
+
+    Raises:
+        GymError: The first flag that cannot be, with its name.
+    """
+    said = {key: str(value) for key, value in given.items() if value is not None}
+    if not said and may_ask and _is_terminal():
+        return _ask()
+    values: dict[str, Any] = {}
+    for key, text in said.items():
+        try:
+            values[key] = _folder(text) if key == "base_model" else _QUESTIONS[key].read(text)
+        except GymError as error:
+            flag = f"--{key.replace('_', '-')}"
+            raise GymError(error.code, f"{flag}: {error.message}", error.hint) from error
+    return HubChoices(**values)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and err.is_terminal
+
+
+def _ask() -> HubChoices:
+    defaults = HubChoices()
+    err.print("A new hub. Enter takes what is in brackets; Ctrl-C ends, and nothing is made.")
+    values: dict[str, Any] = {}
+    for number, (key, question) in enumerate(_QUESTIONS.items(), start=1):
+        err.print(f"\n{number}/{len(_QUESTIONS)}  {question.why}", style="dim")
+        if key == "address" and (here := _own_address()):
+            err.print(f"     in its own network this machine is {here}:{DEFAULT_PORT}", style="dim")
+        values[key] = _answer(question, getattr(defaults, key) or _NONE)
+    err.print()
+    return HubChoices(**values)
+
+
+def _answer(question: _HubQuestion, default: object) -> Any:
+    """What was typed, once it can be used."""
+    while True:
+        typed = typer.prompt(question.label, default=str(default), err=True)
+        try:
+            return question.read(typed.strip())
+        except GymError as error:
+            err.print(error.message, style="red")
+            if error.hint:
+                err.print(f"  {error.hint}", style="dim")
+
+
+def _base_model(text: str) -> str:
+    from gym_fed.models import resolve
+
+    resolve(text)
+    return _folder(text)
+
+
+def _folder(text: str) -> str:
+    """A folder or file by its whole path, for the hub may be started from anywhere; a name as it is."""
+    path = Path(text).expanduser()
+    return str(path.absolute()) if path.exists() else text
+
+
+def _name(text: str) -> str:
+    _require({"name": text})
+    return text
+
+
+def _enrolment(text: str) -> str:
+    _require({"enrolment": {"policy": text}})
+    return text
+
+
+def _address(text: str) -> str:
+    """``host:port``, or a host alone, for the usual port."""
+    try:
+        Endpoint.parse(text)
+    except ValueError as error:
+        with suppress(ValueError):
+            Endpoint.parse(f"{text}:{DEFAULT_PORT}")
+            return _address(f"{text}:{DEFAULT_PORT}")
+        raise GymError(ErrorCode.CONFIG_INVALID, str(error), "as hub.example.org:9443") from error
+    _require({"advertise": text})
+    return text
+
+
+def _heldout(text: str) -> str | None:
+    """A file by its whole path, or ``task:`` names, with a row at least."""
+    if text == _NONE:
+        return None
+    from gym_fed.data.rows import as_kind
+    from gym_server.rounds.hub_model import coordinator_rows
+
+    source = text if text.startswith("task:") else str(Path(text).expanduser().absolute())
+    try:
+        rows = as_kind(coordinator_rows(source, "auto", 1, Path(), "heldout"), "supervised")
+    except GymError as error:
+        if "--columns" not in error.hint:  # which no question and no flag here takes
+            raise
+        columns = "--columns prompt=THEIRS,completion=THEIRS"
+        again = f"write it anew with: gym data convert {shlex.quote(text)} heldout.jsonl --to completion {columns}"
+        raise GymError(error.code, error.message, again) from error
+    if not rows:
+        raise GymError(ErrorCode.DATA_INVALID, f"{text} has no rows", f"name a file with rows, or {_NONE}")
+    return source
+
+
+def _num_rounds(text: str) -> int:
+    return _number("num_rounds", text)
+
+
+def _min_contributors(text: str) -> int:
+    return _number("min_contributors", text)
+
+
+def _number(key: str, text: str) -> int:
+    number = whole_number(text, 9)
+    _require({"rounds": {key: text if number is None else number}})
+    assert number is not None
+    return number
+
+
+def _require(values: dict[str, Any]) -> None:
+    """Raise ``CONFIG_INVALID`` for what the config file would be refused for."""
+    try:
+        ServerConfig.model_validate(values)
+    except ValidationError as error:
+        raise GymError(ErrorCode.CONFIG_INVALID, first_problem(error)) from error
+
+
+def _own_address() -> str:
+    """This machine's address towards the internet; empty where it has none. No packet is sent."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737)
+        return str(probe.getsockname()[0])
+    return ""
+
+
+_QUESTIONS = {
+    "base_model": _HubQuestion(
+        "Base model", "What all train: gym-nano (comes along), a folder, or a name of the Hub.", _base_model
+    ),
+    "name": _HubQuestion("Name", "What contributors see when they join.", _name),
+    "enrolment": _HubQuestion(
+        "Who may join", "invite: who holds one; open: everybody; allow-list: ids that you list.", _enrolment
+    ),
+    "address": _HubQuestion(
+        "Address", "HOST:PORT as contributors reach this hub; 127.0.0.1 is this machine alone.", _address
+    ),
+    "heldout": _HubQuestion(
+        "Held-out data",
+        "Rows that judge each version: a file or task:NAME. none: harm is not seen.",
+        _heldout,
+    ),
+    "num_rounds": _HubQuestion("Rounds", "How many versions the run makes.", _num_rounds),
+    "min_contributors": _HubQuestion(
+        "Quorum", "Updates that a round waits for; from 3 on, one malicious is outvoted.", _min_contributors
+    ),
+}
+"""By field of ``HubChoices``, in the order in which they are asked."""

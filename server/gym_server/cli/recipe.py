@@ -1,0 +1,110 @@
+"""`gym-server recipe show` and `set`: how contributors train from the next round on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.config.hub.recipe_values import SECTIONS, recipe_values
+from gym_fed.console import AsJson, out, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+from gym_server.cli.steering import Reason
+
+if TYPE_CHECKING:
+    from gym_fed.config.hub.server import ServerConfig
+    from gym_server.federation import Federation
+
+app = typer.Typer(help="Show or change the recipe of the rounds to come.", no_args_is_help=True)
+
+
+@app.command()
+def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Show the recipe and codec that hold, and where gym-server.yaml is overridden."""
+    with opened(folder) as fed:
+        found = recipe_of(fed)
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found["values"].items():
+        out.print(plain(f"{key}: {_shown(value)}{_origin(key, found['overridden'])}", 1000))
+    out.print(f"digest: {found['digest']}")
+
+
+@app.command("set")
+def change(
+    settings: Annotated[
+        list[str], typer.Argument(help="Keys of recipe or codec: recipe.max_steps=40.", show_default=False)
+    ],
+    folder: Folder = DEFAULT_FOLDER,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change the recipe from the next round on. Contributors are shown the change, and consent anew."""
+    from gym_server.cli.checks_at_start import check_at_start
+    from gym_server.rounds.recipes import with_settings
+
+    said = dict(_parsed(text) for text in settings)
+    with opened(folder) as fed:
+        known, file = fed.recipes.settings(), _values(fed.source.config())
+        wanted = with_settings(known, said)
+        after = fed.source.config(wanted)
+        values = _values(after)
+        # What is as in the file needs no setting, so that it follows the file again.
+        kept = {key: text for key, text in wanted.items() if key not in file or values[key] != file[key]}
+        before, fed.config = fed.config, after
+        check_at_start(fed)
+        entry = fed.recipes.record(known, kept, before, after, reason)
+    lines = [
+        plain(f"{key}: {_shown(one['before'])} > {_shown(one['after'])}", 1000)
+        for key, one in entry["changes"].items()
+    ]
+    print_result(as_json, entry, *lines, "it holds from the next round on; contributors are asked again")
+
+
+def recipe_of(fed: Federation) -> dict[str, Any]:
+    """The values that hold, the digest, and what of the file is overridden: ``{key: value of the file}``."""
+    from gym_server.rounds.recipes import recipe_digest
+
+    values, file = _values(fed.config), _values(fed.source.config())
+    overridden = {key: file.get(key) for key in values if values[key] != file.get(key)}
+    return {
+        "values": values,
+        "overridden": overridden,
+        "settings": fed.recipes.settings(),
+        "digest": recipe_digest(fed.config),
+    }
+
+
+def _values(config: ServerConfig) -> dict[str, Any]:
+    return recipe_values(config.recipe, config.codec)
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    """Key and YAML text of a setting.
+
+    Raises:
+        GymError: ``USAGE`` for a key outside of the two sections.
+    """
+    key, equals, value = text.partition("=")
+    section, _, rest = key.partition(".")
+    if not equals or section not in SECTIONS or not rest:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{plain(text, 80)!r} is not of the form recipe.key=value or codec.key=value",
+            "other keys are changed in gym-server.yaml, and hold from the hub's next start",
+        )
+    return key, value
+
+
+def _origin(key: str, overridden: dict[str, Any]) -> str:
+    if key not in overridden:
+        return ""
+    return f"  (set by gym-server recipe set; gym-server.yaml says {_shown(overridden[key])})"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

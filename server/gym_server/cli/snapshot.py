@@ -1,0 +1,166 @@
+"""The state of a hub at one moment, read from its database: the round, who works, verdicts, losses."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gym_fed.text import readable_bytes, whole_number
+from gym_server.federation import Federation
+from gym_server.rounds.steering import pause_of
+from gym_server.rounds.versions import head_of, heights_to
+from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
+
+_COUNTED_IN_BYTES = ("fetch", "upload")
+_VERSIONS = 6
+"""Whose loss is looked at, the newest ones."""
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """What one contributor does in the round under way."""
+
+    name: str
+    outcome: str
+    """Empty while it is awaited, else replied, failed or lost."""
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+
+    @property
+    def text(self) -> str:
+        if self.outcome:
+            return self.outcome
+        if not self.phase:
+            return "not begun"
+        if not self.total:
+            return self.phase
+        if self.phase in _COUNTED_IN_BYTES:
+            return f"{self.phase} {readable_bytes(self.done)} of {readable_bytes(self.total)}"
+        return f"{self.phase} {self.done}/{self.total}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The hub at one moment. Names are as their owners wrote them."""
+
+    server_round: int = 0
+    state: str = ""
+    deadline: float | None = None
+    tasks: dict[int, TaskProgress] = field(default_factory=dict)
+    """By node."""
+    members: dict[str, str] = field(default_factory=dict)
+    """Names of accounts, by id."""
+    connected: int = 0
+    verdicts: dict[str, tuple[int, str, str, str]] = field(default_factory=dict)
+    """Of each update of the round and the one before: round, contributor, verdict, reason."""
+    losses: dict[int, tuple[int, float, str]] = field(default_factory=dict)
+    """Of each of the last versions that lead to the current one: its round, the loss, and where that is from."""
+    version: int = 0
+    """The current one; lower than before after `gym-server rollback`."""
+    committed: int = 0
+    """Rounds that lead to the current version, of ``num_rounds``."""
+    num_rounds: int = 0
+    quorum: int = 0
+    reason: str = ""
+    """Why the last round was aborted."""
+    pause: str = ""
+    """Why no round begins, where the coordinator paused the hub."""
+
+    @property
+    def admitted(self) -> int:
+        """Updates of the round that count towards the quorum."""
+        return sum(
+            number == self.server_round and verdict in ("admitted", "merged")
+            for number, _, verdict, _ in self.verdicts.values()
+        )
+
+    @property
+    def awaited(self) -> int:
+        """Contributors at work, of whom a round that is over awaits none."""
+        if self.state not in ("open", "collecting"):
+            return 0
+        return sum(not task.outcome for task in self.tasks.values())
+
+
+def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
+    """Read the hub's state; changes nothing and waits for no writer.
+
+    Args:
+        fed: The hub.
+        before: Losses that it has are not worked out again.
+    """
+    now = time.time()
+    known = {} if before is None else {(h, loss[0]): loss for h, loss in before.losses.items()}
+    with fed.database.reading() as tx:
+        current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
+        members = {
+            row.contributor: row.name for row in tx.execute(select(accounts.c.contributor, accounts.c.name))
+        }
+        owners = {row.node_id: row for row in tx.execute(select(nodes))}
+        number = current.server_round if current else 0
+        work = (
+            select(round_tasks.c.node_id, round_tasks.c.outcome, messages.c.progress)
+            .outerjoin(messages, messages.c.message_id == round_tasks.c.message_id)
+            .where(round_tasks.c.server_round == number)
+        )
+        tasks = {}
+        for row in tx.execute(work):
+            owner = owners.get(row.node_id)
+            name = members.get(owner.contributor, owner.contributor) if owner else str(row.node_id)
+            tasks[row.node_id] = TaskProgress(name, row.outcome, *_progress(row.progress or ""))
+        sent = tx.execute(select(updates).where(updates.c.server_round >= number - 1)).all()
+        pause = pause_of(tx)
+        version = head_of(tx, fed.base.digest).height
+        line = sorted(heights_to(tx, version), reverse=True)
+        newest = versions.c.height.in_(line[:_VERSIONS])
+        made = tx.execute(select(versions).where(newest).order_by(versions.c.height.desc())).all()
+        losses = {
+            row.height: loss
+            for row in made
+            if (loss := known.get((row.height, row.server_round)) or _loss(tx, row)) is not None
+        }
+    return Snapshot(
+        server_round=number,
+        state=current.state if current else "",
+        deadline=current.deadline if current else None,
+        tasks=tasks,
+        members=members,
+        connected=len({row.contributor for row in owners.values() if row.connected_until > now}),
+        verdicts={
+            row.update_id: (row.server_round, row.contributor, row.verdict, row.reason) for row in sent
+        },
+        losses=losses,
+        version=version,
+        committed=len(line),
+        num_rounds=fed.config.rounds.num_rounds,
+        quorum=fed.config.rounds.min_contributors,
+        reason=current.reason if current else "",
+        pause=str(pause) if pause else "",
+    )
+
+
+def _loss(tx: Connection, version: Any) -> tuple[int, float, str] | None:
+    """Of a version: by the held-out data, else what its contributors say of their own training."""
+    if version.heldout_after is not None:
+        return version.server_round, version.heldout_after, "held-out"
+    merged = (updates.c.server_round == version.server_round) & (updates.c.verdict == "merged")
+    losses = []
+    for manifest in tx.scalars(select(updates.c.manifest).where(merged)):
+        loss = json.loads(manifest).get("metrics", {}).get("train_loss")
+        if isinstance(loss, (int, float)):
+            losses.append(float(loss))
+    if not losses:
+        return None
+    return version.server_round, statistics.median(losses), f"median of {len(losses)}, self-reported"
+
+
+def _progress(text: str) -> tuple[str, int, int]:
+    phase, _, counts = text.rpartition(" ")
+    done, _, total = counts.partition("/")
+    return phase, whole_number(done, 20) or 0, whole_number(total, 20) or 0

@@ -1,0 +1,90 @@
+"""Global versions: base plus soups. Version 0 is the base itself; the current one is what the next round starts from.
+
+Each version has a parent. That is the version before it, unless the coordinator went back to an earlier one: then the
+versions in between are abandoned, and stay readable. Which one is current is in the ledger, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from gym_fed.config.hub.task import SoupReference
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger.lineage import ROLLED_BACK
+from gym_server.ledger.rows import newest_entry
+from gym_server.store.tables import versions
+
+
+@dataclass(frozen=True)
+class Version:
+    """A global version: height 0 is the base model itself."""
+
+    height: int
+    digest: str
+    residual: str | None = None
+    server_round: int = 0
+    """The round that made it; 0 for the base."""
+    parent: int = 0
+    """Height of the version that it follows from."""
+
+
+def newest_height(tx: Connection) -> int:
+    """Height of the version that was made last; 0 before the first."""
+    return int(tx.scalar(select(func.max(versions.c.height))) or 0)
+
+
+def head_of(tx: Connection, base_digest: str) -> Version:
+    """The current version: the newest one, or the one that the coordinator went back to since."""
+    height, rollback = newest_height(tx), newest_entry(tx, ROLLED_BACK)
+    if rollback is not None:
+        body = json.loads(rollback.body)
+        if body["newest_height"] == height:
+            height = body["to_height"]
+    return version_at(tx, height, base_digest)
+
+
+def version_at(tx: Connection, height: int, base_digest: str) -> Version:
+    """A version by its height.
+
+    Raises:
+        GymError: ``NOT_FOUND`` when there is none.
+    """
+    if height == 0:
+        return Version(0, base_digest)
+    newest = newest_height(tx)  # compared first: SQLite takes no number beyond 64 bits
+    fits = 0 < height <= newest
+    row = tx.execute(select(versions).where(versions.c.height == height)).first() if fits else None
+    if row is None:
+        raise GymError(ErrorCode.NOT_FOUND, f"there is no version {height}", f"versions 0 to {newest} exist")
+    return Version(row.height, row.digest, row.residual, row.server_round, row.parent)
+
+
+def heights_to(tx: Connection, height: int) -> set[int]:
+    """Heights of the versions that lead from the base to one, that one among them; the base has none."""
+    columns = select(versions.c.height, versions.c.parent).where(versions.c.height <= height)
+    parents = {int(row.height): int(row.parent) for row in tx.execute(columns)}
+    found = set()
+    while height in parents:
+        found.add(height)
+        height = parents[height]
+    return found
+
+
+def soups_to(tx: Connection, height: int) -> list[SoupReference]:
+    """The soups that lead from the base to a version, in order."""
+    wanted = heights_to(tx, height)
+    rows = tx.execute(select(versions).where(versions.c.height <= height).order_by(versions.c.height))
+    return [_reference(row) for row in rows if row.height in wanted]
+
+
+def _reference(row: Any) -> SoupReference:
+    return SoupReference(
+        sha256=row.soup_sha256,
+        size_bytes=row.soup_bytes,
+        version_digest=row.digest,
+        server_round=row.server_round,
+    )

@@ -1,0 +1,64 @@
+"""The task of a round: what its contributors start from, and how they train."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from gym_fed.config.hub.privacy import SecureTask
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.evaluations.runner import announced_suites
+from gym_server.federation import Federation
+from gym_server.rounds.payload import Payloads
+from gym_server.rounds.plugins import plugins_of_round
+from gym_server.rounds.round_store import Round
+
+
+def new_task(fed: Federation, server_round: int) -> TaskSpec:
+    """The task of a round that begins now, from the head and by the recipe of now."""
+    head, secure = fed.round_store.head(), fed.config.secure_aggregation
+    soups = fed.round_store.soups(head.height)
+    recipe = fed.config.recipe_at(len(soups))
+    return TaskSpec(
+        server=fed.server,
+        server_round=server_round,
+        base_model=fed.public_base_name,
+        base_digest=fed.base.digest,
+        version_digest=head.digest,
+        soups=soups,
+        recipe=recipe,
+        codec=fed.config.codec,
+        plugins=plugins_of_round(fed, recipe),
+        evaluated_on=announced_suites(fed.config.gate, fed.folder),
+        max_update_bytes=fed.config.admission.max_update_bytes,
+        deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
+        secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
+    )
+
+
+def task_of(current: Round) -> TaskSpec:
+    """The task that a round has.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` where it has none.
+    """
+    if current.spec is None:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT, f"round {current.server_round} is {current.state} without a task"
+        )
+    return current.spec
+
+
+def task_content(current: Round, payloads: Payloads) -> RecordDict:
+    """The task as contributors are sent it, with the soups of its version."""
+    spec = task_of(current)
+    soups = {soup.sha256: payloads.outgoing(soup.sha256, soup.size_bytes) for soup in spec.soups}
+    return RecordDict(
+        {
+            "task": ConfigRecord({"spec": json.dumps(spec.model_dump(mode="json"))}),
+            "soups": ArrayRecord(soups),
+        }
+    )
