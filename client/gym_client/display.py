@@ -6,7 +6,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -32,6 +34,13 @@ _LABELS = {
     "upload": "uploading",
     "ledger": "ledger",
 }
+
+
+def _amount(phase: str, done: int, total: int) -> str:
+    """How much of a phase is done: steps, or bytes of what is moved."""
+    if phase in ("fetch", "base", "upload"):
+        return f"{readable_bytes(done)} of {readable_bytes(total)}"
+    return f"{done}/{total}"
 
 
 class Display:
@@ -76,7 +85,9 @@ class Narrator(Display):
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         with self._lock:
-            self._restart("")  # bars move by themselves, and lines come with the work
+            self._restart(
+                f"{_LABELS.get(phase, phase)} {_amount(phase, done, total)}" if done < total else ""
+            )
             self._inner.progress(phase, done, total, loss)
 
     def busy(self, what: str) -> None:
@@ -113,12 +124,28 @@ class Narrator(Display):
             self.look()
 
 
+class PhaseLines:
+    """Which steps of a phase get a line: about ten, and more after silence, at intervals that double."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._printed, self._at, self._next = ("", -1), clock(), _SILENT_SECONDS
+
+    def wants(self, phase: str, done: int, total: int) -> bool:
+        step, now = (phase, _LINES_PER_PHASE * done // total if total else 0), self._clock()
+        if step == self._printed and now - self._at < self._next:
+            return False
+        self._next = 2 * self._next if step == self._printed else _SILENT_SECONDS
+        self._printed, self._at = step, now
+        return True
+
+
 class PlainDisplay(Display):
-    """Lines on standard error, about ten a phase."""
+    """Lines on standard error."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._printed = ("", -1)
+        self._lines = PhaseLines()
 
     def report(self, event: str, text: str, **fields: Any) -> None:
         self._console.print(plain(text, MAX_NEWS))
@@ -127,19 +154,17 @@ class PlainDisplay(Display):
         self._console.print(f"{plain(what, MAX_NEWS)} ({seconds:.0f} s)")
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
-        step = (phase, _LINES_PER_PHASE * done // total if total else 0)
-        if step == self._printed:
+        if not self._lines.wants(phase, done, total):
             return
-        self._printed = step
         what = "" if loss is None else f", loss {loss:.4f}"
-        self._console.print(f"{_LABELS.get(phase, phase)} {done}/{total}{what}")
+        self._console.print(f"{_LABELS.get(phase, phase)} {_amount(phase, done, total)}{what}")
 
 
 class JsonDisplay(Display):
     """One JSON object a line on standard output."""
 
     def __init__(self) -> None:
-        self._printed = ("", -1)
+        self._lines = PhaseLines()
 
     def report(self, event: str, text: str, **fields: Any) -> None:
         self._write({"event": event, "message": text, **fields})
@@ -148,9 +173,7 @@ class JsonDisplay(Display):
         self._write({"event": "busy", "message": what, "seconds": round(seconds, 1)})
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
-        step = (phase, _LINES_PER_PHASE * done // total if total else 0)
-        if step != self._printed:
-            self._printed = step
+        if self._lines.wants(phase, done, total):
             self._write({"event": "progress", "phase": phase, "done": done, "total": total, "loss": loss})
 
     def _write(self, value: dict[str, Any]) -> None:
@@ -200,9 +223,7 @@ class TerminalDisplay(Display):
             self._phase = phase
             self._task = self._bars.add_task(_LABELS.get(phase, phase), total=total, note="", amount="")
             self._bars.start()
-        in_bytes = phase in ("fetch", "base", "upload")
-        amount = f"{readable_bytes(done)} of {readable_bytes(total)}" if in_bytes else f"{done}/{total}"
-        self._bars.update(self._task, completed=done, total=total, amount=amount)
+        self._bars.update(self._task, completed=done, total=total, amount=_amount(phase, done, total))
         if loss is not None:
             self._bars.update(self._task, note=f"loss {loss:.4f}")
         self._shown = (phase, total if done >= total else 0)
@@ -223,6 +244,26 @@ class TerminalDisplay(Display):
             self._bars.stop()
             self._bars.remove_task(self._task)
             self._phase = ""
+
+
+@contextmanager
+def warnings_shown(display: Display) -> Iterator[None]:
+    """Within the block, what training warns of is reported as everything else is, and not in Python's own form."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        from gym_fed.training.run.reproducibility import RunWarning
+
+        if issubclass(category, RunWarning):
+            display.report("warning", f"warning: {message}")
+        else:
+            before(message, category, *place, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def make_display(console: Console, as_json: bool) -> Display:

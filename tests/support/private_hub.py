@@ -9,7 +9,7 @@ import torch
 import yaml
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.rounds.round_store import Round
@@ -49,7 +49,7 @@ class _NoNodes:
 
 def private_hub(folder: Path, base: Path, **changes: Any) -> Path:
     """A hub's folder with the config ``PRIVATE``, sections replaced by ``changes``; None leaves one out."""
-    init_hub(folder, "private", str(base), "open")
+    init_hub(folder, HubChoices(str(base), "private", "open"))
     path = folder / "gym-server.yaml"
     values = {**PRIVATE, **changes, "base_model": str(base), "listen": "127.0.0.1:0"}
     path.write_text(yaml.safe_dump({key: value for key, value in values.items() if value is not None}))

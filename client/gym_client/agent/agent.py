@@ -17,9 +17,12 @@ from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 
 from gym_client.agent.account import Account
+from gym_client.agent.agreement import Agreement
 from gym_client.agent.evaluated import evaluation_notes
+from gym_client.agent.failures import FATAL, GONE, TASKS_OWN
 from gym_client.agent.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
 from gym_client.agent.hooks import Hooks, hooks_set
+from gym_client.agent.pauses import Pauses, PolicyStamp
 from gym_client.agent.policy import Policy
 from gym_client.agent.task_objects import Retry, TaskObjects
 from gym_client.agent.tasks import TaskFolder, drop_old
@@ -47,30 +50,6 @@ T = TypeVar("T")
 
 _POLL_SECONDS = 0.2
 _MAX_FAILURES_IN_A_ROW = 3
-_GONE = (ErrorCode.LEASE_LOST, ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.REPLAYED)
-"""The hub has no use for the reply any more."""
-_FATAL = (
-    ErrorCode.UNAUTHENTICATED,
-    ErrorCode.PERMISSION_DENIED,
-    ErrorCode.KEY_REVOKED,
-    ErrorCode.KEY_LOCKED,
-    ErrorCode.SERVER_KEY_CHANGED,
-    ErrorCode.SIGNATURE_INVALID,
-    ErrorCode.STATE_CORRUPT,
-    ErrorCode.LEDGER_FORKED,
-    ErrorCode.HUB_RESTORED,
-)
-"""No further task will go better."""
-_TASKS_OWN = (
-    ErrorCode.POLICY_REFUSED,
-    ErrorCode.TOO_LARGE,
-    ErrorCode.HASH_MISMATCH,
-    ErrorCode.DELTA_INVALID,
-    ErrorCode.UPDATE_REFUSED,
-    ErrorCode.TASKS_DIFFER,
-    ErrorCode.INTERNAL,
-)
-"""Failures of one task, after which another may succeed; any other needs the contributor first."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +81,9 @@ class Agent:
         client: The hub; enrolled already.
         node_config: What the app finds in ``context.node_config``; ``home`` and ``by-reference`` are added.
         policy: Limits on what is fetched, trained and sent; from the home when absent.
+        policy_stamp: Of the home's ``policy.yaml`` before ``policy`` was read from it; that of now when absent.
         announced: The recipe that was shown before joining; a task that protects examples less is refused.
+        agreement: What was agreed to then; a task that needs another one is done after a new consent alone.
         promises: What the hub promised then; before every task it is asked whether it still does.
         display: Where news and progress go.
         stop: Set from outside to end the work at the next checkpoint, as ``stop()`` does.
@@ -116,15 +97,19 @@ class Agent:
         *,
         node_config: UserConfig | None = None,
         policy: Policy | None = None,
+        policy_stamp: PolicyStamp | None = None,
         announced: TrainingRecipe | None = None,
         promises: Promises | None = None,
+        agreement: Agreement | None = None,
         display: Display | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         self.app, self.home, self.client = app, home, client
+        policy_stamp = policy_stamp or PolicyStamp.of(home)
         self.policy = policy or Policy.load(home.policy_path)
+        client.rates.limit(*self.policy.rates)
         self.display = display or Display()
-        self._announced, self._promises = announced, promises
+        self._announced, self._promises, self._agreement = announced, promises, agreement
         self._private, self._spent = False, Spending(home)
         self._evaluated_on: dict[str, str] = {}
         self.node_config: UserConfig = {
@@ -138,6 +123,9 @@ class Agent:
         self._traffic = Traffic(home, client.pin.server)
         self._objects = TaskObjects(home, client, self.policy, self._traffic)
         self._account = Account(home, client, self.display, self._traffic)
+        self._pauses = Pauses(
+            home, self.policy, self._take_policy, self.display, self._stop, stamp=policy_stamp
+        )
         self._failures = self._masked = 0  # the latter: updates that still are to be unmasked
 
     def stop(self) -> None:
@@ -158,25 +146,39 @@ class Agent:
         self.display.busy("fetching the verdicts on earlier updates")
         self._recover(self._settle())
         finished = False
+        while not finished and not self._has_done(max_rounds):
+            self._pauses.wait()
+            finished = self._work(max_rounds)
+        self._last_word()
+        return AgentResult(self._account.receipts, finished, self._account.balance)
+
+    def _work(self, max_rounds: int | None) -> bool:
+        """Work until enough is done or a pause begins, in which the hub sees no stream; whether the hub is finished."""
         with WorkStream(self.client) as stream:
-            while max_rounds is None or len(self._account.receipts) - self._masked < max_rounds:
-                event = self._next(stream)
+            while not self._has_done(max_rounds) and (event := self._next(stream)) is not None:
                 if event.HasField("task"):
                     self._do(event.task)
                 elif event.HasField("notice"):
                     self.display.report("notice", event.notice.message, kind=event.notice.kind)
                 elif event.HasField("finished"):
-                    finished = True
                     self.display.report("finished", f"the server says: {event.finished.message}")
-                    break
-        self._last_word()
-        return AgentResult(self._account.receipts, finished, self._account.balance)
+                    return True
+        return False
+
+    def _has_done(self, max_rounds: int | None) -> bool:
+        return max_rounds is not None and len(self._account.receipts) - self._masked >= max_rounds
+
+    def _take_policy(self, policy: Policy) -> None:
+        """``policy.yaml`` has changed."""
+        self.policy = self._objects.policy = policy
+        self.client.rates.limit(*policy.rates)
 
     # ---- events ----
 
-    def _next(self, stream: WorkStream) -> pb.WorkEvent:
+    def _next(self, stream: WorkStream) -> pb.WorkEvent | None:
+        """The next event; None where a pause begins before it."""
         waiting = False
-        while True:
+        while not self._pauses.due():
             if self._stop.is_set():
                 raise GymError(
                     ErrorCode.INTERRUPTED, "stopped", "run the same command again to go on where you left off"
@@ -195,6 +197,7 @@ class Agent:
                 waiting = True
                 self.display.busy("")
                 self.display.report("waiting", "waiting for a task")
+        return None
 
     # ---- one task ----
 
@@ -226,6 +229,7 @@ class Agent:
 
     def _count(self, stage: str | None) -> None:
         """A secure round is one answer, its masked update, and is over when that is unmasked."""
+        self._pauses.note_stage(goes_on=stage not in (None, UNMASK))
         if stage == TRAIN:
             self._masked += 1
         elif stage is not None:
@@ -237,7 +241,10 @@ class Agent:
             lease.note(phase, done, total)
             self.display.progress(phase, done, total, loss)
 
-        return Hooks(progress, lambda: self._stop.is_set() or lease.lost is not None)
+        def should_stop() -> bool:
+            return self._stop.is_set() or lease.lost is not None or self._pauses.interrupts()
+
+        return Hooks(progress, should_stop)
 
     def _reply(self, task: pb.Task, lease: Lease) -> tuple[pb.SubmitRequest, list[Path]]:
         """Fetch, call the app, upload; the request that answers, and files that were only for this."""
@@ -280,6 +287,8 @@ class Agent:
         self._private = spec.recipe.privacy is not None
         self.policy.check(spec)
         require_as_announced(self._announced, spec.recipe)
+        if self._agreement is not None:
+            self._agreement.require(spec)
         if self._promises is not None:
             status = self._retrying(self.client.status, lease)
             require_as_promised(self.policy, self._promises, Promises.parse(status.privacy_json))
@@ -317,17 +326,21 @@ class Agent:
 
     def _failed(self, task: pb.Task, lease: Lease, error: GymError) -> None:
         """Decide what a failure means: stop, drop the task, or report to the hub that no answer will come."""
-        lost = lease.lost or (error if error.code in _GONE else None)
+        lost = lease.lost or (error if error.code in GONE else None)
         if self._stop.is_set() and error.code is ErrorCode.INTERRUPTED:
             raise error
-        if lost is not None and lost.code in _GONE:
+        if lost is None and self._pauses.interrupted and error.code is ErrorCode.INTERRUPTED:
+            text = "stopped at a checkpoint; the hub takes the task back when its lease runs out"
+            self.display.report("stopped", text, task=task.message_id)
+            return
+        if lost is not None and lost.code in GONE:
             self.display.report(
                 "lost", f"the server took the task back: {lost.message}", error=lost.to_dict()
             )
             if lost.code is not ErrorCode.LEASE_LOST:  # a lost lease may come again, with the work kept
                 TaskFolder(self.home.task_folder(task.message_id)).drop()
             return
-        if lost is not None or error.code in _FATAL:
+        if lost is not None or error.code in FATAL:
             raise lost or error
         self.display.report("failed", f"task failed: {error}", error=error.to_dict())
         self._failures += 1
@@ -336,9 +349,9 @@ class Agent:
         try:
             self._retrying(lambda: self.client.call("Submit", to_refusal(task.message_id, failure)), None)
         except GymError as refused:
-            if refused.code not in _GONE:
+            if refused.code not in GONE:
                 raise
-        if self._failures >= _MAX_FAILURES_IN_A_ROW or error.code not in _TASKS_OWN:
+        if self._failures >= _MAX_FAILURES_IN_A_ROW or error.code not in TASKS_OWN:
             raise error
 
     def _retry(self, lease: Lease) -> Retry:

@@ -108,9 +108,10 @@ class GlobalModel:
         self.restore()
 
     def restore(self) -> None:
-        """Put the global version back into the model after it was trained."""
+        """Put the global version back into the model after it was trained, to the end or not."""
         import torch
 
+        _without_adapter(self.model)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.tensors[name])
@@ -136,6 +137,16 @@ class GlobalModel:
         from gym_fed.delta.base import model_tensors
 
         self.tensors = {name: tensor.clone() for name, tensor in model_tensors(self.model).items()}
+
+
+def _without_adapter(model: Any) -> None:
+    """Take out layers of an adapter that training left there when it was stopped."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.get_base_layer())
 
 
 _loaded: dict[str, GlobalModel] = {}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from gym_fed.config.hub.task import RecipeAlgorithm, RecipeTuning, TaskSpec, TrainingRecipe
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
+
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_HOURS = re.compile(f"{_TIME}-(?:{_TIME}|24:00)", re.ASCII)
 
 
 class Policy(StrictModel):
@@ -42,6 +47,15 @@ class Policy(StrictModel):
     max_seconds: float = Field(default=4 * 3600.0, gt=0)
     """Longest training in one round. It stops there and the task is given back with an error."""
 
+    threads: int | None = Field(default=None, ge=1, le=4096)
+    """Threads of torch while it trains here; None: torch's own choice, the machine's cores."""
+
+    max_upload_bytes_per_second: int | None = Field(default=None, ge=1024)
+    """Most bytes a second that go to a hub. None: no such limit."""
+
+    max_download_bytes_per_second: int | None = Field(default=None, ge=1024)
+    """Most bytes a second that come from a hub. None: no such limit."""
+
     max_lora_rank: int = Field(default=256, ge=1)
     """Largest adapter rank."""
 
@@ -52,8 +66,8 @@ class Policy(StrictModel):
     """Kinds of fine-tuning that are allowed; the same by default."""
 
     max_epsilon: float | None = Field(default=None, gt=0)
-    """Most that updates may reveal about one example of the data in use, over all rounds of all hubs (privacy-local.md)
-    A task without ``recipe.privacy`` is then refused. Absent: no limit."""
+    """Most that updates may reveal about one example of the data in use, over all rounds of all hubs. A task
+    without ``recipe.privacy`` is then refused. Absent: no limit."""
 
     max_hub_epsilon: float | None = Field(default=None, gt=0)
     """Largest budget of a hub's own (contributor-level) privacy; one that announces none is then refused."""
@@ -68,8 +82,41 @@ class Policy(StrictModel):
     """Own rows that contain rows of an evaluation suite on this machine: leave them out, train on them all the same, or
     do not join. They are counted and shown in every case."""
 
+    hours: list[str] = Field(default_factory=list)
+    """Local times of day in which a round may begin, such as ``22:00-07:00``; any time when empty."""
+
+    on_battery: Literal["train", "pause", "refuse"] = "train"
+    """Without mains power: train all the same, wait for it, or end ``join``."""
+
+    pause: bool = False
+    """Do nothing until this is removed."""
+
     base_digests: list[str] | None = None
     """Bases that may be trained, by digest; any that is on this machine when absent."""
+
+    @field_validator("hours")
+    @classmethod
+    def _hours_are_times(cls, hours: list[str]) -> list[str]:
+        for span in hours:
+            if not _HOURS.fullmatch(span):
+                raise ValueError(f"{span!r} is no span of hours: write it like '22:00-07:00'")
+            if span[:5] == span[6:]:
+                raise ValueError(f"{span!r} ends where it begins: leave hours away for the whole day")
+        return hours
+
+    def next_hours(self, now: datetime) -> str:
+        """When a round may begin, ``HH:MM``; empty for now."""
+        time = now.strftime("%H:%M")
+        spans = [(span[:5], span[6:]) for span in self.hours]
+        if not spans or any(_within(time, *span) for span in spans):
+            return ""
+        begins = sorted(begin for begin, _ in spans)
+        return next((begin for begin in begins if begin > time), begins[0])
+
+    @property
+    def rates(self) -> tuple[int | None, int | None]:
+        """Most bytes a second up and down."""
+        return self.max_upload_bytes_per_second, self.max_download_bytes_per_second
 
     @classmethod
     def load(cls, path: Path) -> Policy:
@@ -164,6 +211,11 @@ class Policy(StrictModel):
     def check_update(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` when an update is larger than may leave this machine."""
         _at_most("bytes to upload", num_bytes, "max_update_bytes", self.max_update_bytes)
+
+
+def _within(time: str, begin: str, end: str) -> bool:
+    """Whether a time of day is in a span, which may go over midnight."""
+    return begin <= time < end if begin < end else time >= begin or time < end
 
 
 def _at_most(field: str, value: float, limit_name: str, limit: float) -> None:

@@ -1,7 +1,7 @@
 """Two-phase error feedback: what an update's encoding lost counts only once the hub has merged that update.
 
-``residuals/<server>/`` holds ``residual.safetensors`` (committed) and one ``<update digest>.staged`` for
-every update whose verdict is still open.
+``residuals/<server>/`` holds ``residual.safetensors`` (committed), ``round`` (of the update that it is from) and one
+``<update digest>.staged`` for every update whose verdict is still open.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_client.identity.home import Home
-from gym_fed.files import fsync_folder
+from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.text import whole_number
 
 if TYPE_CHECKING:
     from gym_fed.delta.feedback import ErrorFeedback
@@ -28,10 +29,21 @@ class Residuals:
     def __init__(self, home: Home, server: str) -> None:
         self.folder = home.residuals(server)
 
-    def load(self, lineage: str) -> ErrorFeedback:
-        """The committed residual, zero at first; see ``ErrorFeedback.load``."""
+    def load(self, lineage: str, rounds: Iterable[int | None] = (None,)) -> ErrorFeedback:
+        """The committed residual, zero at first; see ``ErrorFeedback.load``.
+
+        Args:
+            lineage: Digest of the federation's base.
+            rounds: That made the versions which lead to the task's; None among them: some are not known. A residual of
+                another round is of a version that the coordinator went back from, and is forgotten.
+        """
         from gym_fed.delta.feedback import ErrorFeedback
 
+        known = set(rounds)
+        if None not in known and self._round() not in {None, *known}:
+            self._committed.unlink(missing_ok=True)
+            self._round_path.unlink(missing_ok=True)
+            fsync_folder(self.folder)
         return ErrorFeedback.load(self._committed, lineage)
 
     def stage(self, residual: Path, update: str) -> None:
@@ -40,8 +52,12 @@ class Residuals:
             os.replace(residual, self.folder / f"{update}{_SUFFIX}")
             fsync_folder(self.folder)
 
-    def accept(self, update: str) -> None:
-        """Commit a staged residual."""
+    def accept(self, update: str, server_round: int | None = None) -> None:
+        """Commit a staged residual; None for a round of which nobody says whether a version came of it."""
+        if server_round is None:
+            self._round_path.unlink(missing_ok=True)
+        else:
+            write_atomically(self._round_path, str(server_round).encode())
         os.replace(self.folder / f"{update}{_SUFFIX}", self._committed)
         fsync_folder(self.folder)
 
@@ -64,12 +80,22 @@ class Residuals:
             if update not in waiting or word in ("", _OPEN):
                 continue
             if word == _ACCEPTED and not kept:
-                self.accept(update)
+                self.accept(update, verdict.get("server_round"))
                 kept = True
             else:
                 (self.folder / f"{update}{_SUFFIX}").unlink()
             settled[update] = word
         return settled
+
+    def _round(self) -> int | None:
+        """Of the update that the committed residual is from; None where nothing says it."""
+        if not self._round_path.exists():
+            return None
+        return whole_number(self._round_path.read_text(encoding="ascii", errors="replace"))
+
+    @property
+    def _round_path(self) -> Path:
+        return self.folder / "round"
 
     @property
     def _committed(self) -> Path:

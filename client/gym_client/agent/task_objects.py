@@ -41,7 +41,8 @@ class TaskObjects:
 
     def __init__(self, home: Home, client: HubClient, policy: Policy, traffic: Traffic) -> None:
         self.cache = ObjectCache(home.objects)
-        self._home, self._client, self._policy, self._traffic = home, client, policy, traffic
+        self._home, self._client, self._traffic = home, client, traffic
+        self.policy = policy
         self._fetched = 0  # bytes in this run
 
     def fetch(self, task: pb.Task, hooks: Hooks, retry: Retry) -> list[Path]:
@@ -58,8 +59,8 @@ class TaskObjects:
         refs = references(task.content)
         missing = [ref for ref in refs if not self.cache.has(ref.sha256, ref.size_bytes)]
         total = sum(ref.size_bytes for ref in missing)
-        self._policy.check_download(total)
-        self._policy.check_total_download(self._fetched + total)
+        self.policy.check_download(total)
+        self.policy.check_total_download(self._fetched + total)
         before = 0
         for ref in missing:
 
@@ -100,7 +101,7 @@ class TaskObjects:
     def upload(self, task: pb.Task, request: pb.SubmitRequest, hooks: Hooks, retry: Retry) -> None:
         """Bring every object that the reply names to the hub."""
         refs = references(request.content)
-        self._policy.check_update(sum(ref.size_bytes for ref in refs))
+        self.policy.check_update(sum(ref.size_bytes for ref in refs))
 
         def progress(done: int, total: int) -> None:
             hooks.progress("upload", done, total, None)

@@ -79,6 +79,23 @@ def parse_task(text: str) -> TaskSpec:
     return spec
 
 
+_threads_before: int | None = None
+
+
+def use_threads(number: int | None) -> None:
+    """Let torch use so many threads from now on; None goes back to what it used before the first number."""
+    global _threads_before
+    if number is None and _threads_before is None:
+        return
+    import torch
+
+    if _threads_before is None:
+        _threads_before = torch.get_num_threads()
+    torch.set_num_threads(_threads_before if number is None else number)
+    if number is None:
+        _threads_before = None
+
+
 def perform(
     spec: TaskSpec,
     message_id: str,
@@ -105,6 +122,7 @@ def perform(
             the data, the model or the training give.
     """
     policy.check(spec)
+    use_threads(policy.threads)
     data = load_data(setup.data, setup.data_format, setup.columns, policy.contaminated_rows)
     folder = TaskFolder(home.task_folder(message_id))
     fetched = BaseStore(home).find(spec.base_digest)
@@ -193,7 +211,7 @@ def _encode(
 
     version, codec, lora = model.version_spec(spec), spec.codec, spec.recipe.sends_factors
     loses = codec.error_feedback and (codec.quantises_factors or not lora)
-    feedback = residuals.load(spec.base_digest) if loses else None
+    feedback = residuals.load(spec.base_digest, [soup.server_round for soup in spec.soups]) if loses else None
     if lora:
         factors = lora_factors(result.model)
         report = lora_delta(factors, folder.delta_path, version, policy=codec, residual=feedback)

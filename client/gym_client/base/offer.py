@@ -42,6 +42,8 @@ class BaseOffer:
     commit: str
     source: str = ""
     """Where it comes from, in words, with its bytes and licence; empty: from the hub itself."""
+    duration: str = ""
+    """How long it takes to fetch, in words; what a yes by name is to does not depend on it."""
 
     @classmethod
     def of(cls, status: pb.StatusReply) -> BaseOffer | None:
@@ -82,6 +84,12 @@ class BaseOffer:
         """Plain data."""
         return asdict(self)
 
+    def fixed_terms(self) -> dict[str, Any]:
+        """What a yes by name is to."""
+        terms = self.to_dict()
+        del terms["duration"]
+        return terms
+
     def summary(self) -> str:
         """Name, bytes and licence in a few words."""
         size, licence = readable_bytes(self.size_bytes), plain(self.licence, 80) or "not known"
@@ -92,15 +100,20 @@ class BaseOffer:
         licence = plain(self.licence, 80) or "not known; ask the coordinator"
         lines = [f"The hub trains {self.base_model}, which is not on this machine."]
         if self.source:
-            return [*lines, plain(self.source, 500), f"It is checked against the hub's {self.base_digest}."]
+            checked = f"It is checked against the hub's {self.base_digest}."
+            return [*lines, plain(self.source, 500), *self._duration(), checked]
         lines.append(f"licence: {licence}")
         if self.num_files:
             size = readable_bytes(self.size_bytes)
             lines.append(
                 f"from the hub: {size} in {self.num_files} files, checked against {self.base_digest}"
             )
+            lines += self._duration()
             lines.append("the hub serves it to its contributors alone: you are enrolled before it is fetched")
         return lines
+
+    def _duration(self) -> list[str]:
+        return [f"to fetch it: {self.duration}"] if self.duration else []
 
 
 def require_digest(text: str) -> str:

@@ -18,6 +18,7 @@ from gym_client.base.store import BaseStore
 from gym_client.base.weights import require_own_weights
 from gym_client.cli.offer import bytes_to_join, rounds_to_come
 from gym_client.display import Display
+from gym_client.hub.bandwidth import Bandwidth, DownloadPace
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
@@ -99,7 +100,18 @@ class BaseFinder:
         self._consent, self._display, self._stop = consent, display, stop
         self._retrying, self._log_in, self._rounds = retrying, log_in, rounds
         self._home, self._store = home, BaseStore(home)
+        self._pace, self._fetched_bytes = DownloadPace(home, policy.max_download_bytes_per_second), 0
         self._digest = require_digest(status.base_digest)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Of the base that this run has fetched; 0 where it was here."""
+        return self._fetched_bytes
+
+    @property
+    def bandwidth(self) -> Bandwidth | None:
+        """Of downloads, as far as it is known."""
+        return self._pace.bandwidth()
 
     def find(self, given: str | None) -> GlobalModel:
         """The base, loaded and checked.
@@ -173,10 +185,16 @@ class BaseFinder:
         self._display.busy("")
         licence, count = found.licence or "", len(found.files)
         shown = replace(
-            offer, size_bytes=found.missing_bytes, num_files=count, licence=licence, source=found.describe()
+            offer,
+            size_bytes=found.missing_bytes,
+            num_files=count,
+            licence=licence,
+            source=found.describe(),
+            duration=self._pace.duration(found.missing_bytes),
         )
         if not self._consent.base(shown):
             raise _Declined(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
+        self._fetched_bytes = found.missing_bytes
         return True
 
     def _report(self, done: int, total: int, remark: str) -> None:
@@ -185,13 +203,19 @@ class BaseFinder:
             raise GymError(ErrorCode.INTERRUPTED, what, "run the same command again")
         if remark:
             self._display.report("base-remark", remark)
+        self._pace.note(done)
         self._display.progress("base", done, total, None)
 
     def _local_copy(self, source: str) -> GlobalModel:
         """What is here under a name of the hub's, looked at after a yes."""
-        if needs_a_look(None, self._status.base_model):
-            self._ask_for_copy(source)
-        return self._load(source)
+        if not needs_a_look(None, self._status.base_model):
+            return self._load(source)
+        from gym_fed.models import resolve
+
+        self._ask_for_copy(source)
+        model = self._load(source)
+        self._store.note(self._digest, Path(resolve(source)))  # so that the question is not repeated
+        return model
 
     def _ask_for_copy(self, source: str) -> None:
         self._display.busy("")
@@ -225,8 +249,9 @@ class BaseFinder:
     def _fetch(self, offer: BaseOffer, again: bool) -> GlobalModel:
         self._check_policy(offer.size_bytes)
         self._display.busy("")
-        if not self._consent.base(offer):
+        if not self._consent.base(replace(offer, duration=self._pace.duration(offer.size_bytes))):
             raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
+        self._fetched_bytes = offer.size_bytes
         self._display.busy(f"enrolling at {self._client.address}, to fetch the base")
         self._log_in()
         listing = self._retrying(lambda: read_listing(self._client))
@@ -242,11 +267,12 @@ class BaseFinder:
                 folder,
                 listing.files,
                 self._retrying,
-                lambda done, total: self._display.progress("base", done, total, None),
+                lambda done, total: self._report(done, total, ""),
                 self._stop.is_set,
                 traffic.count_down,
             )
         finally:
+            self._pace.save()
             traffic.save()
         return self._checked(folder, [file.name for file in listing.files])
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import signal
+import shlex
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gym_client.agent.data import Data, load_data
+from gym_client.agent.pauses import PolicyStamp
 from gym_client.agent.policy import Policy
-from gym_client.agent.work import Setup
-from gym_client.display import Display
+from gym_client.agent.work import Setup, use_threads
+from gym_client.cli.stopping import signals_set
+from gym_client.display import Display, warnings_shown
 from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub, retry_while_away
 from gym_client.hub.known import LAST_SERVER, last_address
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, parse_fingerprint
-from gym_client.identity.trust import establish
+from gym_client.identity.trust import establish, vouching_authority
 from gym_client.ledger.restored import with_restores
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import parse_invite
@@ -30,6 +30,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
     from gym_client.agent.agent import AgentResult
+    from gym_client.agent.agreement import Agreement, Renewal
     from gym_client.base.offer import BaseOffer
     from gym_client.cli.offer import Offer
     from gym_client.ledger.restored import Loss
@@ -57,6 +58,14 @@ class Consent:
     def offer(self, offer: Offer) -> bool:
         """Whether to join on these terms."""
         raise NotImplementedError
+
+    def renewed(self, renewal: Renewal) -> bool:
+        """Whether to go on with a hub whose rounds ask for something else now."""
+        raise NotImplementedError
+
+    def accepts(self, name: str) -> bool:
+        """Whether the terms of this name were accepted on the command line."""
+        return False
 
     def restored(self, loss: Loss) -> bool:
         """Whether to go on with a hub that was restored from a backup, and lost this."""
@@ -130,7 +139,7 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
     """
     stop = threading.Event()
     try:
-        with _signals(stop):
+        with signals_set(stop), warnings_shown(display):
             return _Joining(home, options, consent, display, stop).run()
     finally:
         display.close()
@@ -147,19 +156,29 @@ class _Joining:
         self._outage = Outage(display)
         self._target = find_target(options, last_address(home) if options.server is None else None)
         self._setup, self._name = _remembered(home, options)
+        # Before it is read: the terms may be on the screen for long.
+        self._policy_stamp = PolicyStamp.of(home)
         self._policy = Policy.load(home.policy_path)
 
     def run(self) -> AgentResult:
         """Trust, terms, consent, enrolment, and rounds until the end."""
         self._display.busy(f"reading {self._setup.data or 'the built-in example'}")
         rows = self._policy.contaminated_rows
-        data = load_data(self._setup.data, self._setup.data_format, self._setup.columns, rows)
+        try:
+            data = load_data(self._setup.data, self._setup.data_format, self._setup.columns, rows)
+        except GymError as error:
+            if error.code is not ErrorCode.FILE_NOT_FOUND or self._options.data is not None:
+                raise
+            what = f"{error.message}, which the last join of this home used"
+            raise GymError(error.code, what, "move it back, or give another with --data FILE") from error
         if data.contamination:
             self._display.report("contamination", data.contamination)
         with self._meet() as client:
+            client.rates.limit(*self._policy.rates)
             status, offer = self._terms(client, data)
             self._display.busy("")
-            if not self._consent.offer(offer):
+            agreement = self._agreement(client, status, data)
+            if not self._agrees(agreement, offer):
                 known = (
                     f"this key is enrolled there; to withdraw it: gym-client leave --server {client.address}"
                 )
@@ -168,8 +187,9 @@ class _Joining:
                     "not joined: the terms were not accepted",
                     known if client.pin.contributor else "",
                 )
+            agreement.keep()
             self._enter(client, status)
-            return self._work(client, status)
+            return self._work(client, status, agreement)
 
     def _meet(self) -> HubClient:
         """The hub, trusted."""
@@ -177,7 +197,11 @@ class _Joining:
         self._display.busy(f"contacting {address}")
 
         def confirm(fingerprint: str) -> bool:
+            authority = vouching_authority(address, fingerprint)
             self._display.busy("")
+            if authority:
+                text = f"{authority} vouches that the key which follows is that of {address.host}"
+                self._display.report("authority", text, authority=authority, fingerprint=fingerprint)
             return self._consent.server_key(address, fingerprint)
 
         def meet() -> ServerPin:
@@ -219,9 +243,38 @@ class _Joining:
             self._options.rounds,
         )
         model = finder.find(self._setup.model)
+        use_threads(self._policy.threads)
         offer = make_offer(client, status, model, data, self._setup, self._name, self._options.rounds)
         offer.check(self._policy)
-        return status, offer
+        if self._agreement(client, status, data).is_known():
+            return status, offer
+        from gym_client.cli.round_time import time_round
+
+        self._display.busy("timing a few training steps on this machine; nothing of them is kept")
+        time = time_round(model, recipe, data.rows, self._setup.device, self._stop)
+        return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
+
+    def _agreement(self, client: HubClient, status: pb.StatusReply, data: Data) -> Agreement:
+        """The terms of the hub now, beside what was agreed to in this home before."""
+        from gym_client.agent.agreement import Agreement, Terms
+        from gym_client.cli.offer import announced
+
+        recipe, codec = announced(status)
+        terms = Terms.of(
+            client.pin.server, status.base_digest, recipe, codec, status.privacy_json, data.digest
+        )
+        home = shlex.quote(str(self._home.folder))
+        again = f"gym-client join --server {client.address} --home {home}"
+        return Agreement(self._home, terms, self._consent.renewed, self._display, again)
+
+    def _agrees(self, agreement: Agreement, offer: Offer) -> bool:
+        """Whether the terms are those of before, or the person agrees to them now."""
+        if agreement.is_known():
+            self._display.report("terms", "the terms are those that were accepted before")
+            return True
+        for line in agreement.news():
+            self._display.report("terms", line)
+        return self._consent.accepts(agreement.name) or self._consent.offer(offer)
 
     def _enter(self, client: HubClient, status: pb.StatusReply) -> None:
         self._display.busy(f"enrolling at {client.address}")
@@ -233,7 +286,7 @@ class _Joining:
     def _enrol(self, client: HubClient) -> None:
         self._going_on(client, lambda: self._retrying(client, lambda: self._log_in(client)))
 
-    def _work(self, client: HubClient, status: pb.StatusReply) -> AgentResult:
+    def _work(self, client: HubClient, status: pb.StatusReply, agreement: Agreement) -> AgentResult:
         self._display.busy("loading the trainer")
         from gym_client.agent.agent import Agent
         from gym_client.app import app
@@ -246,8 +299,10 @@ class _Joining:
             client,
             node_config=_node_config(self._setup),
             policy=self._policy,
+            policy_stamp=self._policy_stamp,
             announced=announced(status)[0],
             promises=Promises.parse(status.privacy_json),
+            agreement=agreement,
             display=self._display,
             stop=self._stop,
         )
@@ -329,23 +384,3 @@ def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) 
 
 def _node_config(setup: Setup) -> dict[str, str | bool | int | float]:
     return {key.replace("_", "-"): value for key, value in asdict(setup).items() if value is not None}
-
-
-@contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM requests a stop at a checkpoint, the second ends at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

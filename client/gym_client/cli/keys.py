@@ -8,43 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_client.hub import from_hub
 from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.old_names import old_options
 
 if TYPE_CHECKING:
-    from gym_client.identity.home import Home
+    pass
 
 key_app = typer.Typer(
     help="Show, encrypt, rotate, revoke, export and import the key of this home.", no_args_is_help=True
 )
-
-HomeFolder = Annotated[
-    Path | None,
-    typer.Option("--home", envvar="GYM_HOME", help="Keys, receipts and caches.", show_default="~/.gym-fed"),
-]
-PassphraseFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="A file whose first line is the passphrase. Default: GYM_PASSPHRASE, else a question.",
-        show_default=False,
-    ),
-]
-Server = Annotated[
-    str | None, typer.Option("--server", help="host or host:port of the hub.", show_default=False)
-]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
-
-
-def open_home(folder: Path | None, passphrase_file: Path | None) -> Home:
-    """The home, with where its passphrase comes from."""
-    from gym_client.identity.home import Home
-    from gym_client.identity.keystore import passphrases
-
-    home = Home.open(folder)
-    if passphrase_file is not None:
-        passphrases(home.folder).file = passphrase_file
-    return home
 
 
 @key_app.command()
@@ -204,7 +179,7 @@ def rotate(
     )
 
 
-@key_app.command()
+@key_app.command(cls=old_options({"--key-file": "--key"}))
 def revoke(
     home: HomeFolder = None,
     server: Server = None,
@@ -213,7 +188,12 @@ def revoke(
     ] = None,
     key_file: Annotated[
         Path | None,
-        typer.Option(help="Sign with this key: one that was replaced lately.", show_default=False),
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Sign with this key: one that was replaced lately.",
+            show_default=False,
+        ),
     ] = None,
     passphrase_file: PassphraseFile = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

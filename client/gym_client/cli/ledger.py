@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_client.cli.keys import HomeFolder, Insecure, PassphraseFile, Server, open_home
+from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_client.hub import from_hub
-from gym_fed.console import AsJson, err, out, print_json, print_result
+from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.options import ExportedLedger
 
 if TYPE_CHECKING:
     from gym_client.identity.home import Home
@@ -28,16 +29,13 @@ def rewards(
     verify: Annotated[
         bool, typer.Option("--verify", help="Download the ledger and check everything against it.")
     ] = False,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="With --verify: an exported ledger, without the hub.", show_default=False),
-    ] = None,
+    ledger: ExportedLedger = None,
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what you earned, round by round; --verify compares it with the hub's signed ledger."""
+    """Show what you earned, round by round; --verify compares it with the hub's signed ledger, or an exported one."""
     from gym_client.ledger.rewards import Tally, rewards_table, verify_copy
 
     folder = open_home(home, passphrase_file)
@@ -52,7 +50,7 @@ def rewards(
     if as_json:
         print_json(found)
         return
-    out.print(rewards_table(found))
+    print_table(rewards_table(found))
     if verify:
         out.print(found["verified_text"])
     else:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gym_client.cli.keys import HomeFolder, Insecure, PassphraseFile, Server, key_app, open_home, transfer
+from gym_client.cli.keys import key_app, transfer
 from gym_client.cli.ledger import ledger_app, rewards
+from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
+from gym_client.cli.service import install_service, pause, resume
 from gym_client.hub import from_hub
-from gym_fed.console import AsJson, MemberName, VersionOption, err, out, print_result, run_app
+from gym_fed.console import (
+    AsJson,
+    AsJsonLines,
+    MemberName,
+    VersionOption,
+    err,
+    out,
+    print_event,
+    print_result,
+    report_error,
+    run_app,
+)
 from gym_fed.errors import GymError
 from gym_fed.kinds import FORMATS
+from gym_fed.old_names import old_options
+from gym_fed.options import DEVICE, ColumnsOption
+from gym_fed.text import counted
 
 app = typer.Typer(
     name="gym-client",
@@ -27,6 +41,9 @@ app.add_typer(key_app, name="key")
 app.command()(transfer)
 app.add_typer(ledger_app, name="ledger")
 app.command()(rewards)
+app.command()(pause)
+app.command()(resume)
+app.command("install-service")(install_service)
 
 
 @app.callback()
@@ -34,7 +51,7 @@ def _options(version: VersionOption = False) -> None:
     """Improve a shared model with your own data: train here, send only a compressed, signed delta."""
 
 
-@app.command()
+@app.command(cls=old_options({"--data-format": "--format"}))
 def join(
     server: Server = None,
     invite: Annotated[
@@ -47,31 +64,29 @@ def join(
             help="JSON, JSONL or text file. Default: the last one, else a small example.", show_default=False
         ),
     ] = None,
-    data_format: Annotated[
+    format: Annotated[
         str | None,
         typer.Option(
             click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out.", show_default="auto"
         ),
     ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OURS=THEIRS,...",
-            help="What the file calls its columns, such as prompt=question,completion=answer.",
-            show_default=False,
-        ),
-    ] = None,
+    columns: ColumnsOption = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--base-model", "--model", help="Folder of the base model, where you have it.", show_default=False
+            "--base",
+            "--base-model",
+            "--model",
+            metavar="MODEL",
+            help="Folder of the base model, where you have it.",
+            show_default=False,
         ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Shown to the coordinator.", show_default="your id")
     ] = None,
     home: HomeFolder = None,
-    device: Annotated[str, typer.Option(help="auto takes CUDA, then MPS, then the CPU.")] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Leave after so many.", show_default=False)
     ] = None,
@@ -92,25 +107,35 @@ def join(
     ] = False,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
+    service: Annotated[
+        bool,
+        typer.Option(
+            "--service", help="End with 0 where only a person can help, so that nothing starts it again."
+        ),
+    ] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Fail at once where the hub cannot be reached.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Train for a hub, round after round. The same command resumes after a stop.
 
     Without --server the home goes on at the hub that it joined last.
     """
+    from gym_client.display import make_display
+
+    display = make_display(err, as_json)
+    display.busy("starting")  # what is imported next takes seconds on a busy machine
     from gym_client.cli.join import JoinOptions
     from gym_client.cli.join import join as run_join
+    from gym_client.cli.service_files import needs_a_person
     from gym_client.cli.terminal import TerminalConsent
-    from gym_client.display import make_display
 
     options = JoinOptions(
         server,
         invite,
         data,
-        data_format,
+        format,
         columns,
         model,
         name,
@@ -120,27 +145,27 @@ def join(
         insecure,
         not no_wait,
     )
-    folder = open_home(home, passphrase_file)
     try:
+        folder = open_home(home, passphrase_file)
         with folder.locked():
             consent = TerminalConsent(yes, as_json, accept_restore, accept or ())
-            result = run_join(folder, options, consent, make_display(err, as_json))
+            result = run_join(folder, options, consent, display)
     except GymError as error:
-        if not as_json:
-            raise
-        sys.stdout.write(json.dumps({"event": "error", "error": error.to_dict()}, sort_keys=True) + "\n")
-        err.print(str(error))
-        raise typer.Exit(error.exit_code) from error
+        display.close()
+        if service and needs_a_person(error.code):
+            report_error(error)
+            return
+        raise
     summary: dict[str, Any] = {
         "num_submitted": result.num_submitted,
         "finished": result.finished,
         "balance": result.balance,
     }
     if as_json:
-        sys.stdout.write(json.dumps({"event": "done", **summary}, sort_keys=True) + "\n")
+        print_event({"event": "done", **summary})
         return
     balance = "unknown" if result.balance is None else f"{result.balance} credits"
-    sent = f"{result.num_submitted} updates sent; balance {balance}; receipts in {folder.receipts_path}"
+    sent = f"{counted(result.num_submitted, 'update')} sent; balance {balance}; receipts in {folder.receipts_path}"
     out.print(sent)
 
 
@@ -173,6 +198,7 @@ def status(
         "round_state": hub.round_state,
         "num_rounds": hub.num_rounds,
         "version_height": hub.version_height,
+        "paused": hub.paused,
         "verdicts": from_hub.verdicts(account.verdicts_json),
         "join_download_bytes": hub.join_download_bytes,
         "round_download_bytes": hub.round_download_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,11 @@ from gym_client.agent.data import Data
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup
+from gym_client.cli.costs import Costs
+from gym_client.cli.round_time import RoundTime
 from gym_client.cli.update_size import update_bytes
 from gym_client.hub import from_hub
+from gym_client.hub.bandwidth import Bandwidth
 from gym_client.hub.transport import HubClient
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
@@ -79,18 +82,21 @@ class Offer:
     """What becomes of the rows that were given; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
     """The same for people, with a warning where much is lost."""
+    costs: Costs | None = None
+    """Time on this machine, and bytes of the base; None where nothing was measured."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
 
     def fixed_terms(self) -> dict[str, Any]:
-        """What a yes by name is to: all but what every round of the hub changes by itself.
+        """What a yes by name is to: all but what every round of the hub changes by itself, and what was measured here.
 
-        Those are downloads, rounds still to come and a learning rate that decays, of which each doubling counts, and
-        what the hub's own privacy has spent of its budget.
+        Those are downloads, rounds still to come and a learning rate that decays, of which each doubling counts, what
+        the hub's own privacy has spent of its budget, and the costs.
         """
         terms = self.to_dict()
+        del terms["costs"]
         for name, least in _LEAST_BITS.items():
             if terms[name] is not None:
                 terms[name] = max(least, terms[name].bit_length())
@@ -101,6 +107,17 @@ class Offer:
                 name: value for name, value in central.items() if name not in passing
             }
         return terms
+
+    def with_costs(self, time: RoundTime, base_bytes: int, bandwidth: Bandwidth | None) -> Offer:
+        """The same terms with what was measured.
+
+        Args:
+            time: Of a round.
+            base_bytes: Of the base, fetched in this run.
+            bandwidth: Of downloads.
+        """
+        soups = self.join_download_bytes + (self.rounds or 0) * self.round_download_bytes
+        return replace(self, costs=Costs.of(time, self.rounds, base_bytes, soups, bandwidth))
 
     def check(self, policy: Policy) -> None:
         """Raise ``POLICY_REFUSED`` for masked votes over the policy's limit: their size is not training's to change."""
@@ -150,11 +167,22 @@ class Offer:
                 f"{recipe['max_steps']} steps a round, learning rate {recipe['learning_rate']:g}, "
                 f"batch {batch} x {recipe['max_length']} tokens",
             ),
+            ("rounds", self._rounds()),
             ("device", self.device),
+            *self._time(),
             ("data", f"{self.num_examples} examples: {self.data}"),
             *(("", line) for line in self.rows_in_words),
             ("server's key", key),
         ]
+
+    def _rounds(self) -> str:
+        if self.rounds is None:
+            return "as many as the hub requests, until you end it"
+        return "1 to come" if self.rounds == 1 else f"{self.rounds} to come, unless you end it earlier"
+
+    def _time(self) -> list[tuple[str, str]]:
+        lines = self.costs.time_lines(self.rounds) if self.costs is not None else []
+        return [("time" if not number else "", line) for number, line in enumerate(lines)]
 
     def _fetched(self) -> list[tuple[str, str]]:
         per_round = f"about {readable_bytes(self.round_download_bytes)} each round"
@@ -170,6 +198,7 @@ class Offer:
             lines.append(
                 f"{self.rounds} rounds: about {readable_bytes(down)} down, at most {readable_bytes(up)} up"
             )
+        lines += self.costs.download_lines() if self.costs is not None else []
         return [("comes down" if not number else "", line) for number, line in enumerate(lines)]
 
     def _sent(self, ratio: str, written: str) -> list[tuple[str, str]]:
@@ -268,6 +297,9 @@ def _soup_form(status: pb.StatusReply) -> str:
 def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
     """Rounds that the hub still plans, or as many as are wanted; None where nobody knows."""
     left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
+    document = from_hub.document(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
+    said = document.get("rounds_left")  # versions that were abandoned do not count; older hubs say nothing
+    left = said if type(said) is int and said >= 0 else left
     known = [number for number in (left, wanted) if number is not None]
     return min(known) if known else None
 

@@ -21,6 +21,7 @@ from gym_fed.tables import TextTable
 from gym_fed.text import plain, readable_bytes
 
 if TYPE_CHECKING:
+    from gym_client.agent.agreement import Renewal
     from gym_client.base.offer import BaseOffer
     from gym_client.cli.offer import Offer
     from gym_client.ledger.restored import Loss
@@ -53,9 +54,8 @@ class TerminalConsent(Consent):
             self._write({"event": "server-key", "address": str(address), "fingerprint": fingerprint})
         else:
             err.print(f"{address} is new here. Its key: {fingerprint}")
-            err.print(
-                "Compare it with what the coordinator published; from now on only this key is accepted."
-            )
+            err.print("Compare it with what the coordinator published.")
+            err.print("From now on only this key is accepted.")
         return self._ask(
             "Is this the right key?",
             f"the key of {address} is not known: {fingerprint}",
@@ -74,6 +74,7 @@ class TerminalConsent(Consent):
     def base(self, offer: BaseOffer) -> bool:
         if self._is_accepted(
             {"event": "base-offer", **offer.to_dict()},
+            named={"event": "base-offer", **offer.fixed_terms()},
             lines=[["", plain(line, MAX_TERM)] for line in offer.lines()],
         ):
             return True
@@ -99,6 +100,22 @@ class TerminalConsent(Consent):
             for label, text in offer.lines():
                 err.print(plain(f"{label}: {text}" if label else f"  {text}", MAX_TERM))
         return self._ask("Join on these terms?", "joining needs your consent", "--yes")
+
+    def renewed(self, renewal: Renewal) -> bool:
+        if self._as_json:
+            self._write({"event": "terms-changed", **renewal.to_dict()})
+        else:
+            err.print("The hub has changed what its rounds ask for:")
+            for line in renewal.changes:
+                err.print(plain(f"  {line}", MAX_TERM))
+        if self._yes or self.accepts(renewal.name):
+            return True
+        if not (sys.stdin.isatty() and err.is_terminal):
+            return False
+        return _answer("Go on with these terms?")
+
+    def accepts(self, name: str) -> bool:
+        return name in self._accepted
 
     def restored(self, loss: Loss) -> bool:
         if self._as_json:
@@ -154,21 +171,27 @@ def _answer(question: str) -> bool:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """While a question is open, Ctrl-C ends the command: there is no step yet that it would wait for."""
+    """While a question is open, Ctrl-C or SIGTERM ends the command: there is no step yet that it would wait for."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def account_table(found: dict[str, Any]) -> TextTable:
     """An account with its verdicts, newest first."""
     who = f"{found['name']} ({found['contributor']})"
     title = f"{who} at {found['server']}: {found['balance']} credits, {found['status']}"
+    if found["paused"]:
+        title += f"; {plain(found['paused'], MAX_TERM)}"
     table = TextTable("round", "update", "bytes", "verdict", "credit", "reason", title=title)
     for verdict in found["verdicts"]:
         table.add_row(

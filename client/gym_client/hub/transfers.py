@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gym_client.hub.rates import TokenBucket
 from gym_client.hub.transport import HubClient, transfer_seconds
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, write_atomically
@@ -119,7 +120,8 @@ def _receive(
     count: Callable[[int], None],
 ) -> int:
     request = pb.DownloadRequest(sha256=sha256, offset=done)
-    call = client.stream("Download", request, transfer_seconds(size - done))
+    seconds = transfer_seconds(size - done) + client.rates.down.seconds(size - done)
+    call = client.stream("Download", request, seconds)
     try:
         with client.errors():
             for index, chunk in enumerate(call):
@@ -132,6 +134,7 @@ def _receive(
                 done += len(data)
                 count(len(data))
                 report(done, size)
+                client.rates.down.take(len(data), should_stop)
                 if should_stop():
                     break
     finally:
@@ -175,10 +178,19 @@ def upload(
                 ErrorCode.INTERNAL, f"{client.address} wants byte {offset} of an object of {size} bytes"
             )
         report(offset, size)
-        span = min(CALL_BYTES, size - offset)
+        span = min(client.rates.up.span(CALL_BYTES), size - offset)
 
         def chunks(offset: int = offset, span: int = span) -> Iterator[pb.UploadChunk]:
-            return _chunks(sha256, path, offset, span, lambda done: report(done, size), should_stop, count)
+            return _chunks(
+                sha256,
+                path,
+                offset,
+                span,
+                client.rates.up,
+                lambda done: report(done, size),
+                should_stop,
+                count,
+            )
 
         if should_stop():
             raise GymError(ErrorCode.INTERRUPTED, f"the upload stopped at byte {offset} of {size}")
@@ -196,6 +208,7 @@ def _chunks(
     path: Path,
     offset: int,
     span: int,
+    rate: TokenBucket,
     report: Callable[[int], None],
     should_stop: Callable[[], bool],
     count: Callable[[int], None],
@@ -204,12 +217,13 @@ def _chunks(
         file.seek(offset)
         end, name = offset + span, sha256
         while offset < end:
-            data = file.read(min(CHUNK_BYTES, end - offset))
+            data = file.read(min(rate.chunk(CHUNK_BYTES), end - offset))
             if not data:
                 return  # the file shrank; the hub's sha256 check refuses the object
             yield pb.UploadChunk(sha256=name, offset=offset, data=data)
             offset, name = offset + len(data), ""
             report(offset)
             count(len(data))
+            rate.take(len(data), should_stop)
             if should_stop():
                 return

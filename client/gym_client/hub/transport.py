@@ -14,6 +14,7 @@ import grpc
 
 from gym_client.hub.head_file import read_proof
 from gym_client.hub.heads import Heads
+from gym_client.hub.rates import Rates
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, key_for, require_one_pin
@@ -21,7 +22,7 @@ from gym_client.identity.trust import check_fingerprint, fetch_certificate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
 from gym_fed.identity.login import do_work, enrolment_claim, login_claim
-from gym_fed.identity.tls import TLS_NAME, fingerprint
+from gym_fed.identity.tls import certificate_host, fingerprint
 from gym_fed.ledger.heads import EntryProof, SignedHead
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, SESSION_KEY
@@ -62,6 +63,7 @@ class HubClient:
         self.address = address
         self.pin = pin
         self.node_id = 0
+        self.rates = Rates()
         self._key, self._instance = key or key_for(home, pin), home.instance
         self._lock = threading.RLock()
         self._session, self._expires_at = "", 0
@@ -240,8 +242,9 @@ class HubClient:
     def _open_channel(self) -> None:
         options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
         if self.pin.fingerprint:
-            credentials = grpc.ssl_channel_credentials(root_certificates=self.pin.certificate_pem.encode())
-            options.append(("grpc.ssl_target_name_override", TLS_NAME))
+            pem = self.pin.certificate_pem.encode()  # the only root: what is trusted is the pinned key
+            credentials = grpc.ssl_channel_credentials(root_certificates=pem)
+            options.append(("grpc.ssl_target_name_override", certificate_host(pem)))
             self._channel = grpc.secure_channel(str(self.address), credentials, options=options)
         else:
             self._channel = grpc.insecure_channel(str(self.address), options=options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,8 +13,11 @@ from typing import Any
 
 from gym_client.identity.keystore import Keystore
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.file_lock import LockHeldError, lock
 from gym_fed.files import append_lines, make_folder, write_atomically
 from gym_fed.identity.keys import SigningKey
+from gym_fed.portable import read_at
+from gym_fed.system_errors import system_error
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
@@ -38,7 +40,7 @@ class Home:
         try:
             make_folder(chosen.absolute(), 0o700)
         except OSError as error:
-            raise GymError(ErrorCode.FILE_EXISTS, f"no home folder at {chosen}: {error.strerror}") from error
+            raise system_error(error) or error from error
         return cls(chosen.absolute())
 
     @property
@@ -62,6 +64,11 @@ class Home:
     @property
     def policy_path(self) -> Path:
         return self.folder / "policy.yaml"
+
+    @property
+    def consents_path(self) -> Path:
+        """Terms of hubs that the contributor agreed to."""
+        return self.folder / "consents.json"
 
     @property
     def receipts_path(self) -> Path:
@@ -161,16 +168,16 @@ class Home:
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                owner = os.pread(descriptor, 20, 0).decode("ascii", errors="replace").strip() or "unknown"
+                lock(descriptor)
+            except LockHeldError as error:
+                owner = read_at(descriptor, 20, 0).decode("ascii", errors="replace").strip() or "unknown"
                 raise GymError(
                     ErrorCode.STATE_LOCKED,
                     f"another gym-client (process {owner}) uses {self.folder}",
                     "stop it, or give this one a folder of its own with --home",
                 ) from error
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            os.write(descriptor, str(os.getpid()).encode())
             yield
         finally:
             os.close(descriptor)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, pin_path
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.tls import fingerprint
+from gym_fed.text import plain
 
 _FETCH_SECONDS = 10.0
 
@@ -38,6 +41,29 @@ def fetch_certificate(address: Address) -> bytes:
             "check the address and that the server runs",
         ) from error
     return pem.encode("ascii")
+
+
+def vouching_authority(address: Address, found: str) -> str:
+    """The authority that vouches for a hub's key at its address, of those that this machine trusts; empty: none.
+
+    Args:
+        address: The hub.
+        found: Fingerprint of the key that it showed before.
+    """
+    context = ssl.create_default_context()
+    try:
+        with (
+            socket.create_connection((address.host, address.port), timeout=_FETCH_SECONDS) as plain_socket,
+            context.wrap_socket(plain_socket, server_hostname=address.host) as secure,
+        ):
+            der = secure.getpeercert(True)
+            issuer: Any = (secure.getpeercert() or {}).get("issuer", ())
+    except OSError:  # an SSLError is one: most hubs sign for themselves
+        return ""
+    if der is None or fingerprint(ssl.DER_cert_to_PEM_cert(der).encode("ascii")) != found:
+        return ""
+    names = dict(pair for part in issuer for pair in part)
+    return plain(str(names.get("organizationName") or names.get("commonName") or "an authority"), 80)
 
 
 def establish(

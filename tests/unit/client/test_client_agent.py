@@ -5,106 +5,19 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from gym_client.agent.agent import Agent, AgentResult
+from gym_client.agent.agent import AgentResult
 from gym_client.agent.hooks import current_hooks
 from gym_client.agent.policy import Policy
-from gym_client.cli.join import enter
-from gym_client.display import Display
-from gym_client.hub.transport import HubClient
-from gym_client.identity.address import Address
-from gym_client.identity.home import Home
-from gym_client.identity.trust import establish
-from gym_client.privacy.terms import Promises
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.records import from_wire, references, to_wire
-from gym_fed.wire.v1 import hub_pb2 as pb
-from tests.support.tiny_hub import TinyHub
-
-
-class Recorder(Display):
-    """Keeps the news."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, str]] = []
-
-    def report(self, event: str, text: str, **fields: Any) -> None:
-        self.events.append((event, text))
-
-    def texts(self, event: str) -> list[str]:
-        return [text for name, text in self.events if name == event]
-
-
-class Scene:
-    """One hub, one contributor, one agent."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.hub = TinyHub(tmp_path / "hub").start()
-        self.home, self.display = Home.open(tmp_path / "home"), Recorder()
-        address = Address.parse(self.hub.address)
-        self.client = HubClient(
-            self.home, address, establish(self.home, address, self.hub.fingerprint, lambda _: False)
-        )
-        enter(self.client, "me", "")
-
-    def agent(
-        self,
-        work: Callable[[Message, Context], RecordDict],
-        policy: Policy | None = None,
-        promises: Promises | None = None,
-    ) -> Agent:
-        app = ClientApp()
-
-        @app.train()
-        def train(message: Message, context: Context) -> Message:
-            return Message(work(message, context), reply_to=message)
-
-        return Agent(app, self.home, self.client, policy=policy, promises=promises, display=self.display)
-
-    def task(self, message_id: str, content: RecordDict | None = None) -> pb.Task:
-        def put(data: bytes) -> None:
-            import hashlib
-
-            self.hub.objects[hashlib.sha256(data).hexdigest()] = data
-
-        metadata = pb.MessageMetadata(
-            run_id=1,
-            src_node_id=1,
-            dst_node_id=7,
-            group_id="1",
-            created_at_seconds=time.time(),
-            ttl_seconds=3600,
-            message_type="train",
-        )
-        return pb.Task(
-            message_id=message_id,
-            lease_seconds=30,
-            metadata=metadata,
-            content=to_wire(content or RecordDict(), put),
-        )
-
-    def error_of(self, message_id: str) -> pb.ReplyError:
-        return self.hub.submitted[message_id].error
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.client.close()
-    scene.hub.stop()
-
-
-def empty(message: Message, context: Context) -> RecordDict:
-    return RecordDict()
+from gym_fed.wire.records import from_wire, references
+from tests.support.agent_scene import Scene, empty
 
 
 def test_any_flower_app_gets_its_arrays_and_its_reply_goes_back_as_objects(scene: Scene) -> None:

@@ -361,3 +361,16 @@ def test_deltas_decode_to_what_training_changed(rounds: Rounds, tmp_path: Path) 
     assert any(not torch.equal(before[name], tensor) for name, tensor in model_tensors(model).items())
     held = models.global_model(str(rounds.base)).model
     assert all(torch.equal(before[name], tensor) for name, tensor in model_tensors(held).items())
+
+
+def test_a_residual_of_a_version_that_was_gone_back_from_is_forgotten(home: Home, tmp_path: Path) -> None:
+    residuals = Residuals(home, SERVER)
+    feedback = residuals.load("base")
+    feedback.record("weight", torch.ones(2))
+    feedback.stage(tmp_path / "residual")
+    residuals.stage(tmp_path / "residual", "update")
+    residuals.settle([{"update": "update", "verdict": "merged", "server_round": 2}])
+    assert residuals.load("base", [1, 2, 4]).norm() > 0
+    assert residuals.load("base", [1, None]).norm() > 0, "a task of 0.1 names no rounds"
+    assert residuals.load("base", [1, 4]).norm() == 0
+    assert residuals.load("base", [1, 2]).norm() == 0, "for good"

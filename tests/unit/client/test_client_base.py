@@ -23,9 +23,9 @@ from gym_fed.delta.base import BaseSpec, digests_by_tensor
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.wire.v1 import hub_pb2 as pb
+from tests.support.agent_scene import Recorder
 from tests.support.model_hub import ModelHub, Repo
 from tests.support.tiny_hub import TinyHub
-from tests.unit.client.test_client_agent import Recorder
 from tests.unit.client.test_client_waiting import Yes
 
 RECIPE = json.dumps(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gym_client.identity import home as module
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 
@@ -35,6 +38,27 @@ def test_the_environment_names_the_home(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("GYM_HOME", str(tmp_path / "elsewhere"))
     assert Home.open().folder == tmp_path / "elsewhere"
     assert Home.open(tmp_path / "given").folder == tmp_path / "given"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.EROFS, ErrorCode.NOT_WRITABLE),
+        (errno.ENOSPC, ErrorCode.DISK_FULL),
+        (errno.EEXIST, ErrorCode.FILE_EXISTS),
+    ],
+)
+def test_a_home_that_cannot_be_made_is_refused_as_any_other_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: ErrorCode
+) -> None:
+    def mkdir(path: Path, mode: int) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(module, "make_folder", mkdir)
+    with pytest.raises(GymError, match="home") as caught:
+        Home.open(tmp_path / "home")
+    assert caught.value.code is code
+    assert caught.value.hint
 
 
 def test_a_second_process_learns_who_holds_the_home_and_gets_it_after_a_kill(tmp_path: Path) -> None:

@@ -261,4 +261,4 @@ def test_a_revocation_is_signed_by_the_key_of_each_hub(home: Home, hub: KeyHub) 
 
 def test_revoking_without_a_terminal_needs_yes(tmp_path: Path) -> None:
     done = gym_client("key", "revoke", "--home", tmp_path, "--json")
-    assert json.loads(done.stdout)["error"]["hint"] == "pass --yes"
+    assert json.loads(done.stderr)["error"]["hint"] == "pass --yes"

@@ -17,8 +17,8 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.data import load_rows
 from gym_fed.errors import ErrorCode, GymError
+from tests.support.agent_scene import Recorder
 from tests.support.tiny_hub import TinyHub
-from tests.unit.client.test_client_agent import Recorder
 from tests.unit.client.test_client_waiting import Yes
 
 LONG = "a question of many words, " * 8
@@ -83,7 +83,9 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     }  # fmt: skip
     texts = [text for _, text in offer.lines()]
     assert any(
-        text.startswith("4 of 6 rows are learned, 2 dropped; 3 are longer than max_length 64")
+        text.startswith(
+            "4 of 6 rows are learned, 2 dropped (nothing to learn); 3 are longer than max_length 64"
+        )
         for text in texts
     )
     assert any(text.startswith("warning: 2 of 6 rows have nothing to learn") for text in texts)

@@ -21,8 +21,8 @@ from gym_client.identity.home import Home
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
+from tests.support.agent_scene import Recorder, Scene
 from tests.support.tiny_hub import TinyHub
-from tests.unit.client.test_client_agent import Recorder, Scene
 from tests.unit.client.test_client_offer import an_offer
 from tests.unit.client.test_client_waiting import Yes
 
@@ -46,7 +46,7 @@ sys.addaudithook(watch)
 from gym_client.identity.home import Home
 from gym_client.cli.join import JoinOptions, join
 from tests.unit.client.test_client_waiting import Yes
-from tests.unit.client.test_client_agent import Recorder
+from tests.support.agent_scene import Recorder
 from gym_fed.errors import GymError
 try:
     join(Home.open(sys.argv[2]), JoinOptions(server=sys.argv[3], fingerprint=sys.argv[4]), Yes(), Recorder())
@@ -62,14 +62,6 @@ def hub(tmp_path: Path) -> Iterator[TinyHub]:
     hub.announces = {"recipe_json": ANNOUNCED, "base_model": "gym-nano", "base_digest": "sha256:" + "0" * 64}
     yield hub
     hub.stop()
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.client.close()
-    scene.hub.stop()
 
 
 class No(Yes):
@@ -316,3 +308,15 @@ def test_soups_that_an_account_has_here_are_not_to_be_fetched_to_join(scene: Sce
     assert bytes_to_join(scene.client, status) == 6
     scene.client.forget_enrolment()
     assert bytes_to_join(scene.client, status) == 6  # left, but the soups are still here
+
+
+@pytest.mark.parametrize(
+    ("rounds", "text"),
+    [
+        (None, "as many as the hub requests, until you end it"),
+        (1, "1 to come"),
+        (6, "6 to come, unless you end it earlier"),
+    ],
+)
+def test_the_terms_say_how_many_rounds_are_to_come(rounds: int | None, text: str) -> None:
+    assert ("rounds", text) in an_offer(rounds=rounds).lines()

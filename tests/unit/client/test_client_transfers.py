@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gym_client.cli.join import enter
+from gym_client.hub.rates import Rates
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
@@ -183,6 +184,7 @@ class Stuck:
 
     def __init__(self, offset: int, after: int) -> None:
         self.calls, self.offset, self.after = 0, offset, after
+        self.rates = Rates()
 
     def call(self, name: str, request: object, seconds: float = 0.0) -> pb.UploadState:
         self.calls += 1

@@ -7,23 +7,33 @@ import socket
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gym_client.cli.join import Consent, JoinOptions, join
-from gym_client.display import Display, Narrator, TerminalDisplay, make_display
+from gym_client.display import (
+    Display,
+    Narrator,
+    PhaseLines,
+    PlainDisplay,
+    TerminalDisplay,
+    make_display,
+    warnings_shown,
+)
 from gym_client.hub import heartbeats
 from gym_client.hub.backoff import LINE_SECONDS, Outage, is_passing, readable_seconds
 from gym_client.identity.home import Home
 from rich.console import Console
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.run.reproducibility import RunWarning
+from tests.support.agent_scene import Recorder, Scene, empty
 from tests.support.tiny_hub import TinyHub
 from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
-from tests.unit.client.test_client_agent import Recorder, Scene, empty
 
 AWAY = GymError(ErrorCode.UNAVAILABLE, "cannot reach hub:9443: refused", "check the address")
 
@@ -66,14 +76,6 @@ def hub(tmp_path: Path) -> Iterator[TinyHub]:
     hub = TinyHub(tmp_path / "hub").start()
     yield hub
     hub.stop()
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.client.close()
-    scene.hub.stop()
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -252,14 +254,28 @@ def test_a_silence_is_broken_by_what_goes_on_and_not_when_nothing_does() -> None
         narrator.look()
         shown = inner.texts("still")
     assert [float(text.split()[-1]) for text in shown] == pytest.approx([1.5, 3.0, 6.0], abs=0.11)
-    narrator.progress("train", 1, 10, 2.0)
+    narrator.progress("train", 1, 10, 2.0)  # a step that takes long
     clock.now += 60
     narrator.look()
-    narrator.busy("")
-    clock.now += 60
-    narrator.look()
-    assert inner.texts("still") == shown
+    assert inner.texts("still") == [*shown, "training 1/10 60"]
+    for silent in (lambda: narrator.progress("train", 10, 10, 2.0), lambda: narrator.busy("")):
+        silent()
+        clock.now += 60
+        narrator.look()
+        assert len(inner.texts("still")) == len(shown) + 1
     narrator.close()
+
+
+def test_lines_of_a_phase_are_ten_and_more_where_a_step_takes_long() -> None:
+    clock = Clock()
+    lines = PhaseLines(clock)
+    shown = [step for step in range(101) if lines.wants("train", step, 100)]
+    assert shown == list(range(0, 101, 10))
+    slow = []
+    for step in range(10):
+        clock.now += 2
+        slow += [step] if lines.wants("encode", step, 100) else []
+    assert slow == [0, 1, 3, 6]
 
 
 def test_news_begin_the_silence_anew() -> None:
@@ -313,3 +329,24 @@ def test_from_yes_to_the_first_step_every_long_stage_has_a_name(scene: Scene) ->
         "preparing the task: data, model, optimiser",
         "waiting for the server's receipt",
     ]
+
+
+def test_lines_of_what_is_moved_are_in_readable_bytes_and_those_of_steps_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = PlainDisplay(Console(stderr=True))
+    display.progress("upload", 60_000, 140_472, None)
+    display.progress("train", 3, 30, 0.5)
+    assert capsys.readouterr().err == "uploading 60.0 kB of 140.5 kB\ntraining 3/30, loss 0.5000\n"
+
+
+def test_what_training_warns_of_is_news_and_other_warnings_are_pythons() -> None:
+    display, others = Recorder(), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *place: others.append(str(message))
+        with warnings_shown(display):
+            warnings.warn("resumed in another environment", RunWarning, stacklevel=1)
+            warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert ("warning", "warning: resumed in another environment") in display.events
+    assert others == ["old"]

@@ -1,0 +1,212 @@
+"""What a contributor agreed to, kept in the home: a hub whose terms changed gets a new consent first.
+
+Terms are what the hub decides: recipe, codec, base, and what it promises of privacy. What every round changes by itself
+is none of them: a learning rate that falls, or rises to less than the next power of two.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gym_client.display import Display
+from gym_client.identity.home import Home
+from gym_client.privacy.terms import Promises
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.recipe_values import recipe_values
+from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.identity.canonical import canonical_digest
+from gym_fed.json_files import read_object
+
+_RATE = "recipe.learning_rate"
+_MOST_KEPT = 20
+_MOST_CHARACTERS = 1 << 20
+"""Terms of one hub that are remembered; the newest are, of whatever length the hub has made them."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a hub's rounds ask of a contributor.
+
+    Attributes:
+        server: Id of the hub.
+        data: Digest of the contributor's data: other data is agreed to anew.
+        asked: Every value, by its dotted key.
+    """
+
+    server: str
+    data: str
+    asked: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        server: str,
+        base_digest: str,
+        recipe: TrainingRecipe,
+        codec: CodecPolicy,
+        privacy_json: str,
+        data: str,
+    ) -> Terms:
+        """From what a hub announces; ``privacy_json`` as in its status."""
+        promises = Promises.parse(privacy_json)
+        asked = {
+            "base": base_digest,
+            "privacy.epsilon": None if promises.central is None else promises.hub_epsilon,
+            "privacy.target_delta": None if promises.central is None else promises.hub_delta,
+            "secure_aggregation.threshold": promises.threshold,
+        }
+        return cls(server, data, {**asked, **recipe_values(recipe, codec)})
+
+    def with_task(self, spec: TaskSpec) -> Terms:
+        """The terms of a task of this hub; its promises are checked apart from it."""
+        kept = {key: value for key, value in self.asked.items() if not key.startswith(("recipe.", "codec."))}
+        return replace(
+            self, asked={**kept, "base": spec.base_digest, **recipe_values(spec.recipe, spec.codec)}
+        )
+
+    def changes(self, later: Terms) -> list[str]:
+        """What later terms change, a line each: ``key: before > after``."""
+        keys = sorted({*self.asked, *later.asked})
+        pairs = [(key, self.asked.get(key), later.asked.get(key)) for key in keys]
+        return [f"{key}: {_shown(was)} > {_shown(now)}" for key, was, now in pairs if _is_news(key, was, now)]
+
+    @property
+    def name(self) -> str:
+        """What accepts them on the command line, and nothing else."""
+        return f"terms:{canonical_digest({'gym-terms-1': [self.server, self.asked]})[:32]}"
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """Terms that changed while a contributor worked.
+
+    Attributes:
+        name: For ``--accept``.
+        changes: A line each.
+    """
+
+    name: str
+    changes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"accept": self.name, "changes": list(self.changes)}
+
+
+class Agreement:
+    """The terms of one hub that a contributor works under.
+
+    Args:
+        home: Remembers what was agreed to.
+        terms: What the hub announces now.
+        agrees: Gets the person's answer to changed terms.
+        display: Where news go.
+        again: The command that goes on, without ``--accept``.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        terms: Terms,
+        agrees: Callable[[Renewal], bool],
+        display: Display,
+        again: str,
+    ) -> None:
+        self._home, self._terms = home, terms
+        self._agrees, self._display, self._again = agrees, display, again
+
+    @property
+    def name(self) -> str:
+        """Of the terms."""
+        return self._terms.name
+
+    def is_known(self) -> bool:
+        """Whether these terms were agreed to before, for the same data."""
+        return any(
+            known.data == self._terms.data and not known.changes(self._terms) for known in self._known()
+        )
+
+    def news(self) -> list[str]:
+        """What differs from the terms that were agreed to last."""
+        known = self._known()
+        return known[-1].changes(self._terms) if known else []
+
+    def keep(self) -> None:
+        """The person has agreed to the terms."""
+        others = [known for known in self._known() if known != self._terms]
+        kept = [*others, self._terms][-_MOST_KEPT:]
+        while len(kept) > 1 and len(json.dumps([one.asked for one in kept])) > _MOST_CHARACTERS:
+            kept = kept[1:]
+        every = {**self._read(), self._terms.server: [{"data": one.data, "asked": one.asked} for one in kept]}
+        write_atomically(self._home.consents_path, json.dumps(every, indent=1, sort_keys=True).encode())
+
+    def require(self, spec: TaskSpec) -> None:
+        """Have the person agree before a task under other terms is done.
+
+        Raises:
+            GymError: ``TERMS_CHANGED`` with the command that accepts the terms.
+        """
+        later = self._terms.with_task(spec)
+        changes = self._terms.changes(later)
+        if not changes:
+            return
+        before, self._terms = self._terms, later
+        if self.is_known():
+            return
+        self._display.busy("")
+        if not self._agrees(Renewal(later.name, tuple(changes))):
+            self._terms = before
+            raise GymError(
+                ErrorCode.TERMS_CHANGED,
+                f"the hub has changed what its rounds ask for: {'; '.join(changes)}",
+                f"to accept exactly this: {self._again} --accept {later.name}",
+            )
+        self.keep()
+        self._display.report("terms", f"accepted: {'; '.join(changes)}")
+
+    def _known(self) -> list[Terms]:
+        """What was agreed to at this hub, the newest last."""
+        found = self._read().get(self._terms.server, [])
+        return [Terms(self._terms.server, one["data"], one["asked"]) for one in found]
+
+    def _read(self) -> dict[str, Any]:
+        return _consents(self._home)
+
+
+def has_agreed(home: Home, server: str) -> bool:
+    """Whether terms of this hub were agreed to."""
+    return bool(_consents(home).get(server))
+
+
+def _consents(home: Home) -> dict[str, Any]:
+    path = home.consents_path
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = read_object(path, ErrorCode.STATE_CORRUPT, "delete it, and agree anew")
+    for kept in found.values():
+        if not isinstance(kept, list) or not all(map(_is_kept, kept)):
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"{path} holds no accepted terms", "delete it, and agree anew"
+            )
+    return found
+
+
+def _is_kept(one: Any) -> bool:
+    """Whether this is what ``Agreement.keep`` writes of one acceptance."""
+    return isinstance(one, dict) and isinstance(one.get("data"), str) and isinstance(one.get("asked"), dict)
+
+
+def _is_news(key: str, was: Any, now: Any) -> bool:
+    if key == _RATE and isinstance(was, float) and isinstance(now, float):
+        return now > was and math.frexp(now)[1] != math.frexp(was)[1]
+    return bool(was != now)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

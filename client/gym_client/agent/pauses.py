@@ -1,0 +1,194 @@
+"""When work waits: the hours, the battery and the pause of ``policy.yaml``, and `gym-client pause`."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import psutil
+
+from gym_client.agent.policy import Policy
+from gym_client.display import Display
+from gym_client.identity.home import Home
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+
+_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.2
+_STAGE_SECONDS = 600.0
+"""How long a round of secure aggregation, once begun, holds off hours and battery after its last stage."""
+
+_FILE = "paused"
+
+
+def set_paused(home: Home) -> None:
+    """Have this home's agent wait from now on, now and after a restart."""
+    write_atomically(home.folder / _FILE, b"")
+
+
+def set_resumed(home: Home) -> None:
+    """Let this home's agent go on."""
+    (home.folder / _FILE).unlink(missing_ok=True)
+
+
+def on_battery() -> bool:
+    """Whether this machine has a battery and no mains power."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return battery is not None and battery.power_plugged is False
+
+
+@dataclass(frozen=True)
+class PolicyStamp:
+    """What changes with ``policy.yaml``. Take it before the file is read, so that no change between is missed."""
+
+    found: tuple[int, int, int] | None
+    """Time, size and inode; None where there is no such file."""
+
+    @classmethod
+    def of(cls, home: Home) -> PolicyStamp:
+        """The stamp of now."""
+        try:
+            found = os.stat(home.policy_path)
+        except OSError:
+            return cls(None)
+        return cls((found.st_mtime_ns, found.st_size, found.st_ino))
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """Why work waits; ``at_once`` if training that is on stops too, ``ends`` if waiting is not wanted."""
+
+    reason: str
+    at_once: bool = False
+    ends: bool = False
+
+
+class Pauses:
+    """Decides whether work may go on, by a ``policy.yaml`` that is read again when it changes.
+
+    Args:
+        home: Has ``policy.yaml`` and the mark of `gym-client pause`.
+        policy: In force until ``policy.yaml`` changes.
+        take: Called with a changed policy.
+        display: Reports what is waited for.
+        stop: Ends the waiting.
+        now: The local time of day.
+        battery: Whether there is no mains power.
+        clock: Seconds, rising.
+        stamp: Of ``policy.yaml`` as ``policy`` was read from it; that of now when absent.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        policy: Policy,
+        take: Callable[[Policy], None],
+        display: Display,
+        stop: threading.Event,
+        now: Callable[[], datetime] = datetime.now,
+        battery: Callable[[], bool] = on_battery,
+        clock: Callable[[], float] = time.monotonic,
+        stamp: PolicyStamp | None = None,
+    ) -> None:
+        self._home, self._policy, self._take = home, policy, take
+        self._display, self._stop = display, stop
+        self._now, self._battery, self._clock = now, battery, clock
+        self._stamp, self._broken = stamp or PolicyStamp.of(home), ""
+        self._looked = -math.inf
+        self._pause: _Wait | None = None
+        self._round_until = 0.0
+        self.interrupted = False
+        """Whether work was stopped for a pause; until the next ``wait``."""
+
+    def due(self) -> bool:
+        """Whether no work may begin now.
+
+        Raises:
+            GymError: ``POLICY_REFUSED`` on battery, where the policy refuses that.
+        """
+        pause = self._look()
+        if pause is not None and pause.ends:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                pause.reason,
+                "connect it to mains power and run the same command again",
+            )
+        return pause is not None or self.interrupted
+
+    def interrupts(self) -> bool:
+        """Whether work that is on stops at its next checkpoint."""
+        pause = self._look()
+        self.interrupted = self.interrupted or (pause is not None and pause.at_once)
+        return self.interrupted
+
+    def note_stage(self, goes_on: bool) -> None:
+        """A task was answered; ``goes_on`` if its round of secure aggregation needs this machine again."""
+        self._round_until = self._clock() + _STAGE_SECONDS if goes_on else 0.0
+
+    def wait(self) -> None:
+        """Return when work may go on; what is waited for is shown.
+
+        Raises:
+            GymError: ``INTERRUPTED`` when it is stopped; as ``due``.
+        """
+        self.interrupted, shown = False, ""
+        while self.due() and not self._stop.is_set():
+            reason = self._pause.reason if self._pause is not None else ""
+            if reason != shown:
+                shown = reason
+                self._display.report("paused", reason)
+                self._display.busy(reason)
+            self._stop.wait(_POLL_SECONDS)
+        if self._stop.is_set():
+            raise GymError(
+                ErrorCode.INTERRUPTED, "stopped", "run the same command again to go on where you left off"
+            )
+        if shown:
+            self._display.busy("")
+            self._display.report("resumed", "going on")
+
+    def _look(self) -> _Wait | None:
+        """Why work waits; found anew once a second."""
+        if self._clock() - self._looked >= _LOOK_SECONDS:
+            self._looked = self._clock()
+            self._read_again()
+            self._pause = self._found()
+        return self._pause
+
+    def _found(self) -> _Wait | None:
+        policy = self._policy
+        if (self._home.folder / _FILE).exists():
+            return _Wait("paused: `gym-client resume` goes on", at_once=True)
+        if policy.pause:
+            return _Wait("paused: policy.yaml has pause: true", at_once=True)
+        if self._broken:
+            return _Wait(f"waiting until policy.yaml can be read: {self._broken}")
+        if self._clock() < self._round_until:
+            return None
+        if policy.on_battery == "refuse" and self._battery():
+            return _Wait(
+                "this machine runs on its battery, and policy.yaml has on_battery: refuse", ends=True
+            )
+        if policy.on_battery == "pause" and self._battery():
+            return _Wait("waiting for mains power: policy.yaml on_battery", at_once=True)
+        begins = policy.next_hours(self._now())
+        return _Wait(f"waiting until {begins}: policy.yaml hours") if begins else None
+
+    def _read_again(self) -> None:
+        stamp = PolicyStamp.of(self._home)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._policy = Policy.load(self._home.policy_path)
+        except GymError as error:
+            self._broken = error.message
+            return
+        self._broken = ""
+        self._take(self._policy)
+        self._display.report("policy", "policy.yaml has changed: its limits hold from now on")

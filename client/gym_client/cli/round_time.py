@@ -1,0 +1,166 @@
+"""How long a round trains on this machine: a few real steps of the recipe on the loaded base, before the terms."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_client.agent.global_model import GlobalModel
+from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.errors import ErrorCode, GymError
+
+_STEPS = 2
+"""Steps that are timed, after one that warms up."""
+
+_MOST_SECONDS = 6.0
+"""What all of them may take; a recipe whose steps take longer is timed on fewer rows."""
+
+_TOO_MANY_SECONDS = 18.0
+"""Where the fewest rows would take so long, no step is tried."""
+
+_PASSES = 3
+"""A step in passes forwards: backwards costs two (Kaplan et al. 2020, section 2.1)."""
+
+_FIRST_TOKENS = 16
+_LONG_ENOUGH_SECONDS = 2.0
+_FEWEST_ROWS = 64
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """What the training of a round takes here; encoding and transfers come on top.
+
+    Attributes:
+        seconds: Of one round; None where it could not be measured.
+        measured: What was timed, or why nothing was.
+    """
+
+    seconds: float | None
+    measured: str
+
+
+class _Timed(Exception):
+    """The last step that was wanted is done; nothing of the run is kept."""
+
+
+def time_round(
+    model: GlobalModel,
+    recipe: TrainingRecipe,
+    rows: Sequence[dict[str, Any]],
+    device: str,
+    stop: threading.Event,
+) -> RoundTime:
+    """Time steps of ``recipe`` on some of ``rows``; the model's tensors are afterwards what they were.
+
+    Raises:
+        GymError: ``INTERRUPTED`` after ``stop``. A recipe that cannot be tried is no error here.
+    """
+    if stop.is_set():
+        raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
+    batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+    pace, tokens = _pace(model.model, recipe.max_length, device, stop)
+    row_seconds = _PASSES * pace * recipe.max_length
+    least = _least_rows(recipe)
+    fitting = max(int(_MOST_SECONDS / ((1 + _STEPS) * row_seconds)), least)
+    if (1 + _STEPS) * row_seconds * least > _TOO_MANY_SECONDS:
+        seconds = row_seconds * batch * recipe.max_steps
+        return RoundTime(seconds, f"a pass of {tokens} tokens; with rows of {recipe.max_length} tokens")
+    try:
+        step, tried = _step_seconds(model, recipe, rows, device, stop, fitting)
+    except GymError as error:
+        if error.code is ErrorCode.INTERRUPTED:
+            raise
+        return RoundTime(None, f"its steps could not be tried here: {error.message}")
+    some = "1 row" if tried == 1 else f"{tried} rows"
+    what = f"{_STEPS} training steps of {some}, after one to warm up"
+    return RoundTime(step * batch / tried * recipe.max_steps, what)
+
+
+def _step_seconds(
+    model: GlobalModel,
+    recipe: TrainingRecipe,
+    rows: Sequence[dict[str, Any]],
+    device: str,
+    stop: threading.Event,
+    fitting: int,
+) -> tuple[float, int]:
+    """Seconds of a step, and its rows: those of the recipe where they fit into the time."""
+    from gym_fed.config.hub.round_training import round_training
+    from gym_fed.training.trainer import Trainer
+
+    batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+    sizes: dict[str, Any] = {"max_steps": max(recipe.max_steps, 1 + _STEPS)}
+    if fitting < batch:
+        sizes |= {"per_device_train_batch_size": fitting, "gradient_accumulation_steps": 1}
+    ends: list[float] = []
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        if stop.is_set():
+            raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
+        ends.append(time.perf_counter())
+        if len(ends) > _STEPS:
+            raise _Timed
+
+    with tempfile.TemporaryDirectory(prefix="gym-client-") as folder:
+        config = round_training(recipe.model_copy(update=sizes), 1, Path(folder) / "run", device)
+        trainer = Trainer(
+            config,
+            model=model.model,
+            tokenizer=model.tokenizer,
+            on_step=on_step,
+            on_rows=lambda name, counts: None,
+        )
+        try:
+            trainer.train(dataset=_some(rows, (1 + _STEPS) * batch))
+        except _Timed:
+            pass
+        finally:
+            model.restore()
+    return (ends[-1] - ends[0]) / _STEPS, min(fitting, batch)
+
+
+def _some(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """About ``count`` rows from all over the data."""
+    return list(rows[:: max(1, len(rows) // max(count, _FEWEST_ROWS))])
+
+
+def _least_rows(recipe: TrainingRecipe) -> int:
+    from gym_fed.kinds import ALGORITHMS
+
+    section = recipe.chosen_sections().get(recipe.algorithm)
+    return 1 if section is None else int(ALGORITHMS.type_of(recipe.algorithm).least_batch(section))
+
+
+def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> tuple[float, int]:
+    """Seconds of a token forwards, and how many were tried: doubled until a row is full, for short passes are slow."""
+    from gym_fed.models import pick_device
+
+    place = pick_device(device)
+    model.to(place)
+    tokens = min(_FIRST_TOKENS, most_tokens)
+    seconds = _pass_seconds(model, tokens, place)
+    if seconds < _MOST_SECONDS:  # the first one also loads kernels and starts threads
+        seconds = _pass_seconds(model, tokens, place)
+    pace = seconds / tokens
+    while seconds < _LONG_ENOUGH_SECONDS and tokens < most_tokens:
+        if stop.is_set():
+            raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
+        tokens = min(2 * tokens, most_tokens)
+        seconds = _pass_seconds(model, tokens, place)
+        pace = min(pace, seconds / tokens)
+    return pace, tokens
+
+
+def _pass_seconds(model: Any, tokens: int, place: Any) -> float:
+    import torch
+
+    ids = torch.zeros((1, tokens), dtype=torch.long, device=place)
+    begun = time.perf_counter()
+    with torch.no_grad():
+        float(model(input_ids=ids, use_cache=False).logits[0, -1, 0])  # waits for a GPU
+    return time.perf_counter() - begun

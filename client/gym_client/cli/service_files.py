@@ -1,0 +1,258 @@
+"""Files that have a machine's own service manager run `gym-client join`: systemd, launchd and Task Scheduler.
+
+No secret is in them: a passphrase stays in its own file, which they name.
+"""
+
+from __future__ import annotations
+
+import plistlib
+import re
+import shlex
+import subprocess
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+Platform = Literal["linux", "macos", "windows"]
+
+_NAME = "gym-client"
+_LABEL = "org.gym-fed.client"
+_RESTART_SECONDS = 60
+_STOP_SECONDS = 300
+_TASK = "http://schemas.microsoft.com/windows/2004/02/mit/task"
+_CREDENTIAL = "passphrase"
+_NO_PROGRAM = "\"'\\$"
+"""What systemd refuses in the path of a program, or might replace there."""
+
+_FINAL = (
+    ErrorCode.USAGE,
+    ErrorCode.CONFIG_INVALID,
+    ErrorCode.FILE_NOT_FOUND,
+    ErrorCode.DATA_INVALID,
+    ErrorCode.MODEL_INVALID,
+    ErrorCode.MODEL_NOT_FOUND,
+    ErrorCode.BASE_MISMATCH,
+    ErrorCode.UNAUTHENTICATED,
+    ErrorCode.PERMISSION_DENIED,
+    ErrorCode.SERVER_KEY_CHANGED,
+    ErrorCode.SIGNATURE_INVALID,
+    ErrorCode.KEY_REVOKED,
+    ErrorCode.KEY_LOCKED,
+    ErrorCode.TERMS_CHANGED,
+    ErrorCode.POLICY_REFUSED,
+    ErrorCode.MISSING_DEPENDENCY,
+    ErrorCode.STATE_CORRUPT,
+    ErrorCode.LEDGER_FORKED,
+    ErrorCode.HUB_RESTORED,
+)
+"""Ends after which only a person can help, so that nothing is started again."""
+
+
+def needs_a_person(code: ErrorCode) -> bool:
+    """Whether `gym-client join` would only end the same way if it were started again."""
+    return code in _FINAL
+
+
+@dataclass(frozen=True)
+class ServiceJob:
+    """What is to be run.
+
+    Attributes:
+        command: Program and first arguments, before ``join``.
+        home: The contributor's folder.
+        environment: What else the process needs, such as ``HOME``.
+        passphrase_file: Its first line is the passphrase; None where the key has none.
+    """
+
+    command: Sequence[str]
+    home: Path
+    environment: dict[str, str]
+    passphrase_file: Path | None
+
+    def words(self) -> list[str]:
+        """The whole command."""
+        passphrase = ["--passphrase-file", str(self.passphrase_file)] if self.passphrase_file else []
+        return [*self.command, "join", *passphrase]
+
+
+@dataclass(frozen=True)
+class ServiceFile:
+    """A file for a service manager.
+
+    Attributes:
+        path: Where it belongs.
+        content: As bytes, in the encoding that its reader expects.
+        text: The same for people.
+        start: Commands that start it.
+        remove: Commands that end it, before the file is deleted.
+    """
+
+    path: Path
+    content: bytes
+    text: str
+    start: list[str]
+    remove: list[str]
+
+
+def service_file(platform: Platform, service: ServiceJob, user_home: Path) -> ServiceFile:
+    """The file of one platform.
+
+    Args:
+        platform: Whose service manager.
+        service: What is to be run.
+        user_home: The home folder of the person.
+
+    Raises:
+        GymError: ``USAGE`` for a path that the file cannot hold.
+    """
+    for text in (*service.words(), str(service.home), *service.environment.values()):
+        if not all(map(_is_writable, text)):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{plain(text)} has control characters, or bytes that are no UTF-8",
+                "choose a path without them",
+            )
+    return {"linux": _systemd, "macos": _launchd, "windows": _task}[platform](service, user_home)
+
+
+def _systemd(service: ServiceJob, user_home: Path) -> ServiceFile:
+    path = user_home / ".config/systemd/user" / f"{_NAME}.service"
+    program, *others = service.command
+    begun = [_unit_quoted(program)]
+    if set(program) & set(_NO_PROGRAM):
+        begun = ["/usr/bin/env", _argument(program)]
+    words = [*begun, *map(_argument, [*others, "join"])]
+    if service.passphrase_file:
+        words += ["--passphrase-file", f'"%d/{_CREDENTIAL}"']  # where systemd puts what LoadCredential names
+    variables = {**service.environment, "GYM_HOME": str(service.home)}
+    lines = [
+        "[Unit]",
+        "Description=gym-client: improves a shared model with your own data",
+        "",
+        "[Service]",
+        f"ExecStart={' '.join(words)}",
+        *(f"Environment={_unit_quoted(f'{name}={value}')}" for name, value in variables.items()),
+    ]
+    if service.passphrase_file:
+        lines.append(f"LoadCredential={_CREDENTIAL}:{_unit_plain(service.passphrase_file)}")
+    lines += [
+        "Nice=10",
+        "KillSignal=SIGINT",
+        f"TimeoutStopSec={_STOP_SECONDS}",
+        f"SuccessExitStatus={ErrorCode.INTERRUPTED.exit_code}",
+        "Restart=on-failure",
+        f"RestartSec={_RESTART_SECONDS}",
+        f"RestartPreventExitStatus={' '.join(str(code.exit_code) for code in _FINAL)}",
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+    ]
+    text = "\n".join(lines) + "\n"
+    start = [
+        "systemctl --user daemon-reload",
+        f"systemctl --user enable --now {_NAME}.service",
+        "loginctl enable-linger",
+    ]
+    remove = [f"systemctl --user disable --now {_NAME}.service"]
+    return ServiceFile(path, text.encode(), text, start, remove)
+
+
+def _unit_quoted(text: str) -> str:
+    """A word of a unit file: quoted, with systemd's escapes, and no specifier."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'
+
+
+def _argument(text: str) -> str:
+    """A word behind the program, in which systemd would also replace variables."""
+    return _unit_quoted(text.replace("$", "$$"))
+
+
+def _unit_plain(path: Path) -> str:
+    """A value that is one path to its end, and takes no quotes.
+
+    Raises:
+        GymError: ``USAGE`` for a path that systemd would not read to its end.
+    """
+    text = str(path)
+    if text.endswith("\\") or text != text.strip():
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{plain(text)!r} ends with a backslash or a space, which systemd does not read as part of a path",
+            "give the file another name",
+        )
+    return text.replace("%", "%%")
+
+
+def _is_writable(character: str) -> bool:
+    """Whether all three kinds of file can hold a character: XML has no controls, surrogates, U+FFFE or U+FFFF."""
+    return unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and character not in "\ufffe\uffff"
+
+
+def _launchd(service: ServiceJob, user_home: Path) -> ServiceFile:
+    path = user_home / "Library/LaunchAgents" / f"{_LABEL}.plist"
+    log = str(service.home / "service.log")
+    content = plistlib.dumps(
+        {
+            "Label": _LABEL,
+            "ProgramArguments": [*service.words(), "--service"],  # launchd looks at 0 and not 0 alone
+            "EnvironmentVariables": {**service.environment, "GYM_HOME": str(service.home)},
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": _RESTART_SECONDS,
+            "ExitTimeOut": _STOP_SECONDS,
+            "ProcessType": "Background",
+            "StandardOutPath": log,
+            "StandardErrorPath": log,
+        },
+        sort_keys=False,
+    )
+    start = [f"launchctl bootstrap gui/$(id -u) {shlex.quote(str(path))}"]
+    return ServiceFile(path, content, content.decode(), start, [f"launchctl bootout gui/$(id -u)/{_LABEL}"])
+
+
+def _task(service: ServiceJob, user_home: Path) -> ServiceFile:
+    program, *arguments = service.words()
+    arguments += ["--service", "--home", str(service.home)]  # a task has no environment of its own
+    for text in (program, *arguments):
+        if re.search("%[^%]+%", text):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{plain(text)}: Task Scheduler reads %...% as a variable, and has no way to write it",
+                "choose a path without two percent signs",
+            )
+    ElementTree.register_namespace("", _TASK)
+    task = ElementTree.Element(f"{{{_TASK}}}Task", version="1.2")
+    triggers = _child(task, "Triggers")
+    _child(_child(triggers, "LogonTrigger"), "Enabled", "true")
+    settings = _child(task, "Settings")
+    for name, value in (
+        ("MultipleInstancesPolicy", "IgnoreNew"),
+        ("DisallowStartIfOnBatteries", "false"),  # policy.yaml has on_battery
+        ("StopIfGoingOnBatteries", "false"),
+        ("ExecutionTimeLimit", "PT0S"),
+    ):
+        _child(settings, name, value)
+    restart = _child(settings, "RestartOnFailure")
+    _child(restart, "Interval", f"PT{_RESTART_SECONDS}S")
+    _child(restart, "Count", "999")
+    action = _child(_child(task, "Actions"), "Exec")
+    _child(action, "Command", program)
+    _child(action, "Arguments", subprocess.list2cmdline(arguments))
+    text = ElementTree.tostring(task, encoding="unicode")
+    path = service.home / f"{_NAME}-task.xml"
+    content = f'<?xml version="1.0" encoding="UTF-16"?>\n{text}\n'
+    start = [subprocess.list2cmdline(["schtasks", "/Create", "/TN", _NAME, "/XML", str(path)])]
+    return ServiceFile(path, content.encode("utf-16"), content, start, [f"schtasks /Delete /TN {_NAME} /F"])
+
+
+def _child(parent: ElementTree.Element, name: str, text: str | None = None) -> ElementTree.Element:
+    child = ElementTree.SubElement(parent, f"{{{_TASK}}}{name}")
+    child.text = text
+    return child
