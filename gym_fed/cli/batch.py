@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
+from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.train.progress import bar, duration
-from gym_fed.console import err, print_result
+from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.options import AdapterOption, ServedVariants, SetOption
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig, ServingConfig
@@ -36,24 +38,22 @@ def batch(
         ),
     ],
     base: Annotated[
-        str | None, typer.Option("--base", help="gym-nano (the default), a model folder or a cached name.")
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help="gym-nano, a model folder, or a name of the Hub.",
+            autocompletion=models,
+            show_default="that of the variants, or gym-nano",
+        ),
     ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
-    ] = None,
+    adapter: AdapterOption = None,
     chat_template: ChatTemplateOption = None,
-    variants: Annotated[
-        Path | None,
-        typer.Option("--variants", metavar="DIR", help="Folder of variants, as `gym variant` fills it."),
-    ] = None,
+    variants: ServedVariants = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="serving.yaml, as `gym api` reads it.")
+        Path | None, typer.Option("--config", metavar="FILE", help="serving.yaml, as `gym api` reads it.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of serving.yaml; may be repeated."),
-    ] = None,
+    overrides: SetOption = None,
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="Failing requests go here instead of OUT.")
     ] = None,
@@ -62,10 +62,10 @@ def batch(
         typer.Option("--seed", min=0, help="Of requests that name none: each gets one of its own from it."),
     ] = 0,
     yes: YesOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Answer a file of requests. The same command resumes after Ctrl-C or a crash."""
-    from gym_fed.cli.api.app import serving_config
+    from gym_fed.cli.api.app import serving_config, with_own_variants
 
     named = {
         "base": base,
@@ -74,7 +74,7 @@ def batch(
         "variants": str(variants) if variants is not None else None,
     }
     named_overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
-    settings = serving_config(config, [*(overrides or []), *named_overrides])
+    settings = with_own_variants(serving_config(config, [*(overrides or []), *named_overrides]))
     _refuse_same_file(source, target, errors)
 
     from gym_fed.serving.batch.input import check_body, check_input
@@ -113,7 +113,10 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
     require_store(settings.variants)
     with open_serving(settings) as serving:
         service = serving.service
-        given.require_models(lambda name: service.catalogue.resolve(name, LOCAL))
+        given.require_models(
+            lambda name: service.catalogue.resolve(name, LOCAL),
+            lambda: [model.name for model in service.catalogue.list(LOCAL)],
+        )
         output.pin({"base_digest": serving.base.digest, "variants": _versions(serving, given)})
         with _progress() as show:
             return run_batch(

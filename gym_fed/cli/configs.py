@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from gym_fed.cli.completion import recipes
 from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.old_names import keep_old_command, old_options
+from gym_fed.options import IgnoreUnsupported, SetOption
 
 app = typer.Typer(
     help="List, copy and check training recipes, and import LLaMA-Factory's files.", no_args_is_help=True
@@ -20,13 +22,6 @@ app = typer.Typer(
 ReadsLlamaFactory = old_options({"--allow-untranslated": "--ignore-unsupported"})
 """A command that reads LLaMA-Factory's files."""
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
-IgnoreUnsupported = Annotated[
-    bool,
-    typer.Option("--ignore-unsupported", help="Ignore LLaMA-Factory's keys that have no counterpart."),
-]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
-]
 
 
 @app.command("list")
@@ -38,13 +33,15 @@ def list_recipes(as_json: AsJson = False) -> None:
     print_result(
         as_json,
         [{"name": r.name, "file": str(r.file), "summary": r.summary, "sizes": list(r.sizes)} for r in found],
-        lambda: print_columns([(r.name, _with_sizes(r.summary, r.sizes)) for r in found], indent=""),
+        lambda: print_columns(
+            [(r.name, _with_sizes(r.summary, r.sizes)) for r in found], indent="", wrapped=True
+        ),
     )
 
 
 @app.command("copy")
 def copy_recipe(
-    name: Annotated[str, typer.Argument(help="A recipe of `gym configs list`.")],
+    name: Annotated[str, typer.Argument(help="A recipe of `gym configs list`.", autocompletion=recipes)],
     dest: Annotated[Path, typer.Argument(help="A file, or a folder to put it in.")] = Path("."),
     size: Annotated[
         str | None,
@@ -82,7 +79,7 @@ keep_old_command(app, "gym configs cp", "gym configs copy", copy_recipe)
 @app.command("validate", cls=ReadsLlamaFactory)
 def validate_file(
     file: Annotated[Path, typer.Argument(help="A YAML file of gym train, or of LLaMA-Factory.")],
-    set_: Set = None,
+    set_: SetOption = None,
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="For so many processes.")] = 1,
     schema_only: Annotated[
         bool,

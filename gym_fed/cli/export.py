@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.completion import models, variants
 from gym_fed.cli.export_formats import print_formats
 from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.next_command import print_next
 from gym_fed.cli.stages import ends_well_on_sigterm, stages
 from gym_fed.console import AsJson, MemberName, err, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import EXPORT_FORMATS
+from gym_fed.options import AdapterOption, ServedVariants
 from gym_fed.text import readable_bytes
 
 if TYPE_CHECKING:
@@ -24,7 +27,8 @@ def export(
         str | None,
         typer.Argument(
             help="gym-nano, a model folder, the output_dir of a run, an adapter's folder, BASE:VARIANT, "
-            "a .gymdelta, or a LLaMA-Factory file that merges."
+            "a .gymdelta, or a LLaMA-Factory file that merges.",
+            autocompletion=models,
         ),
     ] = None,
     output: Annotated[
@@ -37,22 +41,12 @@ def export(
             show_default="a file format: here, called as MODEL; a folder must be named",
         ),
     ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
-    ] = None,
+    adapter: AdapterOption = None,
     variant: Annotated[
-        str | None, typer.Option("--variant", metavar="NAME", help="This variant of MODEL.")
+        str | None,
+        typer.Option("--variant", metavar="NAME", help="This variant of MODEL.", autocompletion=variants),
     ] = None,
-    variants: Annotated[
-        Path | None,
-        typer.Option(
-            "--variants",
-            metavar="FOLDER",
-            help="Where variants are kept.",
-            show_default="~/.gym-fed/variants",
-        ),
-    ] = None,
+    variants: ServedVariants = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -183,6 +177,8 @@ def export(
     for note in record.get("notes", ()):
         err.print(f"note: {note}")
     print_result(as_json, {**record, "output": str(output)}, f"{output}: {_said(record)}")
+    if not as_json:
+        print_next(chosen.use(output))
 
 
 def _beside(model: str, suffix: str) -> Path:

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from gym_fed.cli.completion import models
 from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.options import DEVICE
 
 
 def grade(
@@ -17,17 +19,26 @@ def grade(
         Path, typer.Argument(metavar="ROWS", help="Prompts (with --model), or prompts and completions.")
     ],
     graders: Annotated[
-        Path, typer.Option("--graders", help="A YAML file with a `graders` list, as in a training config.")
+        Path,
+        typer.Option(
+            "--graders", metavar="FILE", help="A YAML file with a `graders` list, as in a training config."
+        ),
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", help="The model that answers: gym-nano, a model folder or a run folder."),
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="The model that answers: gym-nano, a model folder or a run folder.",
+            autocompletion=models,
+        ),
     ] = None,
-    num: Annotated[int | None, typer.Option("--num", min=1, help="Only the first so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many rows.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 64,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     output: Annotated[
-        Path | None, typer.Option("--output", help="Write every answer with its rewards to this JSONL file.")
+        Path | None,
+        typer.Option("--output", "-o", help="Write every answer with its rewards to this JSONL file."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,7 +51,7 @@ def grade(
     if output is not None and output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output}: exists", "choose another name")
     built = build_graders(load_config(graders, GraderSections).graders)
-    chosen = load_rows(rows, "prompt" if model is None else "auto")[:num]
+    chosen = load_rows(rows, "prompt" if model is None else "auto")[:limit]
     if model is None:
         from gym_fed.evaluation.grading import grade_answers
 

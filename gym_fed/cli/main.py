@@ -16,6 +16,7 @@ from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data.app import app as data_app
 from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.delta.app import app as delta_app
+from gym_fed.cli.docs import docs
 from gym_fed.cli.doctor import doctor
 from gym_fed.cli.evaluation.app import app as eval_app
 from gym_fed.cli.export import export
@@ -42,7 +43,9 @@ class _TakesOtherWords(TyperGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         command = self.get_command(ctx, args[0])
-        if command is None or _has_unknown(args[1:], options := _options_of(command, args[1:])):
+        if not ctx.resilient_parsing and (
+            command is None or _has_unknown(args[1:], options := _options_of(command, args[1:]))
+        ):
             from gym_fed.compat.commands import reworded
 
             ctx.meta["gym.typed"] = args
@@ -105,8 +108,9 @@ app.command()(tune)
 app.command()(chat)
 app.command()(batch)
 app.command(cls=NamesFormats)(export)
-app.command(cls=old_options({"--rewards": "--graders"}))(grade)
+app.command(cls=old_options({"--rewards": "--graders", "--num": "--limit"}))(grade)
 app.command()(doctor)
+app.command()(docs)
 app.add_typer(api_app, name="api")
 app.add_typer(configs_app, name="configs")
 app.add_typer(data_app, name="data")

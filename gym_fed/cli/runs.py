@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed import console
+from gym_fed.cli.completion import runs as complete_runs
 from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tracking.trackers.base import flat
@@ -27,7 +28,7 @@ app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_POINTS = 60
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders.", autocompletion=complete_runs)]
 
 
 @app.command("list")
@@ -63,7 +64,10 @@ def list_runs(
 
 
 @app.command()
-def show(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: AsJson = False) -> None:
+def show(
+    run: Annotated[Path, typer.Argument(help="A run folder.", autocompletion=complete_runs)],
+    as_json: AsJson = False,
+) -> None:
     """Show one run: status, last figures, settings, and where it ran."""
     found = summary(run)
     found["config"] = read_config(run)
@@ -129,7 +133,7 @@ def compare(runs: Runs, as_json: AsJson = False) -> None:
 def plot(
     runs: Runs,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="A picture (.png, .svg, .pdf); else a line of text.")
+        Path | None, typer.Option("--output", "-o", help="A picture (.png, .svg, .pdf); else a line of text.")
     ] = None,
     metric: Annotated[list[str] | None, typer.Option("--metric", help="A figure; may be repeated.")] = None,
     as_json: AsJson = False,

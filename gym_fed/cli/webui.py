@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gym_fed.addresses import host_port
 from gym_fed.cli.default_command import DefaultCommandGroup
-from gym_fed.console import AsJson, err, out, print_columns, print_event, print_result
+from gym_fed.cli.next_command import after_webui, print_next
+from gym_fed.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
+from gym_fed.options import HOST, PORT, KeyName, Listen, RoleOption
 
 if TYPE_CHECKING:
     from gym_fed.web.keys import WebKeys
@@ -21,47 +24,50 @@ class _OpensByDefault(DefaultCommandGroup):
 
 app = typer.Typer(
     cls=_OpensByDefault,
-    help="Train, watch and try models in a browser, at --port, --listen, with --runs: see gym webui serve --help.",
+    help="Train, watch and try models in a browser, at --host, --port, with --runs: see gym webui serve --help.",
 )
 keys_app = typer.Typer(
     help="Add, list and remove the keys of those who log in from other machines.", no_args_is_help=True
 )
 app.add_typer(keys_app, name="keys")
 
-RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that runs lie in, at any depth.")]
-NameArgument = Annotated[str, typer.Argument(help="Of who gets the key.")]
+RunsOption = Annotated[
+    Path, typer.Option("--runs", metavar="FOLDER", help="Folder that runs lie in, at any depth.")
+]
 DEFAULT_RUNS = Path("runs")
 
 
 @app.command()
 def serve(
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 7860,
-    listen: Annotated[
-        str | None,
-        typer.Option("--listen", metavar="HOST:PORT", help="In place of --port; beyond loopback, with keys."),
-    ] = None,
+    host: Annotated[str, HOST] = "127.0.0.1",
+    port: Annotated[int, PORT] = 7860,
+    listen: Listen = None,
     runs: RunsOption = DEFAULT_RUNS,
     open_page: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open the browser; by default on a terminal.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Serve the workbench of this folder; `gym webui` means the same. Ctrl-C ends it, and jobs go on."""
     from gym_fed.webui.app import open_webui
     from gym_fed.webui.workbench import open_workbench
 
     workbench = open_workbench(Path.cwd(), runs)
-    server = open_webui(workbench, listen or f"127.0.0.1:{port}", f"{workbench.folder.name or 'gym'}")
+    server = open_webui(
+        workbench, host_port(host, port) if listen is None else listen, f"{workbench.folder.name or 'gym'}"
+    )
+    err.print("Ctrl-C ends the workbench; what it has started goes on")
     if as_json:
         print_event({"event": "webui", "url": server.url})
     else:
         out.print(server.url)
-    err.print("Ctrl-C ends the workbench; what it has started goes on")
     if open_page or (open_page is None and out.is_terminal):
         import webbrowser
 
         webbrowser.open(server.url)
     server.run()
+    if not as_json:
+        print_next(after_webui(runs))
     running = [job.title for job in workbench.jobs.list() if job.status == "running"]
     if running:
         err.print(f"still running: {', '.join(running)}", markup=False)
@@ -69,10 +75,8 @@ def serve(
 
 @keys_app.command()
 def add(
-    name: NameArgument,
-    role: Annotated[
-        Literal["viewer", "operator"], typer.Option("--role", help="A viewer looks; an operator changes.")
-    ] = "viewer",
+    name: KeyName,
+    role: RoleOption = "viewer",
     runs: RunsOption = DEFAULT_RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -99,7 +103,7 @@ def list_keys(runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False) -> None:
 
 
 @keys_app.command()
-def remove(name: NameArgument, runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False) -> None:
+def remove(name: KeyName, runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False) -> None:
     """Remove a key; the sessions that it began end with it."""
     _keys(runs).remove(name)
     print_result(as_json, {"removed": name}, note=f"removed {name}")

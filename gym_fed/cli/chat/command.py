@@ -12,9 +12,13 @@ import typer
 
 from gym_fed.cli.chat import their_file
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
+from gym_fed.cli.completion import models, variants
 from gym_fed.cli.models.needed import YesOption, ensure_models
-from gym_fed.console import err, print_json
+from gym_fed.cli.next_command import after_chat, print_next
+from gym_fed.cli.waiting import waiting
+from gym_fed.console import AsJsonLines, err, print_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.options import DEVICE, AdapterOption, ServedVariants
 
 if TYPE_CHECKING:
     from gym_fed.serving.chat.session import Writer
@@ -24,29 +28,22 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="gym-nano, a model folder, the output_dir of a run, or a LLaMA-Factory file; "
-            "with --api a model's name."
+            help="gym-nano, a model folder, the output_dir of a run, BASE:VARIANT, or a LLaMA-Factory file; "
+            "with --api a model's name.",
+            autocompletion=models,
         ),
     ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
-    ] = None,
+    adapter: AdapterOption = None,
     chat_template: ChatTemplateOption = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this, print the answer, leave.")] = None,
     system: Annotated[
         str | None, typer.Option("--system", help="A system message before everything.")
     ] = None,
-    variant: Annotated[str | None, typer.Option("--variant", help="Answer with this variant.")] = None,
-    variants: Annotated[
-        Path | None,
-        typer.Option(
-            "--variants",
-            metavar="DIR",
-            help="Folder of variants, as `gym variant` fills it.",
-            show_default="with --variant: ~/.gym-fed/variants",
-        ),
+    variant: Annotated[
+        str | None,
+        typer.Option("--variant", metavar="NAME", help="Answer with this variant.", autocompletion=variants),
     ] = None,
+    variants: ServedVariants = None,
     api: Annotated[
         str | None,
         typer.Option(
@@ -84,11 +81,9 @@ def chat(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="The answer ends before this text; may be repeated.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="auto (the default), cpu, cuda or mps.")
-    ] = None,
+    device: Annotated[str | None, DEVICE] = None,
     yes: YesOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each answer as JSON, when whole.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Chat with a model: history, streaming, variants; /help lists the commands, /exit leaves."""
     from gym_fed.cli.chat.settings import ChatSettings
@@ -121,14 +116,11 @@ def chat(
         _refuse_beside("a model of this machine (no --api)", {"--api-key-env": api_key_env})
         if model is None:
             raise GymError(ErrorCode.USAGE, "which MODEL?", "gym-nano, a model folder, a run, or --api URL")
-        if variant is not None and variants is None:
-            from gym_fed.serving.store.folder import store_folder
-
-            named = os.environ.get("GYM_VARIANTS")
-            variants = store_folder(Path(named) if named else None)
+        model, variant = _in_parts(model, variant)
         require_template(chat_template)
         ensure_models([model, *(adapter or ())], yes)
-        writer = _local(model, adapter or [], variants, device or "auto", chat_template)
+        with waiting(f"loading {model}"):
+            writer = _local(model, adapter or [], variants, variant, device or "auto", chat_template)
 
     from gym_fed.cli.chat.terminal import Terminal, line_editing
     from gym_fed.serving.chat.session import ChatSession
@@ -140,6 +132,8 @@ def chat(
             home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
             with line_editing(home):
                 terminal.run()
+            if api is None and not as_json:
+                print_next(after_chat(str(model), conversation.variant, variants))
         elif as_json:
             with closing(conversation.say(prompt)) as texts:
                 answer = "".join(texts)
@@ -170,17 +164,43 @@ def _remote(url: str, model: str | None, api_key_env: str | None) -> Writer:
     return RemoteWriter(url, model, api_key=key)
 
 
+def _in_parts(model: str, variant: str | None) -> tuple[str, str | None]:
+    """Base and variant of ``BASE:VARIANT``; any other name as it is.
+
+    Raises:
+        GymError: ``USAGE`` for two variants.
+    """
+    from gym_fed.serving.store.naming import in_parts
+
+    parts = in_parts(model)
+    if parts is None:
+        return model, variant
+    if variant is not None:
+        raise GymError(
+            ErrorCode.USAGE, f"{model} names a variant, and --variant another", "name one of the two"
+        )
+    return parts
+
+
 def _local(
-    model: str, adapters: list[str], variants: Path | None, device: str, chat_template: str | None
+    model: str,
+    adapters: list[str],
+    variants: Path | None,
+    variant: str | None,
+    device: str,
+    chat_template: str | None,
 ) -> Writer:
     from gym_fed.serving.chat.local_writer import open_engine, open_plain
+    from gym_fed.serving.store.folder import present_store, variants_folder
 
+    needed = variants is not None or variant is not None
+    store = variants_folder(variants) if needed else present_store()
     try:
         return open_engine(
-            model, adapters=adapters, variants=variants, device=device, chat_template=chat_template
+            model, adapters=adapters, variants=store, device=device, chat_template=chat_template
         )
     except GymError as error:
-        if error.code is not ErrorCode.MODEL_INVALID or variants is not None:
+        if error.code is not ErrorCode.MODEL_INVALID or needed:
             raise
         writer = open_plain(model, adapters=adapters, device=device, chat_template=chat_template)
         err.print(f"{error.message}: it answers by transformers' own generation", style="dim")

@@ -1,4 +1,4 @@
 """`gym data`.
 
-Neighbours: imports configs; imported by main, train, variant.
+Neighbours: imports completion, configs, waiting; imported by main.
 """

@@ -9,14 +9,17 @@ from typing import Annotated
 
 import typer
 
+from gym_fed.cli.completion import models, tasks
 from gym_fed.cli.configs import ReadsLlamaFactory
 from gym_fed.cli.data.catalogue import list_catalogue
 from gym_fed.cli.data.files import convert, dedup, mix
 from gym_fed.cli.data.show import show
-from gym_fed.console import AsJson, out, print_json, print_result
+from gym_fed.cli.waiting import waiting
+from gym_fed.console import AsJson, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TASKS
-from gym_fed.old_names import keep_old_command
+from gym_fed.old_names import TakesOut, keep_old_command, old_options
+from gym_fed.options import DEVICE, LicenceOption
 
 app = typer.Typer(
     help="Show datasets, convert, mix and share them; and text tasks made on this machine.",
@@ -25,16 +28,20 @@ app = typer.Typer(
 app.command(cls=ReadsLlamaFactory)(show)
 keep_old_command(app, "gym data inspect", "gym data show", show, cls=ReadsLlamaFactory)
 app.command()(convert)
-app.command()(mix)
-app.command()(dedup)
+app.command(cls=TakesOut)(mix)
+app.command(cls=TakesOut)(dedup)
 app.command("catalogue")(list_catalogue)
 
-StoreOption = Annotated[
+RegistryOption = Annotated[
     str,
     typer.Option(
-        "--store", envvar="GYM_DATASETS", help="A folder or fsspec URL, such as s3://bucket/datasets."
+        "--registry",
+        metavar="URL",
+        envvar="GYM_DATASETS",
+        help="A folder or an fsspec URL, such as s3://bucket/datasets.",
     ),
 ]
+TakesStore = old_options({"--store": "--registry"})
 
 
 class SplitName(StrEnum):
@@ -53,15 +60,19 @@ def list_tasks(
     print_result(
         as_json,
         [{"name": name, "group": task.group, "summary": task.summary} for name, task in tasks],
-        *(f"{name:10} {task.group:12} {task.summary}" for name, task in tasks),
+        lambda: print_columns(
+            [(name, task.group, task.summary) for name, task in tasks], indent="", wrapped=True
+        ),
     )
 
 
 @app.command("generate")
 def generate_file(
     file: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where to write the rows.")],
-    task: Annotated[list[str], typer.Option("--task", help="A task; give it again to mix several.")],
-    num: Annotated[int, typer.Option("--num", min=1, help="How many rows in all.")] = 1000,
+    task: Annotated[
+        list[str], typer.Option("--task", help="A task; give it again to mix several.", autocompletion=tasks)
+    ],
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many rows in all.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", help="Another seed gives other rows.")] = 0,
     rehearse: Annotated[
         float, typer.Option("--rehearse", min=0.0, max=0.9, help="Share of rows that ask base tasks instead.")
@@ -85,13 +96,16 @@ def generate_file(
 
 @app.command("score")
 def score(
-    model: Annotated[str, typer.Argument(help="gym-nano, a model folder or a run folder.")],
+    model: Annotated[
+        str, typer.Argument(help="gym-nano, a model folder or a run folder.", autocompletion=models)
+    ],
     task: Annotated[
-        list[str] | None, typer.Option("--task", help="Only these tasks (all by default).")
+        list[str] | None,
+        typer.Option("--task", help="Only these tasks (all by default).", autocompletion=tasks),
     ] = None,
-    num: Annotated[int, typer.Option("--num", min=1, help="Held-out prompts per task.")] = 200,
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Held-out prompts per task.")] = 200,
     seed: Annotated[int, typer.Option("--seed", help="Another seed draws other prompts.")] = 0,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Print the share of held-out prompts that a model answers exactly, task by task."""
@@ -99,35 +113,35 @@ def score(
 
     chosen = {name: TASKS.new(name).group for name in task or TASKS.usable()}
 
-    from gym_fed.evaluation.generation import exact_match
-    from gym_fed.models import load_model
+    with waiting(f"loading {model}"):
+        from gym_fed.evaluation.generation import exact_match
+        from gym_fed.models import load_model
 
-    loaded = load_model(model, device=device)
+        loaded = load_model(model, device=device)
     figures: dict[str, float] = {}
     for name, group in chosen.items():
         rows = generate(name, num, seed=seed, split="heldout")
-        figures[name] = exact_match(loaded.model, loaded.tokenizer, rows)
+        with waiting(f"scoring {name}"):
+            figures[name] = exact_match(loaded.model, loaded.tokenizer, rows)
         if not as_json:
             out.print(f"{name:10} {group:12} {figures[name]:7.1%}")
     if as_json:
         print_json({"model": model, "num": num, "seed": seed, "exact_match": figures})
 
 
-@app.command()
+@app.command(cls=TakesStore)
 def push(
     name: Annotated[str, typer.Argument(help="Such as me/stories.")],
     path: Annotated[Path, typer.Argument(help="A file, or a folder all of whose files are meant.")],
-    store: StoreOption,
-    licence: Annotated[
-        str | None, typer.Option("--licence", help="SPDX identifier, such as CC-BY-4.0, or LicenseRef-NAME.")
-    ] = None,
-    description: Annotated[str, typer.Option("--description", help="What it is.")] = "",
+    registry: RegistryOption,
+    licence: LicenceOption = None,
+    description: Annotated[str, typer.Option("--description", help="A few words on what it is for.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Push a file or folder as the next version of a dataset. A licence is needed."""
     from gym_fed.data.registry import DatasetRegistry
 
-    manifest = DatasetRegistry(store).push(name, path, licence=licence, description=description)
+    manifest = DatasetRegistry(registry).push(name, path, licence=licence, description=description)
     print_result(
         as_json,
         manifest.model_dump(),
@@ -135,19 +149,19 @@ def push(
     )
 
 
-@app.command()
+@app.command(cls=TakesStore)
 def pull(
     reference: Annotated[
         str, typer.Argument(metavar="NAME[@VERSION]", help="The newest version by default.")
     ],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where its files go.")],
-    store: StoreOption,
+    registry: RegistryOption,
     as_json: AsJson = False,
 ) -> None:
     """Pull a dataset, verified; a stopped pull continues, and no file is overwritten."""
     from gym_fed.data.registry import DatasetRegistry
 
-    manifest = DatasetRegistry(store).pull(reference, folder)
+    manifest = DatasetRegistry(registry).pull(reference, folder)
     print_result(
         as_json,
         manifest.model_dump(),
@@ -155,12 +169,12 @@ def pull(
     )
 
 
-@app.command("list")
-def list_datasets(store: StoreOption, as_json: AsJson = False) -> None:
-    """List the datasets of a store, each in its newest version."""
+@app.command("list", cls=TakesStore)
+def list_datasets(registry: RegistryOption, as_json: AsJson = False) -> None:
+    """List the datasets of a registry, each in its newest version."""
     from gym_fed.data.registry import DatasetRegistry
 
-    found = DatasetRegistry(store).list()
+    found = DatasetRegistry(registry).list()
     lines = []
     for manifest in found:
         size = sum(file.num_bytes for file in manifest.files)

@@ -13,6 +13,7 @@ import typer
 from gym_fed.console import AsJson, MemberName, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
+from gym_fed.options import ColumnsOption, FormatOption
 from gym_fed.text import harmless
 
 _EXAMPLES = 5
@@ -20,22 +21,10 @@ _SHOWN_CHARACTERS = 100
 
 T = TypeVar("T")
 
-ColumnsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--columns",
-        metavar="OURS=THEIRS,...",
-        help="What the file calls its columns, such as prompt=question,completion=answer.",
-    ),
-]
-FormatOption = Annotated[
-    str,
-    typer.Option("--format", click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out."),
-]
 _EVERY = 10_000
 
 OutOption = Annotated[
-    Path, typer.Option("-o", "--out", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
+    Path, typer.Option("--output", "-o", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
@@ -112,7 +101,8 @@ def mix(
     ],
     file: OutOption,
     num: Annotated[
-        int | None, typer.Option("--num", min=1, help="How many rows. [default: till a source ends]")
+        int | None,
+        typer.Option("--num", "-n", min=1, help="How many rows.", show_default="till a source ends"),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Another seed draws another order.")] = 0,
     stopping: Annotated[

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.data.files import ColumnsOption, FormatOption, counted
+from gym_fed.cli.data.files import counted
 from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.options import ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
 from gym_fed.text import harmless
 
 if TYPE_CHECKING:
@@ -33,9 +34,14 @@ def show(
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Whose tokenizer to use. [default: the config's, or gym-nano]"),
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Whose tokenizer to use.",
+            show_default="the config's, or gym-nano",
+        ),
     ] = None,
-    num: Annotated[int, typer.Option("-n", "--num", min=0, help="How many rows to show.")] = 3,
+    num: Annotated[int, typer.Option("--num", "-n", min=0, help="How many rows to show.")] = 3,
     format: FormatOption = "auto",
     columns: ColumnsOption = None,
     max_length: Annotated[
@@ -44,23 +50,17 @@ def show(
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Look at the first so many rows only.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the config.")
-    ] = None,
+    set_: SetOption = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
             "--against",
             metavar="A,B",
-            help="Look for evaluation rows of these suites or tasks. [default: of every suite that is on this machine]",
+            help="Look for evaluation rows of these suites or tasks.",
+            show_default="of every suite that is on this machine",
         ),
     ] = None,
-    ignore_unsupported: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-unsupported", help="Of a LLaMA-Factory file: ignore keys without a counterpart."
-        ),
-    ] = False,
+    ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""

@@ -1,4 +1,4 @@
 """`gym delta`.
 
-Neighbours: imports none; imported by main.
+Neighbours: imports completion; imported by main.
 """

@@ -12,34 +12,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed import console
+from gym_fed.cli.completion import runs
 from gym_fed.cli.delta.encode import draw_errors, encode, print_errors, require_matplotlib
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import keep_old_command
+from gym_fed.old_names import keep_old_command, old_options
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.delta_error import LayerError
 
 app = typer.Typer(help="Make, show and apply .gymdelta files.", no_args_is_help=True)
-app.command()(encode)
-keep_old_command(app, "gym delta diff", "gym delta encode", encode)
+NamesCodec = old_options({"--method": "--codec"})
+app.command(cls=NamesCodec)(encode)
+keep_old_command(app, "gym delta diff", "gym delta encode", encode, cls=NamesCodec)
 
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
 
 
-@app.command()
+@app.command(cls=old_options({"--max-examples": "--limit"}))
 def compare(
     base: _Base,
     tuned: Annotated[
-        str, typer.Argument(metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.")
+        str,
+        typer.Argument(
+            metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.", autocompletion=runs
+        ),
     ],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deltas made from this pair.")],
     data: Annotated[
         Path | None, typer.Option(help="Text to measure the layers' outputs on; without it, weights only.")
     ] = None,
-    max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 64,
-    plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Only the first so many rows of --data.")] = 64,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).", metavar="FILE")
+    ] = None,
     json_: AsJson = False,
 ) -> None:
     """Show bits, error of the weights and error of the outputs of every layer."""
@@ -52,7 +59,7 @@ def compare(
 
     if plot is not None:
         require_matplotlib()
-    rows = load_rows(data)[:max_examples] if data else []
+    rows = load_rows(data)[:limit] if data else []
     loaded = load_model(base)
     new: Any = merged(load_model(tuned).model, tuned)
     spec, tensors = BaseSpec.of(loaded.model, model_name(base)), model_tensors(loaded.model)

@@ -12,6 +12,7 @@ import typer
 from gym_quant.registry import CODECS
 
 from gym_fed import console
+from gym_fed.cli.completion import runs
 from gym_fed.console import MemberName
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_flag
@@ -32,14 +33,16 @@ _RENAMED = {
 def encode(
     base: Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")],
     tuned: Annotated[
-        str, typer.Argument(metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.")
+        str,
+        typer.Argument(
+            metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.", autocompletion=runs
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
     codec: Annotated[
         str,
         typer.Option(
             "--codec",
-            "--method",
             click_type=MemberName(CODECS, ("auto",), checked=False),
             help="Codec of matrices, or auto for a budget.",
         ),
@@ -50,14 +53,25 @@ def encode(
     rank: Annotated[
         int | None, typer.Option(help="lora: rank; a LoRA run's own factors are kept as is.")
     ] = None,
-    small: Annotated[str | None, typer.Option(help="Codec of norms and other small tensors.")] = None,
+    small: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODEC",
+            help="Codec of norms and other small tensors.",
+            click_type=MemberName(CODECS, checked=False),
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Calibration text: distils scales, and weighs errors by the layers' inputs."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A key of CodecPolicy or of calibration, such as embeddings=int8."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A key of CodecPolicy or of calibration, such as embeddings=int8.",
+        ),
     ] = None,
     aligned: Annotated[
         str | None, typer.Option(help="safety_threshold: the safe, instruction-tuned model; by default BASE.")
@@ -65,8 +79,10 @@ def encode(
     unaligned: Annotated[
         str | None, typer.Option(help="safety_threshold: what that was aligned from. No default.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).", metavar="FILE")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -167,7 +183,7 @@ def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) ->
         table.add_row(
             e.name, e.codec or "left out", f"{e.bits_per_weight:.2f}", _percent(e.weight_error), output
         )
-    console.out.print(table)
+    console.print_table(table)
 
 
 def _percent(value: float) -> str:

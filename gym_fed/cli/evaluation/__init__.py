@@ -1,4 +1,4 @@
 """`gym eval`.
 
-Neighbours: imports default_command, models, train; imported by leaderboard, main.
+Neighbours: imports completion, default_command, models, next_command, train; imported by leaderboard, main.
 """

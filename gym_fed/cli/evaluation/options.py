@@ -7,4 +7,14 @@ from typing import Annotated
 
 import typer
 
-FolderOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder of records.")]
+AllVariants = Annotated[
+    Path | None,
+    typer.Option(
+        "--variants",
+        metavar="FOLDER",
+        help="Folder of variants, as `gym variant` fills it; without --variant, MODEL and all of them.",
+    ),
+]
+FolderOption = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FOLDER", help="The folder of records.")
+]

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.completion import models, variants
+from gym_fed.cli.evaluation.options import AllVariants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.console import AsJson, err, out, print_json, print_table
+from gym_fed.options import DEVICE, AdapterOption
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.probe.probe import ProbeResult
@@ -28,7 +31,11 @@ _NAMES = {
 def probe_model(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A name, folder, run, adapter, BASE:VARIANT or .gymdelta file."),
+        typer.Argument(
+            metavar="MODEL",
+            help="A name, folder, run, adapter, BASE:VARIANT or .gymdelta file.",
+            autocompletion=models,
+        ),
     ],
     prompts: Annotated[
         Path | None,
@@ -39,32 +46,39 @@ def probe_model(
         ),
     ] = None,
     variant: Annotated[
-        list[str] | None, typer.Option("--variant", metavar="NAME", help="Of the store; may be repeated.")
-    ] = None,
-    variants: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
-            "--variants", metavar="FOLDER", help="The store; without --variant, the base and all that it has."
+            "--variant",
+            metavar="NAME",
+            help="This variant of MODEL; may be repeated. base is MODEL itself.",
+            autocompletion=variants,
         ),
     ] = None,
-    base: Annotated[str | None, typer.Option("--base", metavar="MODEL", help="Of a .gymdelta file.")] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
+    variants: AllVariants = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help="Base of MODEL, which is a .gymdelta.",
+            autocompletion=models,
+            show_default="the one it names",
+        ),
     ] = None,
+    adapter: AdapterOption = None,
     resistance: Annotated[
         bool,
         typer.Option(
             "--resistance/--no-resistance", help="Fine-tune a copy on 8 harmful rows, and measure again."
         ),
     ] = True,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, max=1024, help="Of each answer to an attack.")
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, max=1024, help="Of each answer to an attack.")
     ] = 32,
     compare: Annotated[
-        str | None, typer.Option("--compare", metavar="OTHER", help="Compare with this model, in pairs.")
+        str | None, typer.Option("--compare", metavar="OTHER", help="Another model: the paired difference.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "cpu",
+    device: Annotated[str, DEVICE] = "cpu",
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
@@ -89,7 +103,7 @@ def probe_model(
         require_named(one)
         ensure_models(models_needed(one), yes)
     probed = [
-        probe_models(one, asked, with_resistance=resistance, max_tokens=max_tokens, report=err.print)
+        probe_models(one, asked, with_resistance=resistance, max_tokens=max_new_tokens, report=err.print)
         for one in requests
     ]
     compared = [compare_probes(one, probed[1][0]) for one in probed[0]] if compare is not None else []

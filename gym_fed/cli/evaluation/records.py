@@ -82,7 +82,8 @@ def replay_sample(
         str | None, typer.Option("--task", help="Of which task; needed where the record has several.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Where the model is now.", show_default="the record's")
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="Where the model is now.", show_default="the record's"),
     ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="FOLDER", help="A folder of evaluation sets.")
@@ -177,7 +178,7 @@ def _list(folder: Path, as_json: bool) -> None:
     paths = record_paths(folder)
     if not paths and not folder.is_dir():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "name the folder of records: --out"
+            ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "name the folder of records: --output"
         )
     found: list[dict[str, Any]] = []
     documents: list[RecordDocument] = []

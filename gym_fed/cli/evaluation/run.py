@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gym_fed.cli.completion import models, suites, variants
 from gym_fed.cli.evaluation.figures import EvaluationRun, print_runs
-from gym_fed.cli.evaluation.options import FolderOption
+from gym_fed.cli.evaluation.options import AllVariants, FolderOption
 from gym_fed.cli.evaluation.suites import DataOption
 from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.next_command import after_eval, print_next
 from gym_fed.cli.train.progress import bar
 from gym_fed.console import AsJson, err
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.options import DEVICE, AdapterOption
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.evaluator import Evaluator, Progress
@@ -35,12 +38,13 @@ def run_evaluation(
         str | None,
         typer.Argument(
             help="gym-nano, a model folder, a run, an adapter's folder, BASE:VARIANT, or a .gymdelta; "
-            "with --api a model's name."
+            "with --api a model's name.",
+            autocompletion=models,
         ),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option("--suite", help="A suite of gym eval list; may be repeated."),
+        typer.Option("--suite", help="A suite of gym eval list; may be repeated.", autocompletion=suites),
     ] = None,
     tasks: Annotated[
         list[str] | None,
@@ -56,23 +60,24 @@ def run_evaluation(
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            "--variant", metavar="A,B", help="These variants of MODEL, in one pass; base is MODEL itself."
+            "--variant",
+            metavar="NAME",
+            help="This variant of MODEL; may be repeated. base is MODEL itself.",
+            autocompletion=variants,
         ),
     ] = None,
-    variants: Annotated[
-        Path | None,
-        typer.Option(
-            "--variants", metavar="FOLDER", help="Their folder; without --variant, MODEL and all of them."
-        ),
-    ] = None,
+    variants: AllVariants = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="MODEL", help="Of a .gymdelta.", show_default="the one it names"),
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help="Base of MODEL, which is a .gymdelta.",
+            autocompletion=models,
+            show_default="the one it names",
+        ),
     ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="DIR", help="Put this adapter on; may be repeated, in order."),
-    ] = None,
+    adapter: AdapterOption = None,
     api: Annotated[
         str | None,
         typer.Option(
@@ -93,7 +98,7 @@ def run_evaluation(
         ),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")] = "float32",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "cpu",
+    device: Annotated[str, DEVICE] = "cpu",
     compare: Annotated[
         str | None,
         typer.Option("--compare", metavar="OTHER", help="Another model, or a record: the paired difference."),
@@ -109,7 +114,7 @@ def run_evaluation(
     """
     from gym_fed.evaluation.evaluator import Evaluator
     from gym_fed.evaluation.records.reader import read_record
-    from gym_fed.evaluation.scoring.opening import ModelRequest, named_variants
+    from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, named_variants
 
     if model is None and api is None:
         raise GymError(
@@ -161,6 +166,9 @@ def run_evaluation(
         err.print(
             f"--num-fewshot {num_fewshot}: not for {', '.join(kept)}, which are defined without examples"
         )
+    if api is None and not as_json and request.model:
+        only = request.variants[0] if len(request.variants) == 1 and request.variants[0] != BASE else None
+        print_next(after_eval(str(request.model), only, variants if only else None))
 
 
 def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:

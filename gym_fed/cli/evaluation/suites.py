@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.suites.data import Places
     from gym_fed.evaluation.suites.fetch import DatasetOffer
 
-HomeOption = Annotated[
+SetsOption = Annotated[
     Path | None,
     typer.Option(
-        "--home", help="Folder of the fetched sets.", show_default="$GYM_HOME/evals or ~/.gym-fed/evals"
+        "--sets",
+        metavar="FOLDER",
+        help="Folder of the fetched sets.",
+        show_default="$GYM_HOME/evals or ~/.gym-fed/evals",
     ),
 ]
 DataOption = Annotated[
@@ -30,7 +33,7 @@ DataOption = Annotated[
 ]
 
 
-def list_suites(data: DataOption = None, home: HomeOption = None, as_json: AsJson = False) -> None:
+def list_suites(data: DataOption = None, sets: SetsOption = None, as_json: AsJson = False) -> None:
     """List the suites and their tasks: what each measures, rows, licence, and whether its rows are here."""
     from gym_fed.evaluation.suites.data import Places, require_folder
     from gym_fed.evaluation.suites.listing import listing
@@ -38,7 +41,7 @@ def list_suites(data: DataOption = None, home: HomeOption = None, as_json: AsJso
 
     if data is not None:
         require_folder(data)
-    where = home or evals_home()
+    where = sets or evals_home()
     places = Places(data, where, read_lock(where))
     known = listing()
     facts = {name: _facts(name, places) for name, entry in known.tasks.items() if not entry.tasks}
@@ -67,7 +70,7 @@ def fetch_suites(
         bool, typer.Option("--update", help="Take the newest commit instead of the one that is locked.")
     ] = False,
     yes: YesOption = False,
-    home: HomeOption = None,
+    sets: SetsOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch the rows of suites from the Hugging Face Hub; of all commands of `gym eval` this alone uses a network.
@@ -78,7 +81,7 @@ def fetch_suites(
     from gym_fed.evaluation.suites.fetch import fetch_offers, offers_for
     from gym_fed.evaluation.suites.store import evals_home
 
-    where = home or evals_home()
+    where = sets or evals_home()
     offers = offers_for(suite, where, update=update)
     if offers:
         _agree(offers, yes)

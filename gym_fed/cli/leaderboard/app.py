@@ -11,6 +11,7 @@ from gym_fed.cli.evaluation.options import FolderOption
 from gym_fed.cli.variant.options import KeyOption, signing_key
 from gym_fed.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.old_names import TakesOut
 
 app = typer.Typer(
     help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
@@ -54,7 +55,7 @@ def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson 
     err.print(f"head {opened.head}", style="dim")
 
 
-@app.command()
+@app.command(cls=TakesOut)
 def add(
     record: Annotated[
         str, typer.Argument(metavar="RECORD", help="Its id, the beginning of one, or its file.")
@@ -90,7 +91,9 @@ def add(
 @app.command()
 def verify(
     line: Annotated[str, typer.Argument(metavar="LINE", help="Number or hash of a submission.")],
-    model: Annotated[str, typer.Option("--model", help="Your copy of the model that was submitted.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Your copy of the model that was submitted.")
+    ],
     board: BoardOption = DEFAULT,
     samples: Annotated[int, typer.Option("--samples", min=1, help="How many to re-run.")] = 32,
     data: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gym_fed.cli.models.needed import say_asking
 from gym_fed.cli.models.push import push
 from gym_fed.cli.models.registries import (
     AsIsOption,
@@ -67,6 +68,7 @@ def pull(
     from gym_fed.downloads import pull_model
     from gym_fed.downloads.terminal import consent, progress
 
+    say_asking(name)
     with progress() as report:
         offer, folder = pull_model(name, consent=consent(yes), report=report)
     print_result(

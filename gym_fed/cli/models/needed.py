@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 YesOption = Annotated[
     bool,
-    typer.Option("--yes", help="Consent to downloads from the Hub; their bytes and licence are printed."),
+    typer.Option(
+        "--yes", "-y", help="Consent to downloads from the Hub; their bytes and licence are printed."
+    ),
 ]
 _T = TypeVar("_T")
 
@@ -31,9 +33,18 @@ def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
 
     missing = _missing(names)
     for name in missing:
+        say_asking(name)
         with progress() as report:
             ensure_model(name, consent=consent(yes), report=report)
     return bool(missing)
+
+
+def say_asking(name: str) -> None:
+    """Name the machine that is asked for something of the Hub; its answer can take many seconds."""
+    from gym_fed.console import err
+    from gym_fed.downloads.hub import endpoint
+
+    err.print(f"asking {endpoint()} for {name} ...", style="dim", markup=False)
 
 
 def _missing(names: Iterable[str | None]) -> list[str]:
@@ -74,11 +85,13 @@ def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
     Raises:
         GymError: As ``gym_fed.downloads.ensure_dataset``.
     """
-    from gym_fed.downloads import ensure_dataset
+    from gym_fed.downloads import ensure_dataset, missing_dataset
     from gym_fed.downloads.needed import hub_places
     from gym_fed.downloads.terminal import consent
 
     for name, subset in dict.fromkeys(place for source in sources for place in hub_places(source)):
+        if missing_dataset(name):
+            say_asking(name)
         ensure_dataset(name, subset=subset, consent=consent(yes))
 
 

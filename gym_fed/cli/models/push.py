@@ -19,6 +19,7 @@ from gym_fed.cli.models.registries import (
 )
 from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.options import LicenceOption
 from gym_fed.text import plain, readable_bytes
 
 if TYPE_CHECKING:
@@ -48,10 +49,7 @@ def push(
         ),
     ] = None,
     registry: RegistryOption = None,
-    licence: Annotated[
-        str | None,
-        typer.Option("--licence", help="SPDX identifier, such as Apache-2.0.", show_default="not stated"),
-    ] = None,
+    licence: LicenceOption = None,
     description: Annotated[
         str | None, typer.Option("--description", help="A few words on what it is for.")
     ] = None,

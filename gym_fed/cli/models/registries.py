@@ -23,7 +23,7 @@ RegistryOption = Annotated[
     typer.Option(
         "--registry",
         metavar="URL",
-        help="A folder or a URL such as s3://bucket/models.",
+        help="A folder or an fsspec URL, such as s3://bucket/models.",
         show_default="$GYM_MODELS, or models in ~/.gym-fed",
     ),
 ]
@@ -41,6 +41,7 @@ YesOption = Annotated[
     bool,
     typer.Option(
         "--yes",
+        "-y",
         help="Accept an unknown signer the first time (the key is pinned), and consent to downloads from the Hub.",
     ),
 ]

@@ -1,4 +1,4 @@
 """`gym soup`.
 
-Neighbours: imports none; imported by main.
+Neighbours: imports completion; imported by main.
 """

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gym_fed import console
+from gym_fed.cli.completion import runs
 from gym_fed.cli.soup.merge import merge
 from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import old_flag
+from gym_fed.old_names import old_flag, old_options
 
 if TYPE_CHECKING:
     from gym_fed.kinds import Kind
@@ -25,17 +26,20 @@ app.command()(merge)
 _KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")
 
 
-@app.command()
+@app.command(cls=old_options({"--max-examples": "--limit"}))
 def statistics(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The fine-tune: a folder or a LoRA run.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="The fine-tune: a folder or a LoRA run.", autocompletion=runs),
+    ],
     data: Annotated[Path, typer.Option(help="Rows of the kind it was trained on.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .safetensors to write.")],
     kind: Annotated[
         Literal["fisher", "moments"], typer.Option(help="fisher for fisher, moments for regmean.")
     ],
-    max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 256,
+    limit: Annotated[int, typer.Option(min=1, help="Only the first so many rows of --data.")] = 256,
     max_length: Annotated[int, typer.Option(min=2, help="Rows are cut to so many tokens.")] = 256,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: AsJson = False,
 ) -> None:
@@ -47,7 +51,7 @@ def statistics(
 
     if output.exists() and not (overwrite or force):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
-    rows = load_rows(data)[:max_examples]
+    rows = load_rows(data)[:limit]
     loaded = load_model(model)
     tuned: Any = merged(loaded.model, model)
     measure = fisher_diagonals if kind == "fisher" else input_moments
@@ -149,4 +153,4 @@ def _print(rules: list[dict[str, Any]], kind: str) -> None:
             cells += ["yes" if rule["weighted"] else "no", f"{rule['minimum_updates']['0']} or more"]
         rows.append([*cells, rule["summary"]])
     console.out.print(f"{kind}s", style="bold")
-    print_columns(rows)
+    print_columns(rows, wrapped=True)

@@ -13,6 +13,7 @@ import typer
 from gym_quant.registry import CODECS
 
 from gym_fed import console
+from gym_fed.cli.completion import models, rules, runs
 from gym_fed.cli.soup.inputs import Inputs, base_of, open_all
 from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, SoupEvaluator, SoupMerger
 from gym_fed.console import AsJson, MemberName, print_columns
@@ -32,13 +33,21 @@ Write: TypeAlias = "Callable[[DeltaFile, Path, BaseSpec, list[DeltaFile]], None]
 
 def merge(
     updates: Annotated[
-        list[str], typer.Argument(metavar="UPDATE...", help="Deltas (.gymdelta), model folders or LoRA runs.")
+        list[str],
+        typer.Argument(
+            metavar="UPDATE...", help="Deltas (.gymdelta), model folders or LoRA runs.", autocompletion=runs
+        ),
     ],
-    rule: Annotated[str, typer.Option(help="An aggregator or merge method; see gym soup rules.")],
+    rule: Annotated[
+        str, typer.Option(help="An aggregator or merge method; see gym soup rules.", autocompletion=rules)
+    ],
     base: Annotated[
         str | None,
         typer.Option(
-            help="Model folder or name of the base of all.", show_default="the one that the updates name"
+            metavar="MODEL",
+            help="Model folder or name of the base of all.",
+            autocompletion=models,
+            show_default="the one that the updates name",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")] = Path(
@@ -51,7 +60,11 @@ def merge(
     max_norm: Annotated[float | None, typer.Option(help="Aggregators: larger updates are cut to it.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of the rule, such as density=0.3; of a step, STEP.KEY=VALUE."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the rule, such as density=0.3; of a step, STEP.KEY=VALUE.",
+        ),
     ] = None,
     weight: Annotated[str | None, typer.Option(help="A weight for each update, such as 2,1,1.")] = None,
     statistics: Annotated[
@@ -88,7 +101,7 @@ def merge(
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: AsJson = False,
 ) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.data.files import ColumnsOption
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, open_rows
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.console import AsJson, err, print_result
+from gym_fed.options import ColumnsOption, SetOption
 
 if TYPE_CHECKING:
     from gym_fed.config.predict import PredictConfig
@@ -21,9 +21,7 @@ def predict(
     config: Annotated[
         Path, typer.Argument(help="A YAML file with model and eval_data, or one of LLaMA-Factory.")
     ],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
-    ] = None,
+    set_: SetOption = None,
     columns: ColumnsOption = None,
     yes: YesOption = False,
     as_json: AsJson = False,

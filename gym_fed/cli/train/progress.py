@@ -106,9 +106,12 @@ def _figures(report: StepReport) -> str:
 
 
 def _evaluation(report: StepReport) -> str:
-    return "  ".join(
-        f"{key} {value:.4f}" for key, value in (report.evaluation or {}).items() if key.startswith("eval_")
-    )
+    figures = {
+        key.removeprefix("eval_"): value
+        for key, value in (report.evaluation or {}).items()
+        if key.startswith("eval_")
+    }
+    return "eval " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
 
 
 def duration(seconds: float) -> str:

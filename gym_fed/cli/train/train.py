@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gym_fed.cli.models.needed import YesOption, require_rows, with_models
+from gym_fed.cli.next_command import print_next
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
-from gym_fed.console import err, out, print_columns, print_json, print_result
+from gym_fed.cli.waiting import waiting
+from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.options import IgnoreUnsupported, SetOption
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
@@ -25,9 +28,7 @@ def train(
         Path | None,
         typer.Argument(help="A YAML file, such as configs/nano-sft.yaml; every key is a flag, too."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
-    ] = None,
+    set_: SetOption = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the run in output_dir first, finished or not.")
     ] = False,
@@ -37,17 +38,12 @@ def train(
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, help="Train in so many processes of this machine.")
     ] = None,
-    ignore_unsupported: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-unsupported", help="Of a LLaMA-Factory file: ignore keys without a counterpart."
-        ),
-    ] = False,
+    ignore_unsupported: IgnoreUnsupported = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the memory and time that the run would need, and stop.")
     ] = False,
     yes: YesOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model by a config file, ours or LLaMA-Factory's, or by flags. The same command resumes a stopped run.
 
@@ -101,7 +97,8 @@ def train(
         _in_processes(settings, nproc)
     err.print(f"loading {settings.model or 'a new model'} ...")
 
-    from gym_fed.training.trainer import Trainer
+    with waiting("loading the trainer"):
+        from gym_fed.training.trainer import Trainer
 
     with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
         trainer = Trainer(
@@ -114,7 +111,8 @@ def train(
         return
     out.print(learned(result))
     if settings.save_final:
-        out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}")
+        out.print(f"saved in {result.output_dir}")
+        print_next(_next(settings, result.output_dir))
 
 
 _FLAGS = "gym train --model MODEL --data rows.jsonl"
@@ -220,7 +218,7 @@ def _next(settings: TrainingConfig, folder: Path) -> str:
     from gym_fed.models import images_type, resolve
 
     if settings.model is not None and images_type(Path(resolve(settings.model))) is not None:
-        return "it reads images: load it with transformers; gym chat and gym api take models of text"
+        return "load it with transformers, for it reads images; gym chat and gym api take models of text"
     advice: str = ALGORITHMS.type_of(settings.algorithm).advice(str(folder))
     return advice
 

@@ -10,7 +10,8 @@ import typer
 from gym_fed import console
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
-from gym_fed.console import print_columns
+from gym_fed.console import AsJson, print_columns
+from gym_fed.options import SetOption
 
 if TYPE_CHECKING:
     from gym_fed.training.run.hooks import StepReport
@@ -22,11 +23,9 @@ def tune(
     trials: Annotated[
         int | None, typer.Option("--trials", min=1, help="Trials in all, those before a resume included.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
-    ] = None,
+    set_: SetOption = None,
     yes: YesOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every trial as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search for the settings that train best, with Optuna. The best are written as a config for `gym train`."""
     from gym_fed.config.train.search import SearchConfig

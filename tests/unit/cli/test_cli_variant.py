@@ -172,6 +172,39 @@ def test_damaged_rows_are_reported_by_verify_and_can_be_removed(home: Path) -> N
         ("c", True),
     ]
     assert "created_at is 'hello'" in refusal(ErrorCode.STATE_CORRUPT, "show", "a")
-    assert answer("remove", "a") == {"name": "a", "damaged": True}
+    assert answer("remove", "a")["name"] == "a"
     assert "b" in gym("remove", "b")
     refusal(ErrorCode.NOT_FOUND, "show", "a")
+
+
+def test_a_folder_of_deltas_is_added_in_one_go_under_the_names_of_its_files(
+    home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "many").mkdir()
+    for seed in range(3):
+        small_delta(tmp_path / "many" / f"v{seed}.gymdelta", seed)
+    assert gym("add", "--from", "many").startswith("added 3 variants to ")
+    assert [row["name"] for row in answer("list")] == ["v0", "v1", "v2"]
+    both = answer("add", "many/v0.gymdelta", "many/v1.gymdelta", "--replace")
+    assert [(row["name"], row["revision"]) for row in both] == [("v0", 2), ("v1", 2)]
+    for words in ((), ("x.gymdelta", "--from", "many"), ("--from", "many", "--name", "a")):
+        refusal(ErrorCode.USAGE, "add", *words)
+    assert "names one variant" in refusal(
+        ErrorCode.USAGE, "add", "x.gymdelta", "many/v0.gymdelta", "--name", "a"
+    )
+
+
+def test_a_list_gives_each_delta_its_name_its_user_and_a_note(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "lists").mkdir()
+    listed = tmp_path / "lists" / "list.jsonl"
+    rows = [
+        {"file": "../x.gymdelta", "name": "a", "user": "ann", "note": "hers"},
+        {"file": "../x.gymdelta", "name": "b"},
+    ]
+    listed.write_text("\n".join(map(json.dumps, rows)))
+    owner = answer("add", "--from", "lists/list.jsonl")[1]["owner"]
+    assert [(row["owner"], row["note"]) for row in answer("list")] == [("ann", "hers"), (owner, "")]
+    for bad in ('{"file": "x", "nam": "a"}', '["x"]', "x", '{"name": "a"}', '{"file": 1}'):
+        listed.write_text(f"\n{bad}\n")
+        assert "list.jsonl, line 2" in refusal(ErrorCode.USAGE, "add", "--from", "lists/list.jsonl")
+    assert len(answer("list")) == 2

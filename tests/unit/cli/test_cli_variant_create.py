@@ -77,16 +77,18 @@ def test_it_says_what_was_learnt_and_how_to_try_it(tiny_base: Path, tmp_path: Pa
     rows = [{"prompt": f"say {n}", "chosen": "aye", "rejected": "nay"} for n in range(10)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     create = ("create", "--data", data, "--base", tiny_base, *FAST, "--store", tmp_path / "own")
-    printed = run(*create, "--user", "bo")
+    done = CliRunner().invoke(app, [str(word) for word in (*create, "--user", "bo")], catch_exceptions=False)
+    printed = done.stdout
     assert "learnt from turns of a chat" in printed
     assert "preference loss on 2 held-out rows" in printed
     assert "loss of the preferred answers themselves" in printed
-    assert f"try it with: gym chat {tiny_base} --variants {tmp_path / 'own'} --variant bo" in printed.replace(
-        "\n", ""
-    )
-    plain = run(*create, "--user", "cy", "--plain")
-    assert "learnt from prompts continued as bare text (as given)" in plain
-    assert "gym chat" not in plain
+    own = tmp_path / "own"
+    *_, before, last = done.stderr.splitlines()
+    assert before.endswith(f"gym variant snippets bo --store {own}")
+    assert last == f"next: gym chat {tiny_base} --variant bo --variants {own}"
+    plain = CliRunner().invoke(app, [str(word) for word in (*create, "--user", "cy", "--plain")])
+    assert "learnt from prompts continued as bare text (as given)" in plain.stdout
+    assert plain.stderr.splitlines()[-1] == f"next: gym api --base {tiny_base} --variants {own}"
 
 
 def test_settings_are_those_of_gym_train() -> None:

@@ -83,14 +83,14 @@ def test_a_variant_goes_from_one_store_by_the_hub_to_another(ann: Person, bob: P
     signed = ann.record("poet").signed()
     assert signed.manifest.owner == ann.account, "an unsigned one is signed before it is sent, here too"
     assert signed.manifest.note == "by hand"
-    pulled = bob.ask("pull", "poet", "--owner", ann.account)
+    pulled = bob.ask("pull", "poet", "--user", ann.account)
     assert (pulled["owner"], pulled["revision"]) == (ann.account, 1)
     assert bob.record("poet").signed() == signed
     with VariantStore.open(bob.store) as store:
         assert store.path("poet").read_bytes() == delta.read_bytes()
         store.verify("poet")
     assert not list((bob.store / "incoming").iterdir())
-    assert bob.ask("pull", "poet", "--owner", ann.account)["revision"] == 1, "pulled again, it is the same"
+    assert bob.ask("pull", "poet", "--user", ann.account)["revision"] == 1, "pulled again, it is the same"
 
 
 def test_a_push_again_changes_nothing_and_a_new_delta_is_a_new_revision(
@@ -99,16 +99,16 @@ def test_a_push_again_changes_nothing_and_a_new_delta_is_a_new_revision(
     ann.has(delta, "poet")
     first, again = ann.ask("push", "poet", "--public"), ann.ask("push", "poet")
     assert first["proof"]["entry"] == again["proof"]["entry"]
-    assert bob.ask("pull", "poet", "--owner", ann.account)["revision"] == 1
+    assert bob.ask("pull", "poet", "--user", ann.account)["revision"] == 1
     with VariantStore.open(ann.store, require_signature=False) as store:
         store.remove("poet")
     ann.has(some_delta(tmp_path, seed=12), "poet")
     assert "revision 2" in ann.refused(ErrorCode.REPLAYED, "push", "poet").hint
     assert ann.ask("push", "poet", "--revision", "2")["revision"] == 2
     assert ann.record("poet").revision == 2
-    assert bob.ask("pull", "poet", "--owner", ann.account)["revision"] == 2
+    assert bob.ask("pull", "poet", "--user", ann.account)["revision"] == 2
     assert ann.ask("push", "poet", "--private")["revision"] == 2
-    bob.refused(ErrorCode.NOT_FOUND, "pull", "poet", "--owner", ann.account)
+    bob.refused(ErrorCode.NOT_FOUND, "pull", "poet", "--user", ann.account)
 
 
 def test_after_a_rotation_what_was_signed_before_is_signed_anew_and_pulled(
@@ -118,7 +118,7 @@ def test_after_a_rotation_what_was_signed_before_is_signed_anew_and_pulled(
     ann.ask("push", "poet", "--public")
     rotate(ann.main)
     assert ann.ask("push", "poet")["revision"] == 2
-    bob.ask("pull", "poet", "--owner", ann.account)
+    bob.ask("pull", "poet", "--user", ann.account)
     assert bob.record("poet").signed() == ann.record("poet").signed()
     with VariantStore.open(bob.store) as store:
         store.verify("poet")
@@ -137,7 +137,7 @@ def test_the_list_shows_each_what_is_theirs_to_know(ann: Person, bob: Person, de
     assert "1 others" in text
     assert "you alone" in text
     ann.ask("hub", "remove", "poet")
-    bob.refused(ErrorCode.NOT_FOUND, "pull", "poet", "--owner", ann.account)
+    bob.refused(ErrorCode.NOT_FOUND, "pull", "poet", "--user", ann.account)
     assert ann.record("poet").name == "poet", "the store keeps its own"
 
 
@@ -156,8 +156,8 @@ def test_a_variant_of_a_user_id_is_pushed_pulled_and_goes_on_under_that_id_on_an
     assert (again["owner"], again["revision"]) == ("me", 1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(bob, "store", ann.store)
-        refused = bob.refused(ErrorCode.USAGE, "pull", "mine", "--owner", ann.account, "--user", "me")
-        assert "your own" in refused.hint
+        bob.refused(ErrorCode.PERMISSION_DENIED, "pull", "mine", "--user", "another")
+        assert bob.ask("pull", "mine", "--owner", ann.account)["owner"] == "me", "the earlier name"
     monkeypatch.undo()
     here, ann.store = ann.store, tmp_path / "laptop"
     assert ann.ask("pull", "mine", "--user", "me")["owner"] == "me"
@@ -181,7 +181,7 @@ def test_a_name_that_is_anothers_here_is_refused_before_anything_is_fetched(
 def test_anothers_variant_is_not_pushed_as_ones_own(ann: Person, bob: Person, delta: Path) -> None:
     ann.has(delta, "poet")
     ann.ask("push", "poet", "--public")
-    bob.ask("pull", "poet", "--owner", ann.account)
+    bob.ask("pull", "poet", "--user", ann.account)
     bob.refused(ErrorCode.PERMISSION_DENIED, "push", "poet")
 
 

@@ -30,8 +30,7 @@ def gym_client(*arguments: object) -> subprocess.CompletedProcess[str]:
 def error_of(*arguments: object) -> dict[str, Any]:
     done = gym_client(*arguments, "--json")
     assert done.returncode != 0
-    last = done.stdout if done.stdout.startswith("{\n") else done.stdout.splitlines()[-1]
-    found: dict[str, Any] = json.loads(last)["error"]
+    found: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])["error"]
     return found
 
 

@@ -56,7 +56,7 @@ def test_every_method_of_deltaquant_writes_its_codec(
     tiny_base: Path, tuned: Path, tmp_path: Path, method: str
 ) -> None:
     out = tmp_path / "d.gymdelta"
-    done = gym("encode", tiny_base, tuned, "-o", out, "--method", method, "--json")
+    done = gym("encode", tiny_base, tuned, "-o", out, "--codec", method, "--json")
     assert done.exit_code == 0, done.exception
     report = json.loads(done.stdout)
     assert method in {t["codec"] for t in report["tensors"]}

@@ -82,7 +82,7 @@ def test_a_group_has_the_mean_over_the_rows_of_its_tasks() -> None:
 
 
 def test_two_runs_of_one_key_give_the_same_bytes_of_samples() -> None:
-    found = [evaluated("gym-nano", *WORDS, "--out", folder)["runs"][0] for folder in ("a", "b")]
+    found = [evaluated("gym-nano", *WORDS, "--output", folder)["runs"][0] for folder in ("a", "b")]
     one, other = (samples_path(Path(run["file"])).read_bytes() for run in found)
     assert one == other
     assert one.count(b"\n") == 12
@@ -99,7 +99,7 @@ def test_variants_of_one_base_are_evaluated_in_one_pass_and_known_ones_are_left_
         ("gym-nano:bob", False),
     ]
     assert {run["facts"]["models_in_pass"] for run in runs if not run["cached"]} == {2}
-    alone = evaluated("gym-nano", *WORDS, "--out", "alone")["runs"][0]
+    alone = evaluated("gym-nano", *WORDS, "--output", "alone")["runs"][0]
     assert runs[0]["tasks"] == alone["tasks"]
     shown = run("gym-nano", *words).stdout
     assert all(f" {name} " in shown for name in ("gym-nano", "gym-nano:ann", "gym-nano:bob"))
@@ -224,7 +224,7 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
         (["--tasks", "mine.yaml"], "no task file at"),
         (["--tasks", "rows.jsonl"], "no format is known with the keys ['a', 'q']"),
         (["--tasks", "asked.jsonl"], "asked.jsonl: row 1 does not end with an answer"),
-        (["--out", "rows.jsonl"], "rows.jsonl: is a file"),
+        (["--output", "rows.jsonl"], "rows.jsonl: is a file"),
     ],
 )
 def test_what_is_wrong_beside_the_model_is_refused_before_it_is_loaded(
@@ -251,7 +251,7 @@ def test_a_second_process_is_refused_before_a_model_is_loaded(
         error = refused(*words)
         assert error.code is ErrorCode.BUSY
         assert "wait for it" in error.hint
-        assert "--out" in error.hint
+        assert "--output" in error.hint
         raise GymError(ErrorCode.MODEL_INVALID, "the first one ends")
 
     monkeypatch.setattr("gym_fed.evaluation.evaluator.open_models", loads)

@@ -35,6 +35,22 @@ OLD = [
     ("gym", ["delta", "diff", "DIR/base", "DIR/tuned", "-o", "DIR/d"], "gym delta encode"),
     ("gym-server", ["invite", "--dir", "DIR/absent"], "gym-server invites create"),
     ("gym", ["delta", "encode", "DIR/base", "DIR/tuned", "-o", "DIR", "--force"], "--overwrite"),
+    ("gym", ["eval", "show", "x", "--out", "DIR"], "--output"),
+    ("gym", ["data", "mix", "DIR/a.jsonl", "--out", "DIR/b.jsonl"], "--output"),
+    ("gym", ["delta", "encode", "DIR/base", "DIR/tuned", "-o", "DIR/d", "--method", "int8"], "--codec"),
+    ("gym", ["delta", "compare", "DIR/base", "DIR/tuned", "DIR/d", "--max-examples", "3"], "--limit"),
+    ("gym", ["data", "list", "--store", "DIR/sets"], "--registry"),
+    ("gym", ["eval", "fetch", "nosuch", "--home", "DIR"], "--sets"),
+    ("gym-server", ["ledger", "verify", "--file", "DIR/absent"], "--ledger"),
+    ("gym-server", ["ledger", "verify", "--dir", "DIR/absent", "--server", "s0"], "--server-id"),
+    (
+        "gym-server",
+        ["dashboard", "--dir", "DIR/absent", "--listen", "127.0.0.1:0"],
+        "--host HOST --port PORT",
+    ),
+    ("gym-client", ["join", "--home", "DIR", "--data-format", "text"], "--format"),
+    ("gym-client", ["key", "revoke", "--home", "DIR", "--key-file", "DIR/absent", "--yes"], "--key"),
+    ("gym", ["variant", "pull", "x", "--owner", "c0", "--home", "DIR"], "--user"),
 ]
 
 

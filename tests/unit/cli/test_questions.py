@@ -9,14 +9,15 @@ import pytest
 from gym_client.cli import terminal
 
 
-def test_ctrl_c_at_a_question_ends_the_command_though_a_run_would_first_stop_at_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_a_question_ends_the_command_though_a_run_would_first_stop_at_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     asked: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    before = signal.signal(number, lambda number, frame: asked.append(number))
 
     def typed(prompt: str = "") -> str:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         return "y"
 
     monkeypatch.setattr("click.termui.visible_prompt_func", typed)
@@ -25,7 +26,7 @@ def test_ctrl_c_at_a_question_ends_the_command_though_a_run_would_first_stop_at_
         with pytest.raises(click.exceptions.Abort):
             terminal._answer("Fetch it?")
         assert asked == []
-        signal.raise_signal(signal.SIGINT)
-        assert asked == [signal.SIGINT]
+        signal.raise_signal(number)
+        assert asked == [number]
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)

@@ -326,7 +326,7 @@ def test_statistics_refuse_to_overwrite_and_report_what_they_hold(
     folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
     words = ("statistics", tiny_base, "--data", folder / "text.jsonl", "--kind", "fisher", "-o")
-    done = gym(*words, tmp_path / "f.safetensors", "--max-examples", 1, "--json")
+    done = gym(*words, tmp_path / "f.safetensors", "--limit", 1, "--json")
     assert done.exit_code == 0, done.exception
     reply = json.loads(done.stdout)
     assert reply["num_rows"] == 1

@@ -1,0 +1,117 @@
+"""Names that the shell completes behind Tab: one function for each kind of thing. Imports nothing heavy, never raises.
+
+A typed path that none of them knows is left to the shell, which completes files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import typer
+
+_PLAIN = re.compile(r"[\w./:@%+=,-]+")
+
+
+def runs(incomplete: str) -> list[str]:
+    """Run folders below ``runs``."""
+    return _matching(_run_folders, incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    """gym-nano, the models of the Hugging Face cache, and run folders."""
+    return _matching(_model_names, incomplete)
+
+
+def variants(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Variants of the store that the line names, else of this machine's."""
+    store = ctx.params.get("store") or ctx.params.get("variants")
+    return _matching(lambda: _variant_names(None if store is None else Path(store)), incomplete)
+
+
+def recipes(incomplete: str) -> list[str]:
+    """Those of `gym configs list`."""
+
+    def names() -> list[str]:
+        from gym_fed.config.recipes import recipes
+
+        return [recipe.name for recipe in recipes()]
+
+    return _matching(names, incomplete)
+
+
+def rules(incomplete: str) -> list[str]:
+    """Aggregators and merge methods."""
+
+    def names() -> tuple[str, ...]:
+        from gym_fed.kinds import AGGREGATORS, METHODS
+
+        return (*AGGREGATORS.names(), *METHODS.names())
+
+    return _matching(names, incomplete)
+
+
+def tasks(incomplete: str) -> list[str]:
+    """Those of `gym data tasks`."""
+
+    def names() -> tuple[str, ...]:
+        from gym_fed.kinds import TASKS
+
+        return TASKS.names()
+
+    return _matching(names, incomplete)
+
+
+def suites(incomplete: str) -> list[str]:
+    """Those of `gym eval list`."""
+    return _matching(_suite_names, incomplete)
+
+
+def _matching(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
+    """Names that begin so; none where they cannot be read: there is no place for a report behind Tab.
+
+    A name with a character that a shell obeys is left out: bash puts names on the line as they are, and zsh runs them
+    through ``eval``, so that a folder's name would be a command.
+    """
+    try:
+        return sorted({name for name in names() if name.startswith(incomplete) and _PLAIN.fullmatch(name)})
+    except Exception:  # noqa: BLE001 (whatever it is, the shell goes on)
+        return []
+
+
+def _run_folders() -> Iterator[str]:
+    # Not at every depth, as `gym runs list`: a run may have thousands of files.
+    for pattern in ("*/run.json", "*/*/run.json"):
+        for file in Path("runs").glob(pattern):
+            yield file.parent.as_posix()
+
+
+def _model_names() -> Iterator[str]:
+    from huggingface_hub import constants
+
+    yield "gym-nano"
+    yield from _run_folders()
+    for folder in Path(constants.HF_HUB_CACHE).glob("models--*"):
+        yield folder.name.removeprefix("models--").replace("--", "/")
+
+
+def _variant_names(store: Path | None) -> list[str]:
+    # The store's own class imports all that serves a variant.
+    import sqlite3
+
+    from gym_fed.serving.store.folder import variants_folder
+
+    file = variants_folder(store).resolve() / "variants.db"
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=0.2)) as database:
+        return [str(name) for (name,) in database.execute("SELECT name FROM variants")]
+
+
+def _suite_names() -> list[str]:
+    # The listing's own reader checks the whole file, and YAML's is slow: its first section is enough behind Tab.
+    import yaml
+
+    file = Path(__file__).parents[1] / "assets" / "suites" / "registry.yaml"
+    first = file.read_text(encoding="utf-8").partition("\ntasks:")[0]
+    return [str(name) for name in yaml.safe_load(first)["suites"]]

@@ -1,0 +1,71 @@
+"""`gym docs`: the guides that came with this installation, in a browser or in the terminal, without a network."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed.console import AsJson, out, print_result
+from gym_fed.errors import ErrorCode, GymError
+
+_PACKAGE = Path(__file__).parents[1]
+_PAGES = (_PACKAGE / "assets" / "docs", _PACKAGE.parent / "docs")
+_SITES = (_PACKAGE / "assets" / "site", _PACKAGE.parent / "build" / "site")
+"""In an installed package, and in a checkout; sites are there where MkDocs was when they were built."""
+
+
+def docs(
+    page: Annotated[
+        str, typer.Argument(help="A page: train, quickstart, glossary, decisions/README, ...")
+    ] = "index",
+    print_page: Annotated[bool, typer.Option("--print", help="Print the page in the terminal.")] = False,
+    open_page: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open the browser; by default on a terminal.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open the guides of this version, or print one in the terminal; no network is used."""
+    source, name = _source(page)
+    html = re.sub(r"/README$", "/index", name) + ".html"  # MkDocs' word for the first page of a folder
+    site = next((folder / html for folder in _SITES if (folder / html).is_file()), None)
+    url = (site or source).resolve().as_uri()
+    if as_json:
+        print_result(True, {"page": name, "url": url, "file": str(source)})
+    elif print_page:
+        _print(source.read_text(encoding="utf-8"))
+    else:
+        out.print(url)
+        if open_page or (open_page is None and out.is_terminal):
+            import webbrowser
+
+            webbrowser.open(url)
+
+
+def _source(page: str) -> tuple[Path, str]:
+    """A page's Markdown, and its name."""
+    folder = next((folder for folder in _PAGES if folder.is_dir()), None)
+    if folder is None:
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"no guides in {_PAGES[0]}", "install gym-fed again; its wheel has them"
+        )
+    names = sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.md"))
+    name = page.removeprefix("docs/").removesuffix(".md")
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=3) or names
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"no page is called {page!r}", f"is it one of {', '.join(close)}?"
+        )
+    return folder / f"{name}.md", name
+
+
+def _print(text: str) -> None:
+    if not out.is_terminal:
+        typer.echo(text, nl=False)
+        return
+    from rich.markdown import Markdown
+
+    out.print(Markdown(text, hyperlinks=False), soft_wrap=False)

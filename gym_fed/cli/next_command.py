@@ -1,0 +1,59 @@
+"""The last line of a command that leads to another one: train, chat, eval, export, webui, and variant create."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from gym_fed.console import err
+
+SUITE = "tiny"
+"""The suite of `gym eval` that needs nothing to be fetched."""
+
+
+def print_next(what: str) -> None:
+    """The next command, or how to use the result, on standard error; callers leave it out beside ``--json``."""
+    if what:
+        err.print(f"next: {what}", style="dim")
+
+
+def command(*words: str | Path | None) -> str:
+    """A command as a shell reads it; words that are None are left out."""
+    return shlex.join(str(word) for word in words if word is not None)
+
+
+def after_chat(model: str, variant: str | None, store: Path | None) -> str:
+    """A model of one's own is measured next; any other becomes one's own."""
+    if variant is not None or Path(model).exists():
+        return command("gym", "eval", model, *_of_store(variant, store), "--suite", SUITE)
+    return command("gym", "variant", "create", "--base", model, "--data", "my.jsonl", "--user", "ada")
+
+
+def after_eval(model: str, variant: str | None, store: Path | None) -> str:
+    """What was measured can leave for other programs."""
+    named = variant or Path(model).name.partition(":")[2] or Path(model).stem
+    return command("gym", "export", model, *_of_store(variant, store), "-o", f"exported/{named}")
+
+
+def after_create(base: str, variant: str, store: Path | None, *, is_chat: bool) -> str:
+    """A variant that was taught chats is talked to; one that goes on from bare text is served."""
+    if is_chat:
+        return command("gym", "chat", base, *_of_store(variant, store))
+    return command("gym", "api", "--base", base, *(() if store is None else ("--variants", store)))
+
+
+def after_webui(runs: Path) -> str:
+    """The newest finished run is talked to; where there is none, one is trained."""
+    finished = [
+        path
+        for path in runs.rglob("result.json")
+        if any(path.with_name(name).is_file() for name in ("config.json", "adapter_config.json"))
+    ]
+    if finished:
+        return command("gym", "chat", max(finished, key=lambda path: path.stat().st_mtime).parent)
+    return command("gym", "train", "--model", "gym-nano", "--data", "my.jsonl")
+
+
+def _of_store(variant: str | None, store: Path | None) -> tuple[str | Path, ...]:
+    named = () if variant is None else ("--variant", variant)
+    return named if store is None else (*named, "--variants", store)

@@ -1,0 +1,55 @@
+"""Work that shows nothing of itself: what goes on is printed, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from gym_fed.cli import waiting as module
+from gym_fed.cli.waiting import waiting
+from tests.support.wait import SECONDS
+
+
+def until(text: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed until ``text`` was."""
+    printed, end = "", time.monotonic() + SECONDS
+    while text not in printed:
+        assert time.monotonic() < end, f"never printed: {text}"
+        time.sleep(0.01)
+        printed += capsys.readouterr().err
+    return printed
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("quickly")
+def test_in_a_pipe_long_work_is_named_on_lines_of_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting("loading [model]"):
+        lines = until("\n", capsys) + until("\n", capsys)
+    assert set(lines.splitlines()) == {"loading [model] (0 s)"}
+
+
+@pytest.mark.usefixtures("quickly")
+def test_on_a_terminal_long_work_has_a_clock_that_is_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(module, "err", console)
+    with waiting("loading [model]"):
+        end = time.monotonic() + SECONDS
+        while "loading [model] (0 s)" not in screen.getvalue():
+            assert time.monotonic() < end, "no clock"
+            time.sleep(0.01)
+    assert screen.getvalue().endswith("\x1b[1A\x1b[2K"), "the line is gone"
+
+
+def test_short_work_prints_nothing_and_its_error_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="off"), waiting("loading"):
+        raise ValueError("off")
+    assert capsys.readouterr().err == ""
