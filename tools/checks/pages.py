@@ -42,8 +42,10 @@ def prose(text: str) -> Blocks:
 
 
 def plain(block: str) -> str:
-    """Words as they are read: a link is its text, and code one word."""
+    """Words as they are read: a link is its text, a picture what stands for it, and code one word."""
     text = re.sub(r"<!--.*?-->", "", block)
+    text = re.sub(r'<img [^>]*alt="([^"]*)"[^>]*>', r"\1", text)
+    text = re.sub(r"</?(?:picture|source)[^>]*>", "", text)
     text = re.sub(r"(`+).+?\1", "Code", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return re.sub(r"^(#+|[-*+]|\d+\.|>)\s+", "", text)

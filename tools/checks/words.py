@@ -121,6 +121,7 @@ ALLOWED = (
     ),
     Allowed("gym_fed/config/train/run.py", "patience: int", "the key of early stopping"),
     Allowed("docs/runs.md", "patience", "the key of early stopping"),
+    Allowed("docs/config.md", "`patience`", "the key of early stopping"),
     Allowed("tools/checks/words.py", "", "this list"),
     Allowed("client/gym_client/privacy/secure_state.py", 'alias="roster"', "a key of files that exist"),
     Allowed("tests/unit/client/test_secure_contributor.py", r'\["roster"\]', "a key of files that exist"),

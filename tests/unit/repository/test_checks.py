@@ -149,6 +149,10 @@ def test_long_sentences_are_found_in_paragraphs_tables_and_lists_but_not_in_code
         ("One two. Three `four five.six` [seven eight](nine ten)!", [2, 4]),
         ("It is 0.5 of\nthem. (See there.)", [5, 2]),
         ("Do it. `this` does.", [2, 2]),
+        (
+            '<picture><source media="(some words)" srcset="a.svg"><img src="a.svg" alt="Two words."></picture>',
+            [2],
+        ),
         ("e.g. this stays one", [4]),
         ("1. first\n2. second item", [1, 2]),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gym_fed.cli.chat.terminal import _COMMANDS
 from gym_fed.config.content_filter import FilterConfig
-from gym_fed.config.serving import ConnectionsConfig, EngineConfig, ServingConfig
+from gym_fed.config.serving import ConnectionsConfig, EngineConfig, ServingConfig, TlsConfig
 
 PAGE_OF_FILTER = Path(__file__).resolve().parents[3] / "docs" / "content-filter.md"
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
@@ -18,11 +18,13 @@ def test_every_key_has_a_row_and_its_default() -> None:
     keys = {key for cell in ROWS for key in re.findall(r"`([a-z_.]+)`", cell)}
     engine = {f"engine.{name}" for name in EngineConfig.model_fields}
     connections = {f"connections.{name}" for name in ConnectionsConfig.model_fields}
-    assert keys == (set(ServingConfig.model_fields) - {"engine", "connections"}) | engine | connections
+    tls = {f"tls.{name}" for name in TlsConfig.model_fields}
+    whole = set(ServingConfig.model_fields) - {"engine", "connections", "tls"}
+    assert keys == whole | engine | connections | tls
     config = ServingConfig()
     for name in EngineConfig.model_fields:
         default = getattr(config.engine, name)
-        shown = {4 * 2**30: "4GiB", None: "the model's"}.get(default, str(default))
+        shown = {4 * 2**30: "4GiB", None: "the model's"}.get(default, str(default).lower())
         assert ROWS[f"`engine.{name}`"] == shown
     for name in ("base", "dtype", "device"):
         assert ROWS[f"`{name}`"] == getattr(config, name)

@@ -112,7 +112,9 @@ def test_json_output_carries_the_error(
     monkeypatch.setattr(sys, "argv", ["gym", "--json"])
     with pytest.raises(SystemExit):
         console.run_app(failing_app(GymError(ErrorCode.STALE, "round 3 is past")))
-    document = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    document = json.loads(said.err)
+    assert said.out == ""
     assert document == {"error": {"code": "stale", "message": "round 3 is past", "hint": ""}}
 
 
@@ -123,7 +125,9 @@ def test_a_wrong_option_is_a_usage_error_in_json_too(
     with pytest.raises(SystemExit) as stop:
         console.run_app(failing_app(AssertionError("not reached")))
     assert stop.value.code == ErrorCode.USAGE.exit_code
-    document = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    document = json.loads(said.err)
+    assert said.out == ""
     assert document["error"]["code"] == "usage"
     assert "--nonsense" in document["error"]["message"]
 

@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import gym_fed
+from tests.support.without_packages import TRAINER
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -209,6 +210,24 @@ def named_modules() -> frozenset[str]:
 def test_the_code_loads_every_package_of_an_extra(extra: str) -> None:
     names = [Requirement(line).name for line in EXTRAS[extra]]
     assert [name for name in names if MODULES.get(name, name) not in named_modules()] == []
+
+
+def test_the_extra_of_everything_has_every_requirement_of_the_others() -> None:
+    others = [lines for name, lines in EXTRAS.items() if name not in ("all", "dev")]
+    assert sorted(EXTRAS["all"]) == sorted({line for lines in others for line in lines})
+    assert {"all", "train", "serve", "hub", "client", "distributed", "eval", "web"} <= EXTRAS.keys()
+
+
+def test_the_requirements_of_a_hub_are_the_projects_own_without_the_trainer() -> None:
+    lines = (ROOT / "requirements-hub.txt").read_text(encoding="utf-8").splitlines()
+    rows = [Requirement(line) for line in lines if not line.startswith("#")]
+    project = [Requirement(line) for line in [*PROJECT["project"]["dependencies"], *EXTRAS["hub"]]]
+    wanted = {row.name: row.extras for row in project if row.name not in TRAINER}
+    assert {row.name: row.extras for row in rows} == wanted
+    assert {row.name: str(row.specifier) for row in rows} == {
+        row.name: f"=={pins()[canonicalize_name(row.name)]}" for row in rows
+    }
+    assert set(TRAINER) <= {row.name for row in project}
 
 
 def test_the_version_is_the_same_in_every_place() -> None:

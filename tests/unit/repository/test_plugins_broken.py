@@ -126,7 +126,7 @@ def test_a_codec_that_cannot_be_used_ends_a_command_with_two_lines(
     tiny_base: Path, tmp_path: Path, name: str
 ) -> None:
     out = tmp_path / "d.gymdelta"
-    error = gym("delta", "encode", tiny_base, tiny_base, "-o", out, "--method", name).exception
+    error = gym("delta", "encode", tiny_base, tiny_base, "-o", out, "--codec", name).exception
     assert isinstance(error, Exception)
     said = system_error(error)
     assert isinstance(said, GymError)

@@ -1,0 +1,75 @@
+"""Pages that are made from the code, or held to it: keys of configs, public names, error codes, the citation."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gym_fed.errors import ErrorCode
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+
+
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("pages_tool", ROOT / "tools" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_the_configs_is_what_the_schemas_say() -> None:
+    assert tool().config_page() == (DOCS / "config.md").read_text(), "run: python tools/pages.py"
+
+
+def test_the_page_of_the_python_names_has_every_public_name() -> None:
+    offered = {
+        f"{package}.{name}"
+        for package in tool().PACKAGES
+        for name in getattr(importlib.import_module(package), "__all__", ())
+        if not name.startswith("_")
+    }
+    shown = set(re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
+    assert offered == {name for name in shown if not name.startswith("gym_fed.quickstart.")}
+
+
+@pytest.mark.slow  # imports every public name, ten seconds
+def test_the_page_of_the_python_names_is_what_the_packages_offer() -> None:
+    assert tool().api_page() == (DOCS / "api.md").read_text(), "run: python tools/pages.py"
+
+
+def test_a_key_is_shown_with_its_type_limits_and_default() -> None:
+    schema = {"properties": {"port": {"type": "integer", "default": 1, "minimum": 0, "description": "A. B."}}}
+    assert "| `port` | whole number ≥ 0 | `1` | A |" in list(tool()._sections(schema))
+
+
+def test_every_error_code_has_its_remedy() -> None:
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| ([^|]+) \| ([^|]+) \|$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE
+    )
+    assert {code: words for code, words, _ in rows} == {code.value: code.help for code in ErrorCode}
+    assert [code for code, _, remedy in rows if len(remedy.split()) < 4] == []
+
+
+def test_the_citation_names_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+
+
+def test_the_card_of_gym_nano_has_the_figures_of_the_one_beside_its_weights() -> None:
+    card = (ROOT / "gym_fed/assets/gym-nano/README.md").read_text()
+    figures = re.findall(r"\b(\w+) \| (\d+\.\d%)", card.partition("never shown")[0])
+    assert len(figures) == 13
+    page = (DOCS / "model-card-gym-nano.md").read_text()
+    assert [f"{task} | {share}" for task, share in figures if f"{task} | {share}" not in page] == []
