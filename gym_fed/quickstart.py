@@ -1,24 +1,59 @@
-"""A first run in half a minute: train gym-nano on a task that it has never seen, and ask it for what it has learned."""
+"""First steps on this machine: train gym-nano, ask how good it is, run a small federation, serve a variant.
+
+quickstart.train_tiny_model("my-model")
+quickstart.evaluate_model("my-model")
+
+Each prints the commands that it stands for, on standard error.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.console import err
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.local_federation import BIN, Command, Joiner, ask, hub_command, join_command, run_federation
 
 if TYPE_CHECKING:
     from gym_fed.training.run.result import TrainResult
 
-TASK = "double"
-"""The task of ``configs/nano-sft.yaml``: say a word twice."""
+CONTRIBUTORS = {
+    "ada": "shout",
+    "ben": "size",
+    "cleo": "initial",
+    "dan": "double",
+    "eve": "dash",
+    "fay": "vowels",
+    "gus": "caesar",
+    "hal": "twice",
+}
+"""Who joins ``federate``, and the one task that each knows and gym-nano does not."""
+_ROWS = 1200
+_REHEARSAL = 0.5
+_HELDOUT_ROWS = 24
+_VARIANT_ROWS = 256
+_ANSWER_TOKENS = 48
+_ANSWER_SECONDS = 60.0
 
 
 def train_tiny_model(
-    output_dir: str | Path = "runs/quickstart", *, max_steps: int = 100, num_examples: int = 2000
+    output_dir: str | Path = "runs/tiny",
+    task: str = "double",
+    *,
+    max_steps: int = 100,
+    num_examples: int = 2000,
 ) -> TrainResult:
-    """Train gym-nano; the model is in the result, and in ``output_dir``.
+    """Train gym-nano on a task that it has never seen; the model is in the result, and in ``output_dir``.
 
     Args:
         output_dir: The run folder; a run that was stopped there goes on.
+        task: One of `gym data tasks`; ``double`` is to say every letter twice.
         max_steps: Optimiser steps of 32 rows; 100 take about half a minute on one core.
         num_examples: Rows that are generated.
 
@@ -29,9 +64,13 @@ def train_tiny_model(
     from gym_fed.config.train.training import TrainingConfig
     from gym_fed.training.trainer import Trainer
 
+    rows = json.dumps([{"tasks": [task], "num_examples": num_examples}])
+    sizes = [f"--max-steps={max_steps}", "--per-device-train-batch-size=32", "--max-length=128"]
+    where = ["--set", f"data={rows}", f"--output-dir={output_dir}"]
+    _print_command(["gym", "train", "--model=gym-nano", *sizes, *where])
     config = TrainingConfig(
         model="gym-nano",
-        data=[DataConfig(tasks=[TASK], num_examples=num_examples)],
+        data=[DataConfig(tasks=[task], num_examples=num_examples)],
         max_steps=max_steps,
         per_device_train_batch_size=32,
         max_length=128,
@@ -40,11 +79,14 @@ def train_tiny_model(
     return Trainer(config).train()
 
 
-def evaluate_model(model: str | Path = "runs/quickstart", *, num_examples: int = 64) -> dict[str, float]:
-    """How well a model does the task on rows that it was not trained on.
+def evaluate_model(
+    model: str | Path = "runs/tiny", task: str = "double", *, num_examples: int = 64
+) -> dict[str, float]:
+    """How well a model does a task on rows that it was not trained on.
 
     Args:
         model: As for ``gym_fed.models.load_model``.
+        task: As for ``train_tiny_model``.
         num_examples: Rows, other ones than ``train_tiny_model`` generates.
 
     Returns:
@@ -58,9 +100,227 @@ def evaluate_model(model: str | Path = "runs/quickstart", *, num_examples: int =
     from gym_fed.evaluation.loss import heldout_loss
     from gym_fed.models import load_model
 
+    _print_command(["gym", "data", "score", str(model), f"--task={task}", f"--num={num_examples}"])
     loaded = load_model(str(model))
-    rows = generate(TASK, num_examples, split="heldout")
+    rows = generate(task, num_examples, split="heldout")
     return {
         "exact_match": exact_match(loaded.model, loaded.tokenizer, rows),
         "loss": heldout_loss(loaded.model, loaded.tokenizer, rows),
     }
+
+
+@dataclass(frozen=True)
+class LocalFederation:
+    """What ``federate`` left.
+
+    Attributes:
+        folder: Hub, contributors and logs.
+        model: Folder of the merged model.
+        losses: Held-out loss before the first round and after each, in nats per token.
+        credits: Of every contributor.
+        seconds: That the rounds took.
+    """
+
+    folder: Path
+    model: Path
+    losses: tuple[float, ...]
+    credits: Mapping[str, int]
+    seconds: float
+
+
+def federate(
+    contributors: int = 3,
+    rounds: int = 2,
+    output_dir: str | Path = "runs/federation",
+    *,
+    max_steps: int = 25,
+) -> LocalFederation:
+    """Run a hub and its contributors as processes on loopback, each with a task of its own, and merge what they learn.
+
+    Args:
+        contributors: 1 to 8.
+        rounds: All of them are waited for; two rounds of three contributors take one to two minutes on two cores.
+        output_dir: A new folder.
+        max_steps: Optimiser steps of each contributor in each round.
+
+    Raises:
+        GymError: ``USAGE`` for other numbers; ``FILE_EXISTS`` for a folder that is there; ``ROUND_ABORTED``.
+    """
+    from gym_fed.data.generated import generate_with_rehearsal
+    from gym_fed.data.writing import write_rows
+
+    if not 1 <= contributors <= len(CONTRIBUTORS) or rounds < 1:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"contributors {contributors}, rounds {rounds}",
+            f"1 to {len(CONTRIBUTORS)} contributors, and at least one round",
+        )
+    folder = Path(output_dir)
+    if folder.exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{folder}: exists", "name another output_dir")
+    folder.mkdir(parents=True)
+    tasks = dict(list(CONTRIBUTORS.items())[:contributors])
+    _run([BIN / "gym-server", "init", "--dir", folder / "hub", "--enrolment", "open"])
+    for name, task in tasks.items():
+        file, seed = folder / f"{name}.jsonl", sum(map(ord, name))
+        _print_generate([task], _ROWS, file, f"--rehearse={_REHEARSAL}", f"--seed={seed}")
+        write_rows(file, generate_with_rehearsal([task], _ROWS, _REHEARSAL, seed=seed))
+    heldout, known, num = folder / "hub" / "heldout.jsonl", list(tasks.values()), _HELDOUT_ROWS * contributors
+    _print_generate(known, num, heldout, "--split=heldout")
+    write_rows(heldout, generate_with_rehearsal(known, num, 0.0, split="heldout"))
+    settings = _hub_settings(contributors, rounds, max_steps)
+    _print_command(hub_command(folder, settings))
+
+    def joiner(name: str) -> Joiner:
+        def join(address: str, fingerprint: str) -> Command:
+            command = join_command(folder, name, address, fingerprint)
+            _print_command(command)
+            return command
+
+        return join
+
+    def on_round(event: dict[str, Any]) -> None:
+        err.print(str(event["text"]))
+        if event["state"] != "committed":
+            raise GymError(ErrorCode.ROUND_ABORTED, str(event["text"]), f"the logs are in {folder}")
+
+    seconds = run_federation(folder, {name: joiner(name) for name in tasks}, on_round, settings=settings)
+    model = folder / "model"
+    _run([BIN / "gym-server", "model", model, "--dir", folder / "hub"])
+    found = ask(folder, "rounds")
+    credits = {one["name"]: one["balance"] for one in ask(folder, "status")["contributors"]}
+    losses = (found[0]["heldout_before"], *(one["heldout_after"] for one in found))
+    return LocalFederation(folder, model, losses, credits, seconds)
+
+
+def _hub_settings(contributors: int, rounds: int, max_steps: int) -> list[str]:
+    """What differs from `gym-server init`'s config: small, quick, and nobody is malicious."""
+    return [
+        "listen=127.0.0.1:0",
+        f"rounds.num_rounds={rounds}",
+        f"rounds.min_contributors={contributors}",
+        f"recipe.max_steps={max_steps}",
+        "recipe.learning_rate=5.0e-4",
+        "recipe.per_device_train_batch_size=16",
+        "recipe.max_length=96",
+        "soup.aggregator=mean",
+        "soup.num_malicious_nodes=0",
+        "gate.heldout=heldout.jsonl",
+        "gate.max_length=96",
+        "gate.max_loss_increase=0.3",
+        "gate.max_update_loss_increase=0.3",
+    ]
+
+
+class VariantServer:
+    """A running `gym api`. Use it as a context manager, or ``close`` it; it ends with this process at the latest.
+
+    Attributes:
+        url: Of OpenAI's API, for any client of it: ``http://127.0.0.1:PORT/v1``.
+        model: What the API calls the variant.
+    """
+
+    def __init__(self, command: Command, model: str) -> None:
+        """Use ``serve_variant``."""
+        self._process = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            raise GymError(ErrorCode.UNAVAILABLE, "gym api has not started", "its reason is printed above")
+        self.url: str = json.loads(line)["url"]
+        self.model = model
+
+    def ask(self, text: str, *, max_tokens: int = _ANSWER_TOKENS) -> str:
+        """The variant's likeliest answer to one thing that a user says.
+
+        Raises:
+            GymError: ``UNAVAILABLE`` when the server refuses, or does not answer.
+        """
+        import httpx
+
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        }
+        try:
+            answer = httpx.post(f"{self.url}/chat/completions", json=body, timeout=_ANSWER_SECONDS)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, f"{self.url}: {error}", "serve the variant again"
+            ) from error
+        content: str = answer.json()["choices"][0]["message"]["content"]
+        return content
+
+    def close(self) -> None:
+        """End the server. May be called again."""
+        self._process.communicate()
+
+    def __enter__(self) -> VariantServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve_variant(
+    user: str = "ada", task: str = "shout", store: str | Path = "runs/variants", *, max_steps: int = 40
+) -> VariantServer:
+    """Create a small variant of gym-nano, unless it is in the store already, and serve it beside its base.
+
+    Args:
+        user: Whose it is, and what it is called.
+        task: What it learns, as for ``train_tiny_model``.
+        store: Folder of the variants.
+        max_steps: Optimiser steps.
+
+    Raises:
+        GymError: As ``PersonalizedTrainer.create_variant``; ``UNAVAILABLE`` when the server does not start.
+    """
+    from gym_fed.data.generated import generate
+    from gym_fed.data.writing import write_rows
+
+    folder = Path(store)
+    folder.mkdir(parents=True, exist_ok=True)
+    if user not in _variants(folder):
+        data = folder.parent / f"{folder.name}-{user}.jsonl"
+        _print_generate([task], _VARIANT_ROWS, data)
+        write_rows(data, generate(task, _VARIANT_ROWS), overwrite=True)
+        words: Command = ["--data", data, "--user", user, "--steps", str(max_steps), "--store", folder]
+        _run([BIN / "gym", "variant", "create", *words])
+    command: Command = [BIN / "gym", "api", "--variants", folder, "--port", "0"]
+    _print_command(command)
+    return VariantServer([*command, "--json", "--until-eof"], f"gym-nano:{user}")
+
+
+def _variants(store: Path) -> set[str]:
+    from gym_fed.serving.store.store import VariantStore
+
+    with VariantStore.open(store) as variants:
+        return set(variants.names())
+
+
+def _print_generate(tasks: list[str], num: int, file: Path, *more: str) -> None:
+    named = [f"--task={task}" for task in tasks]
+    _print_command(["gym", "data", "generate", *named, f"--num={num}", *more, file])
+
+
+def _print_command(command: Command) -> None:
+    """Print a command as it would be typed."""
+    words = [Path(command[0]).name, *map(str, command[1:])]
+    err.print(f"$ {shlex.join(words)}", style="dim")
+
+
+def _run(command: Command) -> None:
+    """Run a command to its end; what it refuses is refused here."""
+    _print_command(command)
+    done = subprocess.run([*map(str, command), "--json"], capture_output=True, text=True)
+    if done.returncode:
+        raise GymError.last_in(done.stderr) or GymError(
+            ErrorCode.INTERNAL, f"{command[0]}: code {done.returncode}"
+        )

@@ -1,0 +1,71 @@
+"""An MCP server: an assistant that speaks the Model Context Protocol may train gym-nano, follow the run and ask it.
+
+    pip install mcp
+    python examples/mcp_server.py [FOLDER]     # speaks over standard input and output
+
+In a client's configuration: {"command": "python", "args": ["examples/mcp_server.py", "runs/mcp"]}.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mcp.server import MCPServer
+
+from gym_fed.data import generate
+from gym_fed.evaluation import answer
+from gym_fed.kinds import TASKS
+from gym_fed.models import load_model
+
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/examples/mcp")
+server = MCPServer("gym-fed", instructions="Train a tiny language model on a named task, and ask it.")
+runs: dict[str, subprocess.Popen[bytes]] = {}
+
+
+@server.tool()
+def train(task: str, max_steps: int = 60) -> str:
+    """Begin to train gym-nano on a task, in a process of its own. `status` follows it."""
+    if task not in TASKS.names():
+        return f"no task {task!r}; one of {', '.join(TASKS.names())}"
+    if task in runs and runs[task].poll() is None:
+        return f"{task} is training already"
+    if not 1 <= max_steps <= 500:
+        return f"max_steps {max_steps}: 1 to 500"
+    data = json.dumps([{"tasks": [task], "num_examples": 800}])
+    words = ["--model", "gym-nano", "--set", f"data={data}", "--max-steps", str(max_steps)]
+    words += ["--per-device-train-batch-size", "16", "--output-dir", str(folder / task), "--overwrite"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{task}.log", "wb") as log:  # standard output is the protocol's
+        command = [sys.executable, "-m", "gym_fed.cli.main", "train", *words]
+        runs[task] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    return f"{task}: training began; an example row: {json.dumps(generate(task, 1)[0])}"
+
+
+@server.tool()
+def status() -> dict[str, Any]:
+    """Every run that was begun: whether it still trains, and its last figures."""
+    return {task: {"running": run.poll() is None, "figures": _last(task)} for task, run in runs.items()}
+
+
+@server.tool()
+def ask(text: str, model: str = "gym-nano") -> str:
+    """One answer, of `gym-nano` or of a task that was trained. Example: text `copy: abc`."""
+    if model == "gym-nano":
+        loaded = load_model(model)
+    elif model in TASKS.names() and (folder / model / "model.safetensors").exists():
+        loaded = load_model(str(folder / model))
+    else:
+        return f"{model!r} is not trained here; call train, then status"
+    return str(answer(loaded.model, loaded.tokenizer, text))
+
+
+def _last(task: str) -> Any:
+    file = folder / task / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return json.loads(lines[-1]) if lines else {}
+
+
+if __name__ == "__main__":
+    server.run()

@@ -1,0 +1,103 @@
+"""A federation of real processes on this machine: one hub, any number of contributors, gone when the call ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gym_fed.errors import ErrorCode, GymError
+
+BIN = Path(sys.executable).parent
+"""Where this installation's commands are."""
+Command = Sequence[str | Path]
+Joiner = Callable[[str, str], Command]
+"""Gives a contributor's command from the hub's address and fingerprint."""
+
+
+def run_federation(
+    folder: Path,
+    joiners: Mapping[str, Joiner],
+    on_round: Callable[[dict[str, Any]], None],
+    *,
+    settings: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> float:
+    """Run the hub in ``folder/hub`` and the contributors until all rounds are committed.
+
+    Args:
+        folder: Where every process has a log file ``NAME.log``.
+        joiners: A command for every contributor, by name.
+        on_round: Hears of every round that ended.
+        settings: ``a.b=value`` of the hub's config, for this run.
+        environment: Variables of all processes, beside this one's.
+
+    Returns:
+        Seconds from the first contributor's start to the hub's end.
+
+    Raises:
+        GymError: ``ROUND_ABORTED`` when a process fails, naming its log.
+    """
+    processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(name: str, command: Command) -> None:
+        with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
+            processes[name] = subprocess.Popen(
+                list(map(str, command)),
+                stdout=subprocess.PIPE if name == "hub" else log,
+                stderr=log,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            )
+
+    try:
+        start("hub", [*hub_command(folder, settings), "--json"])
+        hub = processes["hub"]
+        assert hub.stdout is not None
+        event = json.loads(hub.stdout.readline() or _failed(folder, "hub"))
+        began = time.monotonic()
+        for name, join in joiners.items():
+            start(name, join(f"{event['host']}:{event['port']}", event["fingerprint"]))
+        for line in hub.stdout:
+            on_round(json.loads(line))
+        if hub.wait() != 0:
+            _failed(folder, "hub")
+        seconds = time.monotonic() - began
+        for name, process in processes.items():
+            if process.wait(timeout=60) != 0:
+                _failed(folder, name)
+        return seconds
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def ask(folder: Path, *arguments: str) -> Any:
+    """The JSON answer of a gym-server command."""
+    command: Command = [BIN / "gym-server", *arguments, "--dir", folder / "hub", "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def hub_command(folder: Path, settings: Sequence[str] = ()) -> Command:
+    """`gym-server run` until all rounds are committed."""
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    return [BIN / "gym-server", "run", "--dir", folder / "hub", "--exit-when-done", *overrides]
+
+
+def join_command(folder: Path, name: str, address: str, fingerprint: str, *more: str | Path) -> Command:
+    """`gym-client join` with its own home and ``NAME.jsonl`` as data."""
+    trust = ["--server", address, "--fingerprint", fingerprint, "--yes"]
+    own: Command = ["--home", folder / name, "--data", folder / f"{name}.jsonl", "--name", name]
+    return [BIN / "gym-client", "join", *trust, *own, *more]
+
+
+def _failed(folder: Path, name: str) -> NoReturn:
+    log = folder / f"{name}.log"
+    end = log.read_text(encoding="utf-8", errors="replace")[-1500:]
+    raise GymError(ErrorCode.ROUND_ABORTED, f"{name} failed; the end of {log}:\n{end}")

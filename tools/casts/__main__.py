@@ -1,0 +1,67 @@
+"""Play the four scripts of tests/newcomer/ in a new environment, and record them for docs/quickstart.md.
+
+    python -m tools.casts [--environment FOLDER] [--only PERSON]
+
+Each script is typed into a terminal of 80 columns, in an empty home. The pictures go to docs/casts/, the seconds into
+the page. A command that fails ends all of it, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+from pathlib import Path
+
+from tools.casts.drawing import drawn
+from tools.casts.environment import ROOT, Environment, fresh
+from tools.casts.page import FOLDER, PAGE, written
+from tools.casts.people import (
+    ALONE,
+    CONTRIBUTOR,
+    COORDINATOR,
+    PEOPLE,
+    VARIANT_OWNER,
+    Played,
+    play,
+    play_round,
+)
+
+
+def main() -> None:
+    """Play, draw and write."""
+    parser = argparse.ArgumentParser(prog="python -m tools.casts", description=__doc__.splitlines()[0])
+    parser.add_argument("--environment", type=Path, help="made there, or taken where it is there already")
+    parser.add_argument("--only", choices=[person.script for person in PEOPLE], help="one person's scene")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gym-") as place:
+        environment = fresh(arguments.environment or Path(place, "environment"))
+        scenes = list(_scenes(environment, Path(place), arguments.only))
+        never = (place, environment.folder, str(ROOT), str(Path.home()), platform.node())
+        pictures = {
+            scene.person.script: drawn(scene.person.script, scene.lines(), {str(scene.home): "~"}, never)
+            for scene in scenes
+        }
+    FOLDER.mkdir(exist_ok=True)
+    text = PAGE.read_text(encoding="utf-8")
+    for scene in scenes:
+        text = written(text, scene, environment)
+        (FOLDER / f"{scene.person.script}.svg").write_text(pictures[scene.person.script], encoding="utf-8")
+        print(f"{scene.person.script}: {scene.seconds:.0f} s")
+        for typed in scene.typed:
+            print(f"  {typed.seconds:6.1f} s, longest silence {typed.silence:4.1f} s  {typed.command}")
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def _scenes(environment: Environment, place: Path, only: str | None) -> list[Played]:
+    found: list[Played] = []
+    for person in (ALONE, VARIANT_OWNER):
+        if only in (None, person.script):
+            found.append(play(person, environment, place))
+    if only in (None, COORDINATOR.script, CONTRIBUTOR.script):
+        found += play_round(environment, place)
+    return found
+
+
+if __name__ == "__main__":
+    main()

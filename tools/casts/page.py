@@ -1,0 +1,40 @@
+"""The casts and their seconds in docs/quickstart.md."""
+
+from __future__ import annotations
+
+from tools.casts.environment import ROOT, Environment
+from tools.casts.people import Person, Played
+
+PAGE = ROOT / "docs" / "quickstart.md"
+FOLDER = ROOT / "docs" / "casts"
+END = "<!-- until here, by tools/casts -->\n"
+
+
+def begin(person: Person) -> str:
+    """The line before a person's cast."""
+    return f"<!-- cast of {person.script}, by tools/casts -->\n"
+
+
+def section(played: Played, environment: Environment) -> str:
+    """A person's picture, and what it took."""
+    file = f"casts/{played.person.script}.svg"
+    return (
+        f'<picture><source media="(prefers-reduced-motion: reduce)" srcset="{file}#still">'
+        f'<img src="{file}" alt="{played.person.picture}"></picture>\n\n'
+        f"Recorded in a new environment and an empty home: {len(played.typed)} commands in {played.seconds:.0f} s, "
+        f"after {environment.install_seconds:.0f} s of installation. The picture cuts waits short.\n\n"
+        f"| command | seconds |\n|---|---|\n"
+        + "".join(f"| `{short(typed.command)}` | {typed.seconds:.1f} |\n" for typed in played.typed)
+    )
+
+
+def short(command: str) -> str:
+    """A command up to its first option."""
+    return command.partition(" -")[0]
+
+
+def written(text: str, played: Played, environment: Environment) -> str:
+    """The page's text with a person's section replaced."""
+    before, rest = text.split(begin(played.person))
+    _, after = rest.split(END, 1)
+    return f"{before}{begin(played.person)}{section(played, environment)}{END}{after}"

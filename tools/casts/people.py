@@ -1,0 +1,166 @@
+"""Four people, the script that each types, and the scenes in which they do."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.casts.environment import ROOT, Environment
+from tools.casts.terminal import Line, Terminal, Typed
+
+SCRIPTS = ROOT / "tests" / "newcomer"
+STAYS = "# stays"
+"""After a command that keeps its terminal; what follows it is typed into another one."""
+LISTENS = "listens on"
+SERVES = "Ctrl-C leaves"
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody who comes to the project for the first time.
+
+    Attributes:
+        script: The name of their script, without suffix.
+        headings: Theirs in docs/quickstart.md.
+        picture: What their cast shows, for those who do not see it.
+        files: What the page shows as a file to save; it lies beside the script.
+    """
+
+    script: str
+    headings: tuple[str, ...]
+    picture: str
+    files: tuple[str, ...] = ()
+
+    def commands(self) -> list[str]:
+        """What the person types, line by line."""
+        lines = (SCRIPTS / f"{self.script}.sh").read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
+
+
+ALONE = Person(
+    "alone",
+    ("You train alone",),
+    "A terminal: gym train teaches gym-nano a task, gym chat answers, gym eval scores, gym export writes a file.",
+)
+VARIANT_OWNER = Person(
+    "variant_owner",
+    ("You want a variant of your own",),
+    "A terminal: gym variant create makes a variant, gym api serves it, and openai's client gets its answer.",
+    ("ask.py",),
+)
+COORDINATOR = Person(
+    "coordinator",
+    ("You coordinate a community", "The coordinator again"),
+    "A terminal: gym-server init makes a hub, gym-server run merges a round with one friend, and the model answers.",
+)
+CONTRIBUTOR = Person(
+    "contributor",
+    ("You contribute",),
+    "A terminal: gym-client join shows the hub's key and its terms, trains after two yeses, and shows the balance.",
+)
+PEOPLE = (ALONE, VARIANT_OWNER, COORDINATOR, CONTRIBUTOR)
+
+
+@dataclass
+class Played:
+    """What came of a person's script.
+
+    Attributes:
+        person: Who.
+        home: Their home folder.
+        folder: Where they typed.
+        seconds: From the first command to the end of the last.
+        terminals: What they typed into, in the order in which they opened them.
+    """
+
+    person: Person
+    home: Path
+    folder: Path
+    seconds: float = 0.0
+    terminals: list[Terminal] = field(default_factory=list)
+
+    @property
+    def typed(self) -> list[Typed]:
+        """All commands, in order."""
+        return [typed for terminal in self.terminals for typed in terminal.typed]
+
+    def shown(self) -> str:
+        """All that the terminals showed."""
+        return "\n".join(terminal.text() for terminal in self.terminals)
+
+    def lines(self) -> list[Line]:
+        """All that the terminals showed, one after the other."""
+        found: list[Line] = []
+        for terminal in self.terminals:
+            lines = terminal.lines()
+            if found and lines:
+                found += [
+                    Line(lines[0].second, ()),
+                    Line(lines[0].second, (("# in another terminal", False),)),
+                ]
+            found += lines
+        return found
+
+
+@contextmanager
+def moved_in(
+    person: Person, environment: Environment, place: Path
+) -> Iterator[tuple[Played, Callable[[], Terminal]]]:
+    """A new home for a person, and terminals in an empty folder of it; the clock runs until the end."""
+    home = place / person.script
+    folder = home / "gym"
+    folder.mkdir(parents=True)
+    for name in person.files:
+        shutil.copy(SCRIPTS / name, folder)
+    played, began = Played(person, home, folder), time.monotonic()
+
+    def terminal() -> Terminal:
+        played.terminals.append(Terminal(folder, environment.variables(home), began))
+        return played.terminals[-1]
+
+    yield played, terminal
+    played.seconds = time.monotonic() - began
+
+
+def play(person: Person, environment: Environment, place: Path) -> Played:
+    """Type a person's script.
+
+    Raises:
+        RuntimeError: A command failed, or took longer than ten minutes.
+    """
+    with moved_in(person, environment, place) as (played, terminal):
+        _type(person.commands(), terminal)
+    return played
+
+
+def play_round(environment: Environment, place: Path) -> tuple[Played, Played]:
+    """A coordinator runs a hub; once it listens, a friend contributes.
+
+    Returns:
+        What came of the coordinator's script, and of the contributor's.
+    """
+    with moved_in(COORDINATOR, environment, place) as (played, terminal):
+        here = terminal()
+        for command in COORDINATOR.commands():
+            running = here.type(command)
+            if command.startswith("gym-server run"):
+                running.wait_for(LISTENS)
+                friend = play(CONTRIBUTOR, environment, place)
+            running.wait()
+    return played, friend
+
+
+def _type(commands: list[str], terminal: Callable[[], Terminal]) -> None:
+    here = terminal()
+    for number, line in enumerate(commands):
+        if STAYS not in line:
+            here.run(line)
+            continue
+        with here.type(line.partition(STAYS)[0].rstrip()) as running:
+            running.wait_for(SERVES)
+            _type(commands[number + 1 :], terminal)
+        return
