@@ -12,11 +12,12 @@ from typing import Any
 import gym_server  # noqa: F401  (sets Flower's variables)
 
 from demo.community import joiners, make_hub, write_data
-from demo.processes import ask, run_federation
+from demo.processes import run_federation
 from demo.report import measure, show
 from gym_fed.console import err, out
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.local_federation import ask
 
 MARKER = ".gym-demo"
 

@@ -12,7 +12,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow  # six rounds of four contributors that train
+@pytest.mark.slow  # five rounds of four contributors that train
 @pytest.mark.timeout(600)
 def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -35,7 +35,12 @@ def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_pat
     assert verdicts.pop("mallory") == {"rejected"}
     assert all(found == {"merged"} for found in verdicts.values())
     assert result["credits"]["mallory"] == 0
-    assert result["bytes"]["times_smaller"] > 10
+    sent, sizes = result["bytes"], [[u["bytes"] for u in r["updates"]] for r in result["rounds"]]
+    assert sent["up"]["sent"] >= sum(map(sum, sizes))
+    assert sent["up"]["times_smaller"] > 12
+    soups = [r["soup_bytes"] for r in result["rounds"][:-1]]
+    assert sent["down"]["sent"] >= (len(verdicts) + 1) * sum(soups)
+    assert sent["down"]["times_smaller"] > 3
     assert result["heldout_loss"]["after"] < 0.5 * result["heldout_loss"]["before"]
     assert "shout" in done.stdout
 
@@ -45,12 +50,16 @@ def test_the_parts_of_the_demo_fit_the_commands_of_today(tmp_path: Path) -> None
 
     import demo.malicious
     from demo.community import CONTRIBUTORS, MALICIOUS, joiners, make_hub, write_data
+    from gym_fed.kinds import AGGREGATORS
 
     make_hub(tmp_path / "hub")
     write_data(tmp_path)
     config = read_config(tmp_path / "hub")
     assert config.rounds.min_contributors == len(CONTRIBUTORS) + 1
     assert (tmp_path / "hub" / config.gate.heldout).is_file()
+    assert AGGREGATORS.type_of(config.soup.aggregator).robust
+    assert config.soup.num_malicious_nodes == 1
+    assert "dense" not in (config.codec.codec, config.soup.codec.codec)
     commands = joiners(tmp_path)
     assert commands.keys() == {*CONTRIBUTORS, MALICIOUS}
     for name, command in commands.items():
