@@ -24,13 +24,16 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all test-gpu triton rooms mutations lint checks format types imports extras proto package clean
+.PHONY: help install demo test test-all test-gpu triton rooms mutations lint checks docs casts format types imports extras proto package wheel clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
 
 install: $(STAMP) ## Make .venv and install the project into it, editable, with the pinned versions.
-	@:
+	@compgen -G 'quant/gym_quant/kernels/_native*' >/dev/null || echo \
+		'No C++17 compiler: no native kernels. Merging and serving one-bit deltas is slower (docs/install.md).'
+	@echo 'To have gym, gym-server and gym-client on the PATH of this shell:'
+	@echo '    source $(VENV)/bin/activate'
 
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard quant/csrc/*)
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the PATH; name one: make install PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -77,6 +80,12 @@ types: $(STAMP) ## mypy, strict, over the four packages, the benchmarks, the dem
 checks: $(STAMP) ## Retired words, repeated class names, long sentences, links (tools/checks).
 	$(BIN)/python -m tools.checks
 
+docs: $(STAMP) ## Build the pages of docs/ as a site in build/site; a dead link or anchor fails it. Seconds.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+casts: $(STAMP) ## Play the scripts of tests/newcomer in a new environment, and record them for docs/quickstart.md. Minutes.
+	$(BIN)/python -m tools.casts $(ARGS)
+
 imports: $(STAMP) ## The import contract of pyproject.toml, and no circles.
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/repository/test_import_circles.py
@@ -93,6 +102,9 @@ proto: $(STAMP) ## Regenerate gym_fed/wire/_generated from proto/.
 
 package: $(STAMP) ## Build sdist and wheel, install the wheel into a clean venv, and try it there.
 	$(BIN)/python .ci/check_package.py
+
+wheel: $(STAMP) ## Build the wheel for other Linux machines (manylinux) into dist/, and load its kernels in a new environment.
+	$(BIN)/python -m tools.wheel
 
 clean: ## Remove what builds and tools leave behind; .venv stays.
 	rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

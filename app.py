@@ -100,7 +100,7 @@ class Making:
                     self.doing = f"training {user}'s variant"
                     self._make_variant(user, task)
             if not (DEMO / "result.json").exists():
-                self.doing = "running the federation: six rounds, some minutes"
+                self.doing = "running the federation: five rounds, some minutes"
                 _command("-m", "demo.run", str(DEMO))
             if COMMUNITY not in variants():
                 self.doing = "adding the federation's model"

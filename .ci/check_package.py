@@ -68,8 +68,8 @@ def check_contents(sdist: Path, wheel: Path) -> None:
     wanted |= {
         f"gym_fed/assets/gym-nano/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")
     }
-    recipes = run(["git", "-C", str(ROOT), "ls-files", "--", "configs"], quiet=True).split()
-    wanted |= {f"gym_fed/assets/{name}" for name in recipes if (ROOT / name).exists()}
+    carried = run(["git", "-C", str(ROOT), "ls-files", "--", "configs", "docs"], quiet=True).split()
+    wanted |= {f"gym_fed/assets/{name}" for name in carried if (ROOT / name).exists()}
     refuse("missing from the wheel", wanted - inside)
     tops = {name.split("/")[0] for name in inside if ".dist-info/" not in name and "/" in name}
     refuse("strange top-level folders in the wheel", tops - set(PACKAGES))

@@ -13,7 +13,8 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from demo.processes import BIN, ask, join_command, run_federation  # noqa: E402
+from demo.processes import run_federation  # noqa: E402
+from gym_fed.local_federation import BIN, ask, join_command  # noqa: E402
 
 CONTRIBUTORS = ("ada", "ben", "cleo")
 ROWS_EACH = 400

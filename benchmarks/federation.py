@@ -30,10 +30,11 @@ sys.path.insert(0, str(REPOSITORY))
 from _federated_learning import Cells, Side, choice, contributors, learning, one_thread  # noqa: E402
 from _federated_rounds import Course, Schedule  # noqa: E402
 
-from demo.processes import BIN, ask, join_command, run_federation  # noqa: E402
+from demo.processes import run_federation  # noqa: E402
 from gym_fed.config.delta import CodecPolicy  # noqa: E402
 from gym_fed.config.hub.soup import SoupRecipe  # noqa: E402
 from gym_fed.config.hub.task import TrainingRecipe  # noqa: E402
+from gym_fed.local_federation import BIN, ask, join_command  # noqa: E402
 
 CHOICE, REPORTED = "choice", ("first", "second", "less text")
 CHOICE_SEEDS, REPORT_SEEDS = (0,), (100, 200, 300)

@@ -1,6 +1,6 @@
 """What a variant of every codec takes in memory and adds to a step, on the layout of a real model.
 
-    python benchmarks/resident_forms.py [--quick] [--json] [--plot FILE]
+    python benchmarks/resident_forms.py [--kernel KERNEL] [--quick] [--json] [--plot FILE]
 
 The base has the sizes of SmolLM2-135M (with --quick: gym-nano, which shows the mechanism only) and random weights, in
 the number format in which torch multiplies eight rows of 4096 x 4096 faster here. A variant changes every matrix,
@@ -8,7 +8,7 @@ embedding and head too, by random codes. The peer is the same step with the delt
 matrices of that format, which is how codec `dense` is served. Steps are a new token of one request, of eight requests
 of one variant, and a prompt of 512 tokens; all on one thread, in turns, so that a slow moment meets all alike. Times
 are CPU time of the process, which leaves out what other processes of the machine take: the median, and as spread the
-least and most, of the turns. Which form multiplied is asserted by what the model counts.
+least and most, of the turns. Which form multiplied, and by which kernel, is asserted by what the model counts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import torch
 from _report import Report, options
 from gym_quant import codec_names, get_codec, kernels
 from gym_quant.codec import Payload, Shape
+from gym_quant.kernels import ResidentSigns
+from gym_quant.kernels.level_tiles import ResidentTiles
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import linear
@@ -35,9 +37,9 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.models import load_model
-from gym_fed.serving.forward.attention import KVCache
+from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.variant_weights import DenseWeight, loaded_variant
 
 SMOLLM2: dict[str, Any] = {
@@ -82,12 +84,17 @@ class Side:
 
 def main() -> None:
     """Write and load a variant of every codec, time its steps beside the others', print."""
-    arguments = options(__doc__.splitlines()[0]).parse_args()
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--kernel", choices=kernels.MODES, default="lookup", help="of signs and levels")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     dtype = fastest_dtype()
     model = base_model(arguments.quick).to(dtype).eval()
     spec = BaseSpec.of(model, "base")
-    with tempfile.TemporaryDirectory(prefix="gym-resident-") as folder, MultiVariantModel(model) as served:
+    with (
+        tempfile.TemporaryDirectory(prefix="gym-resident-") as folder,
+        MultiVariantModel(model, kernel=arguments.kernel) as served,
+    ):
         sides = [
             side(served, spec, name, params, Path(folder) / "variant.gymdelta")
             for name in codec_names()
@@ -105,7 +112,7 @@ def main() -> None:
     console.print(table(sides, base))
     console.print(
         f"{shown}, {spec.num_parameters:,} parameters in {str(dtype).removeprefix('torch.')}; one thread, CPU time; "
-        f"sign kernels: {kernels.describe()}"
+        f"kernel {arguments.kernel}: {kernels.describe()}"
     )
     report.finish(arguments)
 
@@ -160,30 +167,36 @@ def random_payload(name: str, shape: Shape, params: dict[str, Any]) -> Payload:
 def steps_of(served: MultiVariantModel, what: Side | None) -> dict[str, float]:
     """Seconds of each kind of step, with the variant in all of its rows; None: the base alone."""
     variant = None if what is None else what.variant
-    caches = [served.new_cache(PROMPT) for _ in range(ROWS)]
+    caches = [served.new_cache() for _ in range(ROWS)]
     served.step([Chunk(list(range(2, 2 + CONTEXT)), cache, None, False) for cache in caches])
     taken = {}
     for name, rows in STEPS.items():
         counted = dict(served.products)
         chunks = [Chunk([5], cache, variant) for cache in caches[:rows]]
         if rows == PROMPT:
-            chunks = [Chunk([2 + at % 200 for at in range(PROMPT)], KVCache(PROMPT), variant)]
+            chunks = [Chunk([2 + at % 200 for at in range(PROMPT)], served.new_cache(), variant)]
         taken[name] = timed(partial(served.step, chunks))
-        require_form(what, {k: n - counted.get(k, 0) for k, n in served.products.items()}, name)
+        ran = {k: n - counted.get(k, 0) for k, n in served.products.items()}
+        require_form(what, ran, name, served.layout.kernel)
     served.release_variants()
     return taken
 
 
-def require_form(what: Side | None, ran: dict[tuple[str, str], int], step: str) -> None:
-    """Raise ``RuntimeError`` when another form was multiplied than the variant is kept in."""
-    ran = {key: count for key, count in ran.items() if count}
-    held = set()
-    for weight in what.variant.weights.values() if what is not None else ():
-        found = getattr(weight, "held", None)
-        if found is not None and found.form != "factors":
-            held.add(found.form)
-    if {form for form, _ in ran} != held:
-        raise RuntimeError(f"{step}: {ran} were multiplied, not {held}")
+def require_form(what: Side | None, ran: dict[tuple[str, str], int], step: str, kernel: str) -> None:
+    """Raise ``RuntimeError`` when a step multiplied another form than the variant is kept in, or in another way."""
+    found = {key for key, count in ran.items() if count}
+    held = [getattr(weight, "held", None) for weight in what.variant.weights.values()] if what else []
+    wanted = set()
+    for one in held:
+        if isinstance(one, ResidentSigns | ResidentTiles):
+            bulk = kernel == "exact" and step.startswith("prompt")
+            wanted.add((one.form, "decoded" if bulk else kernel))
+        elif one is not None and one.form != "factors":
+            wanted.add((one.form, "decoded"))
+    # The prompt's last token alone goes through the head.
+    allowed = wanted | {(form, kernel) for form, _ in wanted if kernel == "exact" and form == "signs"}
+    if not wanted <= found <= allowed:
+        raise RuntimeError(f"{step}: {found} were multiplied, not {wanted}")
 
 
 def timed(function: Callable[[], object]) -> float:

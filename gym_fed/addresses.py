@@ -36,10 +36,15 @@ def listening_socket(host: str, port: int, hint: str) -> socket.socket:
     return listener
 
 
+def host_port(host: str, port: int) -> str:
+    """``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """``http://host:port`` of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{host_port(host, port)}"
 
 
 def is_loopback(url: str) -> bool:

@@ -32,7 +32,7 @@ def background_environment(without: tuple[str, ...] = ()) -> dict[str, str]:
 
 def put_last(pid: int) -> None:
     """Let every other process compute first, and be kept when memory runs out; to be called right after its start."""
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # Windows has no such call
         os.setpriority(os.PRIO_PROCESS, pid, _LOWEST_PRIORITY)
     with suppress(OSError):  # where there is no /proc
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(_GOES_FIRST), encoding="ascii")

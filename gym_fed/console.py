@@ -1,11 +1,12 @@
 """What all three commands share at the terminal: error reports, JSON output, and one console.
 
-Results go to standard output, everything else to standard error, so that output can be piped. Strings are text, never
-markup, and no control character that is in them reaches the terminal (``gym_fed.text``).
+Results go to standard output, errors and everything else to standard error, so that output can be piped. Strings are
+text, never markup, and no control character that is in them reaches the terminal (``gym_fed.text``).
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import json
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
 import typer
+from click.shell_completion import CompletionItem
 from gym_quant.registry import Registry
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -72,6 +74,8 @@ err = TextConsole(stderr=True)
 def print_table(table: Table, width: int | None = None) -> None:
     """A table as wide as the terminal, or as ``width``; whole where nobody looks at that: in a pipe or a file."""
     console = out
+    if not out.is_terminal:
+        table.box = None  # lines of nothing but words, for `grep` and `awk`
     if width is not None or not out.is_terminal:
         console = TextConsole()  # rich never prints wider than its console is
         console.width = (width if out.is_terminal else None) or PIPE_COLUMNS
@@ -84,7 +88,7 @@ def print_columns(
     """Print rows of cells in columns as wide as they need; those whose number is in ``right`` end at the right.
 
     The terminal wraps what is too long, and pipes get whole lines. With ``wrapped`` the last column goes on below
-    itself, where a terminal leaves it room.
+    itself, or stands below its row where a terminal leaves it no room.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -93,9 +97,11 @@ def print_columns(
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         start = len(indent) + sum(width + 2 for width in widths[:-1])
-        if wrapped and out.is_terminal and out.width - start >= _LEAST_WRAPPED:
-            lines = textwrap.wrap(row[-1], out.width - start) or [""]
-            cells[-1] = f"\n{' ' * start}".join(lines)
+        if wrapped and out.is_terminal:
+            below = out.width - start < _LEAST_WRAPPED
+            column = len(indent) + 4 if below else start
+            lines = textwrap.wrap(row[-1], max(out.width - column, _LEAST_WRAPPED))
+            cells[-1] = f"\n{' ' * column}".join(["", *lines] if below else lines)
         out.print(f"{indent}{'  '.join(cells).rstrip()}")
 
 
@@ -108,6 +114,9 @@ def print_json(value: Any) -> None:
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 """``--json`` of the commands whose result is one document."""
 
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each event.")]
+"""``--json`` of the commands that run until they are stopped."""
+
 
 def print_event(event: dict[str, Any]) -> None:
     """One line of JSON, at once, for a program that follows one that runs."""
@@ -116,7 +125,7 @@ def print_event(event: dict[str, Any]) -> None:
 
 
 def print_result(
-    as_json: bool, document: Any, *text: RenderableType | Callable[[], None], note: str = ""
+    as_json: bool, document: Any, *text: RenderableType | Callable[[], object], note: str = ""
 ) -> None:
     """The result of a command: ``document`` under ``--json``, otherwise ``text``, or what prints it.
 
@@ -125,9 +134,13 @@ def print_result(
     if as_json:
         print_json(document)
         return
+    from rich.table import Table
+
     for part in text:
         if callable(part):
             part()
+        elif isinstance(part, Table):
+            print_table(part)
         else:
             out.print(part)
     if note:
@@ -166,6 +179,7 @@ def run_app(app: typer.Typer) -> NoReturn:
     warnings.showwarning = _one_line_if_renamed(warnings.showwarning)
     # Torch and transformers make a million objects that stay; Python's own threshold goes through them seven times.
     gc.set_threshold(5_000, 10, 10)
+    atexit.register(gc.freeze)  # nor need they be gone through once more at the end, which takes seconds
     try:
         status = app(standalone_mode=False)
     except GymError as error:
@@ -227,15 +241,26 @@ def _one_line_if_renamed(before: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail(error: GymError) -> NoReturn:
-    """Report and leave with the error's exit code."""
+    """Report on standard error, as one line of JSON with ``--json``, and leave with the error's exit code."""
+    report_error(error)
+    sys.exit(error.exit_code)
+
+
+def report_error(error: GymError) -> None:
+    """Report on standard error, as one line of JSON with ``--json``."""
     if "--json" in sys.argv:
-        print_json({"error": error.to_dict()})
+        typer.echo(error.to_json_line(), err=True)
+    else:
+        _print_error(error)
+    logging.getLogger("gym_fed").debug("failed", exc_info=error)
+
+
+def _print_error(error: GymError) -> None:
+    """An error as all commands report it on standard error without ``--json``."""
     err.print("error", style="red", end="")
     err.print(f" ({error.code.value}): {error.message[:MAX_ERROR]}")
     if error.hint:
         err.print(f"  {error.hint[:MAX_ERROR]}", style="dim")
-    logging.getLogger("gym_fed").debug("failed", exc_info=error)
-    sys.exit(error.exit_code)
 
 
 class MemberName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
@@ -257,6 +282,11 @@ class MemberName(click.ParamType):  # type: ignore[type-arg]  # generic since cl
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         return f"[{'|'.join(self.words())}]"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in self.words() if word.startswith(incomplete)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self._checked and value not in self.words():

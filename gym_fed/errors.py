@@ -7,6 +7,7 @@ installation, 90 state. This module imports nothing heavy.
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from typing import Any
 
@@ -87,6 +88,13 @@ class ErrorCode(Enum):
         "FAILED_PRECONDITION",
         409,
         "A hub gave participants of one secure round different tasks.",
+    )
+    TERMS_CHANGED = (
+        "terms-changed",
+        68,
+        "FAILED_PRECONDITION",
+        409,
+        "A hub changed what its rounds ask of a contributor, who has to agree anew.",
     )
     NOT_FOUND = "not-found", 70, "NOT_FOUND", 404, "The named thing does not exist on the server."
     TOO_LARGE = "too-large", 71, "RESOURCE_EXHAUSTED", 413, "More bytes than declared or allowed."
@@ -171,6 +179,23 @@ class GymError(Exception):
         except ValueError:
             code = ErrorCode.INTERNAL
         return cls(code, str(data.get("message") or "unknown error"), str(data.get("hint") or ""))
+
+    def to_json_line(self) -> str:
+        """What a command with ``--json`` prints of it on standard error."""
+        return json.dumps({"error": self.to_dict()})
+
+    @classmethod
+    def last_in(cls, text: str) -> GymError | None:
+        """The last error in what a command with ``--json`` printed on standard error; None: there is none.
+
+        Warnings and the logs of libraries may stand before it.
+        """
+        for line in reversed(text.splitlines()):
+            try:
+                return cls.from_dict(json.loads(line)["error"])
+            except (ValueError, LookupError, TypeError, AttributeError):
+                continue
+        return None
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

@@ -6,7 +6,8 @@ Without the variable a failpoint is one dictionary look-up. ``name:3`` kills at 
 from __future__ import annotations
 
 import os
-import signal
+
+from gym_fed.portable import SIGKILL
 
 _armed = {
     name: int(count or 1)
@@ -22,4 +23,4 @@ def failpoint(name: str) -> None:
         return
     _armed[name] -= 1
     if _armed[name] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import glob
 import hashlib
 import os
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.file_lock import LockHeldError, is_still_there, lock, lockable_folder
+from gym_fed.portable import O_BINARY, opens_folders
 from gym_fed.system_errors import is_disk_full
 
 
@@ -31,7 +32,7 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     with full_disk_named(path):
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, mode)
         try:
             with os.fdopen(descriptor, "w+b") as file:
                 yield file
@@ -110,22 +111,20 @@ def _room_beside(path: Path) -> Iterator[Path]:
 @contextmanager
 def _lock(folder: Path, *, without: bool = False) -> Iterator[bool]:
     """Hold the lock of a folder, if it is there and no one has it; ``without``: also on a disk without locks."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        yield False
-        return
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_held = os.path.lexists(folder) and os.path.samestat(os.fstat(descriptor), os.lstat(folder))
-        except BlockingIOError:
+            descriptor = stack.enter_context(lockable_folder(folder))
+        except OSError:
+            yield False
+            return
+        try:
+            lock(descriptor)
+            is_held = is_still_there(descriptor, folder)
+        except LockHeldError:
             is_held = False
         except OSError:  # no locks here, or the folder has just gone
             is_held = without and folder.is_dir()
         yield is_held
-    finally:
-        os.close(descriptor)
 
 
 def _name_taken(path: Path) -> GymError:
@@ -181,7 +180,9 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames in ``folder`` survive a power cut."""
+    """Make renames in ``folder`` survive a power cut; Windows has nothing to be called for that."""
+    if not opens_folders():
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

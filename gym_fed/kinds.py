@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from gym_quant.registry import CODECS, Registry
+from gym_quant.registry import CODECS, LINEARS, Registry
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("gym_fed")
 
-__all__ = ["ALL", "CODECS", "Kind"]
+__all__ = ["ALL", "CODECS", "LINEARS", "Kind"]
 
 
 class UnusableMember(GymError):
@@ -157,6 +157,7 @@ CHECKS: Kind[Any] = Kind("check", "gym_fed.doctor.checks", "gym_fed.doctor.check
 
 ALL: tuple[Registry[Any], ...] = (
     CODECS,
+    LINEARS,
     AGGREGATORS,
     PRE_AGGREGATORS,
     METHODS,

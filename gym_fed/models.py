@@ -85,6 +85,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     from gym_fed.modeling.architecture import require_architecture
+    from gym_fed.modeling.checkpoint import class_of
     from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
 
     if dtype not in DTYPES:
@@ -103,8 +104,10 @@ def load_model(
         if is_mixture_of_depths(Path(source)):
             model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
         else:
-            model = AutoModelForCausalLM.from_pretrained(
-                source,
+            given = arguments is not None and "state_dict" in arguments  # in place of the folder's files
+            kind: Any = class_of(arguments["config"]) if arguments and given else AutoModelForCausalLM
+            model = kind.from_pretrained(
+                None if given else source,
                 dtype=getattr(torch, dtype),
                 local_files_only=True,
                 trust_remote_code=False,

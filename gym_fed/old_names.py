@@ -63,13 +63,19 @@ def old_options(names: Mapping[str, str]) -> type[TyperCommand]:
 
         def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
             end = args.index("--") if "--" in args else len(args)
-            return super().parse_args(ctx, [*map(current, args[:end]), *args[end:]])
+            words = [current(word, quiet=ctx.resilient_parsing) for word in args[:end]]
+            return super().parse_args(ctx, [*words, *args[end:]])
 
-    def current(word: str) -> str:
+    def current(word: str, quiet: bool) -> str:
         option, equals, value = word.partition("=")
         if option not in names:
             return word
-        warn_old_name(option, names[option])
+        if not quiet:  # behind Tab
+            warn_old_name(option, names[option])
         return f"{names[option]}{equals}{value}"
 
     return Command
+
+
+TakesOut = old_options({"--out": "--output"})
+"""The class of the commands whose ``--output`` was ``--out``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 
 _SPARE_FILES = 256
 """For databases, models and logs, beside the connections."""
@@ -19,6 +18,10 @@ def raise_file_limit(connections: int, log: logging.Logger) -> int:
     Returns:
         How many connections fit: ``connections``, or fewer where the hard limit is low.
     """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _SPARE_FILES
     if hard == resource.RLIM_INFINITY:

@@ -75,6 +75,11 @@ def _escaped(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 update``, ``2 updates``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def readable_bytes(num_bytes: float) -> str:
     """``1.5 MB``; powers of ten, as networks count."""
     for unit in ("B", "kB", "MB"):

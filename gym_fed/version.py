@@ -1,3 +1,3 @@
 """The version of gym-fed; pyproject.toml has the same."""
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"

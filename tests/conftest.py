@@ -46,6 +46,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _home_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Commands find keys and variants in their home without a flag: every file of tests begins with an empty one."""
+    os.environ["GYM_HOME"] = str(tmp_path_factory.mktemp("home"))
+    os.environ.pop("GYM_VARIANTS", None)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _libraries_are_no_garbage() -> None:
     """Trainers and Flower collect garbage again and again; each time a million objects of libraries are looked at."""
     gc.collect()

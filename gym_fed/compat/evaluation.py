@@ -10,7 +10,7 @@ from gym_fed.compat.row import BroughtWord, RefusedWord
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.other_words import note
 
-RENAMED = {"output_path": "--out"}
+RENAMED = {"output_path": "--output"}
 """Our options by their flags."""
 
 NOT_NEEDED = {

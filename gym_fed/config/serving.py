@@ -59,10 +59,30 @@ class EngineConfig(StrictModel):
     """Longest prompt and answer together; by default the model's own limit."""
 
     kv_cache_size: Annotated[Bytes, Field(gt=0)] = 4 * 2**30
-    """Most bytes of all KV caches together; a request waits until what it may need is free."""
+    """Most bytes of all KV caches together. A request waits until there is room for its prompt; when none is left for a
+    running answer, another one is preempted, and its tokens are computed again later."""
 
-    kernel: Literal["exact", "lookup"] = "exact"
-    """How sign deltas are multiplied: exactly in float32, or by table look-up (faster, about 1% of the term's norm)."""
+    prefix_cache: bool = True
+    """Whether a prompt that begins as an earlier one of the same user and variant takes its keys and values."""
+
+    step_stretch: Annotated[float, Field(gt=1, le=1000)] | None = 1.8
+    """While a prompt is read beside running answers, how many times as long as without it a step may take. null: any
+    time, so that only ``max_batch_tokens`` limits a step."""
+
+    speculative: Literal["off", "ngram"] = "off"
+    """Speculative decoding: ngram proposes what followed the last tokens before in prompt and answer. A step checks the
+    proposals, so answers are the same."""
+
+    speculative_tokens: int = Field(default=4, ge=1, le=32)
+    """Most tokens of a proposal."""
+
+    kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """How keys and values are kept; auto is as dtype says, int8 has a scale for each token and head."""
+
+    kernel: Literal["auto", "exact", "lookup", "lookup16"] = "auto"
+    """How sign deltas are multiplied: exactly in float32, or by tables of sums in 8 bits (faster, off by about 1% of
+    the term's norm) or 16 bits (3e-5). By tables ternary, 2-bit and 4-bit deltas are multiplied, too. auto is exact
+    beside a float32 base, and lookup beside any other."""
 
 
 class ConnectionsConfig(StrictModel):
@@ -86,6 +106,16 @@ class ConnectionsConfig(StrictModel):
     """A client that takes nothing of its answer for so long is given up."""
 
 
+class TlsConfig(StrictModel):
+    """The server's certificate, in PEM; with it there is no plain HTTP."""
+
+    certificate: Path
+    """With those of the authorities between it and a root, if there are any."""
+
+    key: Path
+    """Its private key, without a passphrase."""
+
+
 class ServingConfig(ReadsOtherWords):
     """`gym api` and `gym batch`."""
 
@@ -102,17 +132,28 @@ class ServingConfig(ReadsOtherWords):
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""
 
     dtype: Dtype = "float32"
+
+    base_format: Literal["auto", "bfloat16", "int8", "int4"] = "auto"
+    """How the linear layers of Llama, Qwen2, Qwen3 and Mistral are kept on the CPU. auto is as dtype says; int8 and
+    int4 lose a little. The head, and in these two the value projections, are bfloat16."""
+
     device: str = "auto"
     num_threads: int | None = Field(default=None, ge=1)
 
     variants: Path | None = None
-    """Folder of the variant store (`gym variant` fills it); without it the base alone is served."""
+    """Folder of the variant store (`gym variant` fills it); None serves the base alone.
+
+    Where a file has no such key, `gym api` and `gym batch` take the store of `gym variant`, if there is one.
+    """
 
     cache_size: Bytes = 10 * 10**9
     """Memory for variants; the one that was not used for longest goes first."""
 
     require_signature: bool = True
     """Whether a variant without its owner's valid signature is refused."""
+
+    adapters_folder: Path | None = None
+    """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None: none can be added."""
 
     engine: EngineConfig = EngineConfig()
 
@@ -121,6 +162,9 @@ class ServingConfig(ReadsOtherWords):
 
     port: int = Field(default=8000, ge=0, le=65_535)
     """0 takes a free one and prints it."""
+
+    tls: TlsConfig | None = None
+    """None serves plain HTTP."""
 
     api_keys: Path | None = None
     """File of hashed API keys (`gym api keys` fills it); None lets everyone on this machine in."""

@@ -12,6 +12,7 @@ from typing import IO, Any
 from gym_fed.data.locations import filesystem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import atomic_file, file_sha256, fsync_folder
+from gym_fed.portable import O_BINARY, O_NONBLOCK
 
 _BLOCK_BYTES = 1 << 20
 _MOST_READ_BYTES = 32 << 20
@@ -185,7 +186,7 @@ class Objects:
         """A file to read. Of a local store a regular one alone: a named pipe would be waited for, for ever."""
         if not self._is_local:
             return self._fs.open(path, "rb")  # type: ignore[no-any-return]
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise _no_file(path)

@@ -98,7 +98,8 @@ class RowCounts:
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
             return f"all {self.rows} rows are learned" + (f": {labelled} labelled tokens" if labelled else "")
-        parts = [f"{self.learned} of {self.rows} rows are learned, {self.dropped} dropped"]
+        why = " (nothing to learn)" if self.dropped else ""
+        parts = [f"{self.learned} of {self.rows} rows are learned, {self.dropped} dropped{why}"]
         if self.cut:
             parts.append(f"{self.cut} are longer than max_length {max_length}")
         if labelled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,6 +11,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 
 if TYPE_CHECKING:  # a hub describes its base without loading torch
+    import torch
     from torch import Tensor, nn
 
 Tensors: TypeAlias = "Mapping[str, Tensor]"
@@ -63,11 +64,16 @@ def digests_by_tensor(model: nn.Module | Tensors) -> dict[str, bytes]:
     return found
 
 
+def tensor_head(name: str, dtype: torch.dtype, shape: Sequence[int]) -> bytes:
+    """What ``tensors_digest`` hashes before a tensor's bytes."""
+    head = canonical_json([name, str(dtype).removeprefix("torch."), list(shape)])
+    return len(head).to_bytes(8, "little") + head
+
+
 def _hash_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
     import torch
 
-    head = canonical_json([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-    digest.update(len(head).to_bytes(8, "little") + head)
+    digest.update(tensor_head(name, tensor.dtype, tensor.shape))
     if tensor.numel():
         digest.update(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
 

@@ -24,6 +24,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.layout import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
 from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.portable import O_BINARY, O_NONBLOCK, read_at
 
 _CHUNK = 1 << 20
 _DROP_FROM = 1 << 18
@@ -214,7 +215,7 @@ class DeltaFile:
 def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any]]:
     """Map the file (private, copy-on-write, so that torch gets a writable buffer) and parse its header."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        handle = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, "no such file", "give the path of a .gymdelta file"
@@ -226,7 +227,7 @@ def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any
             raise _invalid("is not a regular file")
         if size > limits.max_file_bytes:
             raise _invalid(f"is {size} bytes long, over the limit of {limits.max_file_bytes}")
-        length = int.from_bytes(os.pread(handle, 8, 0), "little")
+        length = int.from_bytes(read_at(handle, 8, 0), "little")
         if size < 8 or length > size - 8:
             raise _invalid(f"is truncated: {size} bytes, but its header alone ends at {8 + length}")
         if length > limits.max_header_bytes:
@@ -234,7 +235,7 @@ def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any
         if length % ALIGNMENT:
             raise _invalid(f"has a header of {length} bytes, not a multiple of {ALIGNMENT}")
         try:
-            text = os.pread(handle, length, 8).decode("utf-8")
+            text = read_at(handle, length, 8).decode("utf-8")
         except UnicodeDecodeError as error:
             raise _invalid(f"has a header that is not UTF-8 at byte {8 + error.start}") from error
         header = strict_json(text, "header")

@@ -6,7 +6,14 @@ by cli, data, evaluation, planning, registry, webui.
 
 from __future__ import annotations
 
-from gym_fed.downloads.ensure import Consent, ensure_dataset, ensure_model, missing_model, pull_model
+from gym_fed.downloads.ensure import (
+    Consent,
+    ensure_dataset,
+    ensure_model,
+    missing_dataset,
+    missing_model,
+    pull_model,
+)
 from gym_fed.downloads.offer import DownloadOffer, model_config
 
 __all__ = [
@@ -14,6 +21,7 @@ __all__ = [
     "DownloadOffer",
     "ensure_dataset",
     "ensure_model",
+    "missing_dataset",
     "missing_model",
     "model_config",
     "pull_model",

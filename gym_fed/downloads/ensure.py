@@ -80,6 +80,11 @@ def missing_model(name: str) -> bool:
     raise no_base_model(name)
 
 
+def missing_dataset(name: str) -> bool:
+    """Whether ``ensure_dataset`` would ask the Hub for ``name``."""
+    return cached_dataset(name) is None and agreed_commit(name) is None
+
+
 def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) -> None:
     """Ask for consent to read a data set of the Hub, unless it is in this machine's cache, or was given for this run.
 
@@ -88,7 +93,7 @@ def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) ->
     Raises:
         GymError: As ``offer_dataset``; ``NOT_FOUND`` without consent.
     """
-    if cached_dataset(name) is not None or agreed_commit(name) is not None:
+    if not missing_dataset(name):
         return
     offer = offer_dataset(name, subset)
     if not consent(offer):

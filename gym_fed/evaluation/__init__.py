@@ -1,8 +1,8 @@
 """How good a model is: tasks, held-out loss, exact match, single answers; how exact a delta is.
 
-Neighbours: imports config, data, delta, downloads, errors, failpoints, files, identity, json_files, kinds,
-lazy, leaderboard, modeling, models, serving, soup, text, training, version; imported by cli, export,
-leaderboard, personalization, quickstart, registry, training, webui.
+Neighbours: imports config, data, delta, downloads, errors, failpoints, file_lock, files, identity,
+json_files, kinds, lazy, leaderboard, modeling, models, serving, soup, text, training, version; imported by
+cli, export, leaderboard, personalization, quickstart, registry, training, webui.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ torn, and is then computed again.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from gym_fed.evaluation.harness.requests import Outcome, RequestKey
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.scoring.scorer import AnswerResult, Loglikelihood
 from gym_fed.failpoints import failpoint
+from gym_fed.file_lock import lock
 from gym_fed.files import drop_torn_line, full_disk_named
 
 FOLDER = ".running"
@@ -132,13 +132,13 @@ def _locked(path: Path) -> IO[str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a", encoding="utf-8")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
     except OSError as error:
         file.close()
         raise GymError(
             ErrorCode.BUSY,
             f"another process runs this evaluation; its file is {path}",
-            "wait for it, then the same command reads its record; or give this one another folder with --out",
+            "wait for it, then the same command reads its record; or give this one another folder with --output",
         ) from error
     return file
 

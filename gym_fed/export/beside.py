@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.source import TRAVELS
+from gym_fed.file_lock import lock, lockable_folder
 from gym_fed.files import file_sha256, write_atomically
 from gym_fed.json_files import read_object
 
@@ -93,10 +93,7 @@ def _is_plain(file: Path) -> bool:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with lockable_folder(folder, follow=True) as descriptor:
         with suppress(OSError):  # a disk without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, wait=True)
         yield
-    finally:
-        os.close(descriptor)

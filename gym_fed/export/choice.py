@@ -76,6 +76,7 @@ def format_named(name: str) -> ExportFormat:
         (known for known in (name, plain, member("export format", plain)) if known in EXPORT_FORMATS), None
     )
     if found is None:
+        _refuse_for_formats_with(plain, f"{name} is no format, but a quantization of")
         there = ", ".join(EXPORT_FORMATS.names())
         raise GymError(ErrorCode.USAGE, f"format {name} is unknown", f"there are {there}: gym export --list")
     if found not in (name, plain):
@@ -151,10 +152,19 @@ def _require_quantization(chosen: ExportFormat, name: str) -> None:
     if not name or name in chosen.quantizations:
         return
     plain = name.lower().replace("-", "_")
-    others = [one for one, known in _usable().items() if plain in known.quantizations]
-    if others:
+    _refuse_for_formats_with(plain, f"format {chosen.name} has no quantization {name}: it is of")
+
+
+def _refuse_for_formats_with(quantization: str, what: str) -> None:
+    """Refuse where formats have this quantization; ``what`` reads on with their names.
+
+    Raises:
+        GymError: ``USAGE`` naming the formats, with the options of the first.
+    """
+    formats = [name for name, known in _usable().items() if quantization in known.quantizations]
+    if formats:
         raise GymError(
             ErrorCode.USAGE,
-            f"format {chosen.name} has no quantization {name}: it is of {' and '.join(others)}",
-            f"--format {others[0]} --quantization {plain}",
+            f"{what} {' and '.join(formats)}",
+            f"--format {formats[0]} --quantization {quantization}",
         )

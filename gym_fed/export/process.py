@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.portable import SIGKILL
 
 Report = Callable[[str, int, int], None]
 """``(stage, done, total)``: what a long piece of work is at. ``total`` is 0 where it is not known."""
@@ -95,7 +95,7 @@ def _require_no_lack(module: str, status: int, last: list[str]) -> None:
         OSError: For a full disk, or a used-up quota.
         GymError: ``BUSY``.
     """
-    if status == -signal.SIGKILL or (status and any("MemoryError" in line for line in last[-1:])):
+    if status == -SIGKILL or (status and any("MemoryError" in line for line in last[-1:])):
         raise GymError(
             ErrorCode.BUSY,
             f"the process of {module.rpartition('.')[2]} was killed, most likely because no memory was left",
@@ -135,7 +135,7 @@ def _first_line() -> bytes:
 def _die_with_parent() -> None:
     """On Linux the system ends this process with its parent, also while a library computes and lets no thread run."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, SIGKILL)
 
 
 def _end_with_parent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.file_lock import lock
 from gym_fed.files import full_disk_named, make_folder, whole_or_not_at_all
 from gym_fed.imports.digests import source_digest, state_of
 from gym_fed.json_files import read_object
@@ -197,10 +197,10 @@ def _remove(folder: Path) -> None:
 def _one_at_a_time(home: Path, digest: str) -> Iterator[None]:
     """Hold the lock of a source; the other processes of a run wait for the one that imports."""
     make_folder(home / ".locks")
-    descriptor = os.open(home / ".locks" / digest, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(home / ".locks" / digest, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         with suppress(OSError):  # a disk without locks: two may do the same, and one of them is kept
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.file_lock import lock
 from gym_fed.files import append_lines, drop_torn_line, full_disk_named, make_folder
 from gym_fed.identity.keys import SigningKey
 from gym_fed.leaderboard.lines import Line, Reproduction, Submission, checked_line, corrupt, sign_line
@@ -243,11 +243,9 @@ def _locked(path: Path) -> Iterator[None]:
     """One process at a time adds lines; a lock beside the file ends with its process."""
     make_folder(path.absolute().parent)
     with full_disk_named(path):
-        descriptor = os.open(
-            path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

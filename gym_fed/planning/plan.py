@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from gym_fed.config.train.training import DataConfig, TrainingConfig
 from gym_fed.errors import GymError
@@ -152,7 +153,7 @@ def _available(device: Any) -> int:
 
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(psutil.virtual_memory().total)
 
 
 def gib(value: float) -> str:

@@ -1,7 +1,8 @@
 """Signed versions of models on a store, with lineage and a card: whole weights, or a base's digest and a delta.
 
-Neighbours: imports base_files, config, data, delta, downloads, errors, evaluation, export, failpoints, files,
-identity, json_files, lazy, modeling, models, other_words, text, version; imported by cli, compat.
+Neighbours: imports base_files, config, data, delta, downloads, errors, evaluation, export, failpoints,
+file_lock, files, identity, json_files, lazy, modeling, models, other_words, text, version; imported by cli,
+compat.
 """
 
 from __future__ import annotations

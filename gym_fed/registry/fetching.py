@@ -6,7 +6,6 @@ hashed; nothing is read as a model before.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_fed.file_lock import is_still_there, lock, lockable_folder
 from gym_fed.files import disk_full, file_sha256, fsync_folder, make_folder, write_atomically
 from gym_fed.json_files import read_object
 from gym_fed.registry.manifest import ModelFile, ModelVersion
@@ -145,12 +145,9 @@ def _alone(part: Path) -> Iterator[None]:
     """Hold the hidden folder against other pulls; the lock ends with the process, however that ends."""
     while True:
         part.mkdir(exist_ok=True)
-        descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not os.path.lexists(part) or not os.path.samestat(os.fstat(descriptor), os.lstat(part)):
+        with lockable_folder(part) as descriptor:
+            lock(descriptor, wait=True)
+            if not is_still_there(descriptor, part):
                 continue  # the one before has given it its name
             yield
             return
-        finally:
-            os.close(descriptor)

@@ -2,6 +2,6 @@
 
 The pages are ES modules without a build step (``static/``). They read a JSON API and one stream of server-sent events.
 
-Neighbours: imports addresses, child_process, config, errors, files, serving, text, version; imported by cli,
-webui.
+Neighbours: imports addresses, child_process, config, errors, files, portable, serving, text, version;
+imported by cli, webui.
 """

@@ -21,6 +21,7 @@ from typing import IO, Any
 import httpx
 
 from gym_fed.child_process import put_last
+from gym_fed.errors import GymError
 from gym_fed.serving.http.keys import KeyFile
 
 SERVED_NAME = "base"
@@ -71,7 +72,7 @@ class ModelServer:
         self._private = TemporaryDirectory(prefix="gym-pages-")
         keys = Path(self._private.name) / "api_keys.json"
         self.key = KeyFile(keys).add("pages", everything=True)
-        store = [] if variants is None else [f"--variants={variants}"]
+        store = ["--set=variants=null"] if variants is None else [f"--variants={variants}"]
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gym_fed.cli.main", "api", f"--base={base}", *store),
@@ -125,7 +126,9 @@ class ModelServer:
 
     def _keep(self, stream: IO[str]) -> None:
         for line in stream:
-            self._output.append(line.rstrip("\n")[:LINE_LENGTH])
+            error = GymError.last_in(line)
+            text = line.rstrip("\n") if error is None else f"error ({error.code.value}): {error}"
+            self._output.append(text[:LINE_LENGTH])
 
     def _watch(self, stream: IO[str], said: threading.Thread) -> None:
         line = stream.readline()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import threading
 from collections.abc import Generator
@@ -18,6 +17,7 @@ from gym_fed.addresses import is_loopback, listening_socket, url_of
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.portable import on_stop_signals
 from gym_fed.serving.http.connections import Connections
 from gym_fed.web.access import Access, new_token
 from gym_fed.web.app import Face, create_app
@@ -111,8 +111,7 @@ class WebServer:
         """Serve until SIGINT or SIGTERM. For the main thread."""
 
         async def serve() -> None:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self._server.handle_exit, number, None)
+            on_stop_signals(lambda number: self._server.handle_exit(number, None))
             await self._serve()
 
         try:

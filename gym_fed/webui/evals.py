@@ -125,4 +125,4 @@ def _command(workbench: Workbench, given: _Evaluation) -> list[str]:
     command = ["gym", "eval", "run", name, "--suite", given.suite]
     if given.limit is not None:
         command += ["--limit", str(given.limit)]
-    return [*command, "--out", f"./{given.folder}" if given.folder.startswith("-") else given.folder]
+    return [*command, "--output", f"./{given.folder}" if given.folder.startswith("-") else given.folder]

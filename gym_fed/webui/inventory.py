@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.store.folder import store_folder
+from gym_fed.serving.store.folder import present_store
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
 
 _CONFIGS = ("config.json", "adapter_config.json")
@@ -69,24 +69,14 @@ def find_base(workbench: Workbench, id: str) -> LocalModel:
     return found
 
 
-def variants_folder() -> Path:
-    """Where `gym variant` keeps variants in this environment."""
-    named = os.environ.get("GYM_VARIANTS")
-    return store_folder(Path(named) if named else None)
-
-
-def has_variants() -> bool:
-    """Whether there is a store of variants."""
-    return (variants_folder() / "variants.db").is_file()
-
-
 def local_variants() -> list[dict[str, Any]]:
     """The variants of this machine, the newest first; each row as `gym variant list --json` has it."""
     from gym_fed.serving.store.store import VariantStore
 
-    if not has_variants():
+    folder = present_store()
+    if folder is None:
         return []
-    with VariantStore.open(variants_folder(), create=False, require_signature=False) as store:
+    with VariantStore.open(folder, create=False, require_signature=False) as store:
         found = [record.to_dict() for record in store.list()]
     return sorted(found, key=lambda row: row["updated_at"], reverse=True)[:MAX_ROWS]
 

@@ -26,6 +26,7 @@ import psutil
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder, write_atomically
 from gym_fed.json_files import read_object
+from gym_fed.portable import SIGKILL
 
 PROGRAMS = {
     "gym": "gym_fed.cli.main",
@@ -39,7 +40,7 @@ MAX_LISTED = 500
 _START_TOLERANCE_SECONDS = 2.0
 """Numbers are used again after thousands of processes, later than this."""
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, SIGKILL)
 """Of the first, the second and the third stop: `gym train` leaves a checkpoint after the first."""
 
 
@@ -208,7 +209,7 @@ class Jobs:
         number = _SIGNALS[min(job.stops, len(_SIGNALS) - 1)]
         write_atomically(place / "stops.json", json.dumps({"stops": job.stops + 1}).encode())
         with suppress(ProcessLookupError):  # it has just ended
-            os.killpg(job.pid, number)
+            _signal_group(job.pid, number)
         return self.get(id)
 
     def output(self, id: str, offset: int = 0) -> dict[str, Any]:
@@ -273,3 +274,14 @@ def _torn_bytes(data: bytes) -> int:
             needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
             return back if needed > back else 0
     return 0
+
+
+def _signal_group(pid: int, number: int) -> None:
+    """Signal a process and its children; on Windows, which has no groups, they are ended whatever the number."""
+    if hasattr(os, "killpg"):
+        os.killpg(pid, number)
+        return
+    with suppress(psutil.NoSuchProcess):
+        leader = psutil.Process(pid)
+        for process in (*leader.children(recursive=True), leader):
+            process.terminate()

@@ -227,7 +227,9 @@ def _status(server: str) -> dict[str, Any]:
             ErrorCode.DEADLINE_EXCEEDED, f"{server} does not answer", "is the hub running?"
         ) from error
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[:1] or ["gym-client status failed"]
-        raise GymError(ErrorCode.UNAVAILABLE, said[0])
+        # 503 whatever the hub refused: 401 and 403 would speak of the page's own login.
+        said = GymError.last_in(done.stderr)
+        message, hint = (said.message, said.hint) if said is not None else ("gym-client status failed", "")
+        raise GymError(ErrorCode.UNAVAILABLE, message, hint)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

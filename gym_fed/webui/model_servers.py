@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.store.folder import present_store
 from gym_fed.web.events import PageEvent
 from gym_fed.web.model_server import ModelServer
-from gym_fed.webui.inventory import find_base, has_variants, variants_folder
+from gym_fed.webui.inventory import find_base
 from gym_fed.webui.workbench import Workbench
 
 MAX_SERVERS = 2
@@ -46,7 +47,7 @@ class ModelServers:
                     self._servers.pop(base).stop()
             for base in wanted:
                 if base not in self._servers:
-                    store = variants_folder() if has_variants() else None
+                    store = present_store()
                     self._servers[base] = ModelServer(base, self._workbench.folder, store, self._publish)
         self._publish()
 
@@ -72,7 +73,7 @@ class ModelServers:
     @staticmethod
     def _is_usable(server: ModelServer) -> bool:
         """One that failed is started again, and so is one of before the first variant was made."""
-        return server.status in ("loading", "ready") and (server.has_variants or not has_variants())
+        return server.status in ("loading", "ready") and (server.has_variants or present_store() is None)
 
     def _publish(self) -> None:
         self._workbench.feed.publish(PageEvent("serving", self.facts()))

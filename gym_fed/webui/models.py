@@ -20,8 +20,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.variant import VariantName
 from gym_fed.kinds import CODECS
 from gym_fed.models import folder_here
+from gym_fed.serving.store.folder import variants_folder
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants, variants_folder
+from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants
 from gym_fed.webui.model_actions import (
     ModelAction,
     ModelId,
@@ -121,10 +122,9 @@ def routes(workbench: Workbench) -> APIRouter:
     @found.post("/models/delete-variant")
     def variant_deleted(given: DeleteVariantRequest, visitor: Changing) -> dict[str, Any]:
         """Delete a variant."""
-        from gym_fed.serving.store.store import VariantStore
+        from gym_fed.personalization.removal import remove_variant
 
-        with VariantStore.open(variants_folder(), create=False, require_signature=False) as store:
-            store.remove(given.name)
+        remove_variant(variants_folder(), given.name)
         return {}
 
     return found
@@ -159,8 +159,9 @@ def _read_registry(folder: Path) -> list[dict[str, Any]]:
         )
         rows = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines()[:1] or ["gym models list failed"]
-        raise GymError(ErrorCode.UNAVAILABLE, f"the registry cannot be read: {said[0]}") from error
+        said = GymError.last_in(error.stderr)
+        why, hint = (said.message, said.hint) if said is not None else ("gym models list failed", "")
+        raise GymError(ErrorCode.UNAVAILABLE, f"the registry cannot be read: {why}", hint) from error
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise GymError(
             ErrorCode.UNAVAILABLE, "the registry does not answer", "look with: gym models list"

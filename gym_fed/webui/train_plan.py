@@ -52,8 +52,8 @@ class Planner:
                 command,
                 cwd=self._workbench.folder,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
                 timeout=PLAN_SECONDS,
                 check=False,
             )
@@ -63,14 +63,13 @@ class Planner:
                 f"the estimate took more than {PLAN_SECONDS} s",
                 "make it in a terminal: gym train --plan",
             ) from error
+        refused = GymError.last_in(done.stderr) if done.returncode else None
+        if refused is not None:
+            message = text(refused.message).replace(f"{file.parent}/", "")
+            raise GymError(refused.code, message, text(refused.hint))
         try:
             found = json.loads(done.stdout)
         except ValueError as error:
             raise GymError(ErrorCode.INTERNAL, f"the estimate ended with code {done.returncode}") from error
-        if "error" in found:
-            said = found["error"]
-            code = next((code for code in ErrorCode if code.value == said.get("code")), ErrorCode.INTERNAL)
-            message = text(said.get("message", "")).replace(f"{file.parent}/", "")
-            raise GymError(code, message, text(said.get("hint", "")))
         result: dict[str, Any] = plain(found)
         return result

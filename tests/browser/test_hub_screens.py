@@ -87,7 +87,7 @@ def test_an_operator_creates_an_invite_that_is_shown_once_and_cancels_it(
     text = page.locator(".invite code").first.text_content()
     assert text is not None
     token = parse_invite(text).token
-    assert page.locator("td").get_by_text(HOSTILE).count() == 1
+    page.locator("td").get_by_text(HOSTILE).wait_for()  # the one row of it
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel").click()
     page.get_by_text("cancelled", exact=True).wait_for()

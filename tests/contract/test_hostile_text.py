@@ -232,8 +232,10 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
         "server_round": 1,
         "round_state": text,
         "num_rounds": 1,
+        "committed": 1,
         "privacy": None,
         "paused": {"until": 0.0, "failures": 5, "reason": text},
+        "pause": {"since": 0, "why": text},
         "evaluation": {"tasks": {text: {"before": 0.5, "after": 0.4}}, "server_round": 1, "outcome": text},
         "contributors": [contributor],
     }
@@ -263,6 +265,7 @@ def test_a_hubs_text_neither_breaks_nor_drives_a_contributors_terminal(text: str
 
     verdict = {"server_round": 1, "update": text, "bytes": 1, "verdict": text, "credit": 0, "reason": text}
     account = {"name": text, "contributor": text, "server": text, "balance": 1, "status": text}
+    account["paused"] = text
     rewards = {"contributor": text, "server": text, "balance": 1}
     round_row = {**verdict, "score": None, "reputation": None, "receipts": [text]}
     for shown in (

@@ -2,8 +2,9 @@
 
 A page's ```console blocks are one session in an empty folder. `gym-server run` and `gym api` get a terminal of their
 own, as the reader gives them one, and `gym-client join` a terminal at which "y" is typed. The pages for contributors
-find a hub that is running already. A block under the comment `<!-- not run: REASON -->` is left out; a ```python block
-under the comment `<!-- run -->` is a script that runs after the commands of its page.
+find a hub that is running already. A block under the comment `<!-- not run: REASON -->` is left out. A ```python block
+under the comment `<!-- run -->` is a script that runs after the commands of its page. `<!-- file: NAME -->` is above
+one that the reader saves before.
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
 
 
 def commands(page: Path) -> list[str]:
-    """The lines after `$ ` in the page's console blocks, continuation lines joined."""
+    """The commands of a page."""
+    return commands_in(page.read_text())
+
+
+def commands_in(text: str) -> list[str]:
+    """The lines after `$ ` in the console blocks of a text, continuation lines joined."""
     found: list[str] = []
-    for before, block in re.findall(
-        r"(.*?)^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
-    ):
-        if not NOT_RUN.search(before):
-            text = block.replace("\\\n", " ")
-            found += [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    end = 0
+    for block in re.finditer(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if not NOT_RUN.search(text[end : block.start()]):
+            joined = block[1].replace("\\\n", " ")
+            found += [line.removeprefix("$ ") for line in joined.splitlines() if line.startswith("$ ")]
+        end = block.end()
     return found
 
 
@@ -48,34 +54,47 @@ def scripts(page: Path) -> list[str]:
     return re.findall(r"^<!-- run -->\n```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def files_in(text: str) -> dict[str, str]:
+    """The ```python blocks that the reader saves, by the name of the file."""
+    return dict(re.findall(r"^<!-- file: (\S+) -->\n```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+
 SLOW = (
     "data.md",
     "export.md",
     "serving.md",
+    "config.md",
     "content-filter.md",
+    "contribute.md",
+    "dashboard.md",
     "evaluation-gate.md",
     "evaluation.md",
     "coordinate.md",
+    "hub-on-the-internet.md",
     "keys.md",
     "privacy-local.md",
     "features.md",
     "llamafactory.md",
     "merging.md",
+    "model-card-gym-nano.md",
     "processes.md",
+    "quickstart.md",
     "tuning.md",
     "recipes.md",
     "registry.md",
     "runs.md",
+    "train.md",
     "variants.md",
 )
 """Pages whose commands, trained or waited for, are tried by `make test-all` only."""
 SERVERS = {
     "gym-server run": "listens on",
     "gym api serving.yaml": "from openai import",
+    "gym api\n": "from openai import",
     "gym webui --port": "/login?token=",
     "gym-server dashboard --": "/login?token=",
 }
-"""Commands that stay, and what each prints once it answers."""
+"""Commands that stay, and what each prints once it answers; with a line's end: the whole command."""
 PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page)]
 
 
@@ -99,8 +118,10 @@ def test_the_commands_of_a_page_work_as_shown(
         if page.name in FIND_A_HUB:
             (tmp_path / "my.jsonl").write_text(json.dumps({"text": "the reader's own data"}) + "\n")
             servers.append(running_hub(tmp_path, environment))
+        for name, text in files_in(page.read_text()).items():
+            (tmp_path / name).write_text(text)
         for command in commands(page):
-            if command.startswith(tuple(SERVERS)) and not command.endswith("--check"):
+            if f"{command}\n".startswith(tuple(SERVERS)) and not command.endswith("--check"):
                 servers.append(in_own_terminal(command, tmp_path, environment))
                 continue
             needs_terminal = command.startswith("gym-client join") and "--yes" not in command
@@ -176,7 +197,7 @@ def in_own_terminal(command: str, folder: Path, environment: dict[str, str]) -> 
             ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=file, stderr=file
         )
     end = time.monotonic() + SECONDS
-    ready = next(text for start, text in SERVERS.items() if command.startswith(start))
+    ready = next(text for start, text in SERVERS.items() if f"{command}\n".startswith(start))
     while ready not in log.read_text():
         assert server.poll() is None, f"$ {command}\n{log.read_text()}"
         assert time.monotonic() < end, f"$ {command}\n{log.read_text()}"

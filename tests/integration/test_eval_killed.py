@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def evaluate(folder: str) -> Any:
-    done = CliRunner().invoke(app, ["eval", *WORDS, "--out", folder, "--json"], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["eval", *WORDS, "--output", folder, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     (run,) = json.loads(done.stdout)["runs"]
     return run, done.stderr
@@ -69,7 +69,7 @@ def test_a_killed_evaluation_goes_on_and_has_the_samples_of_an_unbroken_one(
     whole, _ = evaluate("whole")
     assert asked == {"scored": NUM_SCORED, "answered": NUM_ANSWERED}
     killed = warm.run(
-        [BIN / "gym", "eval", *WORDS, "--out", "broken"],
+        [BIN / "gym", "eval", *WORDS, "--output", "broken"],
         env={**os.environ, "GYM_FAILPOINTS": f"evaluated-request:{kill_after}"},
         timeout=120,
     )
@@ -91,7 +91,7 @@ def test_a_killed_evaluation_goes_on_and_has_the_samples_of_an_unbroken_one(
 
 
 def test_ctrl_c_ends_an_evaluation_with_how_to_go_on() -> None:
-    words = [BIN / "gym", "eval", "gym-nano", "--suite", "tiny", "--out", "stopped"]
+    words = [BIN / "gym", "eval", "gym-nano", "--suite", "tiny", "--output", "stopped"]
     with Path("said").open("wb") as said:
         process = warm.WarmProcess(words, stdout=subprocess.DEVNULL, stderr=said, env=dict(os.environ))
     try:

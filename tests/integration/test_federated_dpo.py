@@ -11,7 +11,6 @@ import torch
 
 from gym_fed.models import load_model, nano_path
 from tests.support.federation import CONFIG, Federation, assert_every_contributor_counts_once_a_round
-from tests.support.quick import quick
 from tests.support.wait import SECONDS
 
 DPO = {
@@ -63,7 +62,8 @@ def mean_margin(source: str, rows: list[dict[str, Any]]) -> float:
     return sum(score(row, "chosen") - score(row, "rejected") for row in rows) / len(rows)
 
 
-@pytest.mark.parametrize("case", quick(sorted(CASES), "lora"))
+@pytest.mark.slow  # trains two contributors for two rounds; preferences are learned in the unit tests, too
+@pytest.mark.parametrize("case", sorted(CASES))
 def test_two_rounds_of_dpo_move_the_margin_of_pairs_nobody_trained_on(case: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, nano_path(), **{**CONFIG, **CASES[case]})
     held_out = pairs(99, 16)

@@ -80,4 +80,4 @@ def test_an_update_that_forgets_a_task_passes_the_loss_alone_and_is_rolled_back_
     assert hub.ask("ledger", "verify")["evaluation_seeds"] >= 1
     exported = tmp_path / "ledger.jsonl"
     hub.ask("ledger", "export", str(exported))
-    assert gym_server("ledger", "verify", "--file", str(exported))["valid"]
+    assert gym_server("ledger", "verify", "--ledger", str(exported))["valid"]

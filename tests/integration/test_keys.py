@@ -31,7 +31,7 @@ def enrol(home: Path, hub: HubProcess, name: str) -> str:
 
 def gym_client(*arguments: object, home: Path) -> tuple[int, Any]:
     done = run(["gym-client", *map(str, arguments), "--home", home, "--json"])
-    return done.returncode, json.loads(done.stdout)
+    return done.returncode, json.loads(done.stderr if done.returncode else done.stdout)
 
 
 def earn(hub: HubProcess, contributor: str, amount: int) -> None:

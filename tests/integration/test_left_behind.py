@@ -57,6 +57,7 @@ def test_a_killed_demo_leaves_neither_hub_nor_contributors(tmp_path: Path) -> No
     assert_all_end(parent, {"gym-server": 1, "gym-client": 3, "python": 1}, signal.SIGKILL)
 
 
+@pytest.mark.slow  # a suite within the suite; ends of processes are tried in tests of their own
 @pytest.mark.timeout(180)
 def test_a_killed_suite_leaves_no_hub(tmp_path: Path) -> None:
     file = REPOSITORY / "tests" / "integration" / f"test_killed_{os.getpid()}.py"

@@ -288,10 +288,10 @@ def test_gym_delta_encode_writes_by_a_codec_of_an_installed_package(
 ) -> None:
     tuned, written = tmp_path / "tuned", tmp_path / "written.gymdelta"
     good(site, "gym", "delta", "apply", "gym-nano", deltas[0], "-o", tuned)
-    good(site, "gym", "delta", "encode", "gym-nano", tuned, "-o", written, "--method", "example_bytes")
+    good(site, "gym", "delta", "encode", "gym-nano", tuned, "-o", written, "--codec", "example_bytes")
     assert "example_bytes" in good(site, "gym", "delta", "show", written)
     without = run(
-        None, "gym", "delta", "encode", "gym-nano", tuned, "-o", tmp_path / "not", "--method", "example_bytes"
+        None, "gym", "delta", "encode", "gym-nano", tuned, "-o", tmp_path / "not", "--codec", "example_bytes"
     )
     assert without.returncode != 0
     assert "example_bytes" in without.stderr

@@ -65,7 +65,7 @@ def test_who_is_killed_after_sharing_its_keys_is_left_out_of_the_sum(federation:
     federation.finish()
     assert_summed(federation, set(NAMES))
     for name in NAMES:
-        assert "1 updates sent" in federation.log(name)
+        assert "1 update sent" in federation.log(name)
         assert not list((federation.folder / name / "secure").glob("s*"))  # secrets go with the round
 
 

@@ -33,7 +33,8 @@ def assert_refused(folder: Path, base: Path, listen: str) -> None:
     assert done.returncode == ErrorCode.ADDRESS_IN_USE.exit_code, done.stderr
     assert port in done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads(done.stdout)["error"]["code"] == "address-in-use", "all that it says"
+    assert json.loads(done.stderr)["error"]["code"] == "address-in-use", "all that it says"
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::]", "localhost"])

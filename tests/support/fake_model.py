@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gym_server.rounds.round_store import Version
 from gym_server.rounds.version_process import WRITTEN_NAME, WrittenVersion
+from gym_server.rounds.versions import Version
 from gym_server.web import newest_model
 from gym_server.web.version_folder import VersionFolder
 

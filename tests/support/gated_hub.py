@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from gym_server.cli.checks_at_start import check_at_start
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 
 from gym_fed.errors import GymError
@@ -16,7 +16,7 @@ from gym_fed.errors import GymError
 
 def with_gate(folder: Path, base: Path | str, **gate: Any) -> Path:
     """A new hub on a base, with these settings of its gate."""
-    init_hub(folder, "gated", str(base), "open")
+    init_hub(folder, HubChoices(str(base), "gated", "open"))
     path = folder / "gym-server.yaml"
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "gate": gate}))
     return folder

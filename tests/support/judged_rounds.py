@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import yaml
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
@@ -34,7 +34,7 @@ class Judged:
     """A hub in ``folder`` that merges what it is given."""
 
     def __init__(self, folder: Path, base: Path, **changes: Any) -> None:
-        init_hub(folder, "judged", str(base), "open")
+        init_hub(folder, HubChoices(str(base), "judged", "open"))
         path = folder / "gym-server.yaml"
         values = yaml.safe_load(path.read_text())
         values["soup"] = {"aggregator": "mean", "num_malicious_nodes": 0}

@@ -19,7 +19,7 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.hub import Hub
@@ -42,7 +42,7 @@ class LoopbackHub:
 
     def __init__(self, folder: Path, **config: Any) -> None:
         if not folder.exists():
-            init_hub(folder, "loopback", "described", "open")
+            init_hub(folder, HubChoices("described", "loopback", "open"))
             values = {
                 "listen": "127.0.0.1:0",
                 "base_model": "described",

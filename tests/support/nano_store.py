@@ -13,7 +13,7 @@ from gym_fed.serving.store.store import VariantStore
 from tests.support.variants import Coding, write_random_delta
 
 
-def _signs(_name: str, shape: tuple[int, ...]) -> Coding:
+def signs(_name: str, shape: tuple[int, ...]) -> Coding:
     return ("bitdelta", {}) if len(shape) == 2 else None
 
 
@@ -28,7 +28,7 @@ def nano_store(folder: Path, names: Iterable[str]) -> dict[str, str]:
     with VariantStore.open(folder, base=BaseSpec.of(model, "gym-nano")) as store:
         for seed, name in enumerate(names):
             key = SigningKey.generate()
-            delta = write_random_delta(model, folder / f"{name}.gymdelta", _signs, seed=seed, size=0.1)
+            delta = write_random_delta(model, folder / f"{name}.gymdelta", signs, seed=seed, size=0.1)
             store.add(delta, sign_variant(delta, key, name=name), name=name, owner=key.contributor)
             owners[name] = key.contributor
     return owners

@@ -23,7 +23,7 @@ from gym_client.privacy.book import Charge, PrivacyBook
 from gym_server.backup.place import Place
 from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.round_store import Judgement, SoupRecord
-from gym_server.strategy import DeltaSoup
+from gym_server.strategy.tasks import new_task
 
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.identity.keys import SigningKey
@@ -64,7 +64,7 @@ class Scenes:
         self.cut("uploaded", sha256=sha256)
 
         round_store = fed.round_store
-        round_store.start_collecting(1, DeltaSoup(fed)._new_spec(round_store.open_next()))
+        round_store.start_collecting(1, new_task(fed, round_store.open_next().server_round))
         issued, expires = lifetime()
         manifest = UpdateManifest(
             contributor=contributor,

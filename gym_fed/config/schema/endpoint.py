@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import NamedTuple
 
 from gym_fed.text import plain, whole_number
@@ -21,6 +22,14 @@ class Endpoint(NamedTuple):
     def is_everywhere(self) -> bool:
         """Whether this stands for all addresses of a machine, and so for none that others could connect to."""
         return self.host in _EVERYWHERE
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this very machine can connect to it."""
+        try:
+            return ipaddress.ip_address(self.host.removeprefix("[").removesuffix("]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @classmethod
     def parse(cls, text: str, least_port: int = 1) -> Endpoint:

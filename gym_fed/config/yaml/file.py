@@ -53,8 +53,13 @@ def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str
             that cannot be used, or ``CONFIG_INVALID`` listing every problem, a line each.
     """
     file = Path(path)
+    return config_from(file, read_config_text(file), schema, overrides)
+
+
+def config_from(file: Path, text: str, schema: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
+    """``load_config`` for a text that was read already; ``file`` is for messages."""
     names = schema.renamed_keys if issubclass(schema, StrictModel) else {}
-    values, marks = _with_new_names(file, *parse_config(file, read_config_text(file)), names)
+    values, marks = _with_new_names(file, *parse_config(file, text), names)
     values = _unshared(values)
     placed = place_overrides(values, overrides, names)
     marks = {k: v for k, v in marks.items() if not any(k[: len(place)] == place for place in placed)}

@@ -112,7 +112,7 @@ def _filter_of(name: str, data: Path | None) -> SuiteFilter:
     from gym_fed.evaluation.suites.store import evals_home
     from gym_fed.evaluation.suites.tasks import tasks_of
 
-    tasks = tasks_of([name], data)
+    tasks = tasks_of([name], data, graded=False)
     locks = {task.name: task.lock for task in tasks}
     kept = evals_home() / "filters" / f"{canonical_digest([2, name, locks])[:32]}.json"
     if kept.is_file():

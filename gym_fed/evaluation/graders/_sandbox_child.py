@@ -11,10 +11,10 @@ import contextlib
 import ctypes
 import json
 import os
-import resource
 import signal
 import traceback
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 NEW_NAMESPACES = 0x10000000 | 0x40000000 | 0x00020000 | 0x20000000 | 0x08000000  # user, net, mount, pid, ipc
@@ -29,13 +29,15 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     """Read the settings, give up rights, run; the exit status has no meaning, the verdict is on the pipe."""
+    import resource  # Windows lacks it, and is refused before; loaded while Python's own files are where they were
+
     settings = json.loads(read_line(0))
     verdict = int(settings["verdict"])
     try:
         if settings["isolation"] == "namespaces":
             enter_namespaces(settings)
             wait_for_init(float(settings["timeout_seconds"]))
-        set_limits(settings)
+        set_limits(resource, settings)
         check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         os.set_inheritable(verdict, True)
         python = settings["python"]
@@ -131,7 +133,7 @@ def wait_for_init(timeout_seconds: float) -> None:
     os._exit(0)
 
 
-def set_limits(settings: dict[str, Any]) -> None:
+def set_limits(resource: ModuleType, settings: dict[str, Any]) -> None:
     """Soft and hard, so that the program cannot raise them."""
     for name, value in settings["limits"].items():
         number = getattr(resource, name)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gym_quant.kernels.attention import BLOCK_TOKENS
+
 from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.greedy import LONGEST_PROMPT, GreedyPrompt, GreedyWriter
@@ -19,10 +21,10 @@ from gym_fed.evaluation.scoring.tree import ScoredText, TreeNode, windows
 from gym_fed.evaluation.scoring.window import Sums, Window
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
-from gym_fed.serving.forward.multi_variant import Chunk
+from gym_fed.serving.forward.chunk import Chunk
 
 if TYPE_CHECKING:
-    from gym_fed.serving.forward.attention import KVCache
+    from gym_fed.serving.forward.kv_cache import KVCache
     from gym_fed.serving.forward.loaded import LoadedVariant
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
@@ -151,7 +153,11 @@ class LocalScorer:
             max_queued_per_user=_GROUP * len(self.models),
             max_queued=_GROUP * len(self.models),
             max_batch_tokens=max(16, self._step_tokens),
-            kv_cache_size=max(4 << 30, self._served.bytes_per_token * (self.max_length + most)),
+            kv_cache_size=max(
+                4 << 30, self._served.bytes_per_token * (self.max_length + most + BLOCK_TOKENS)
+            ),
+            prefix_cache=False,  # the same batches in every run
+            step_stretch=None,
         )
         order = sorted(places, key=lambda place: -len(kept[place]))
         served = {name: None if variant is None else name for name, variant in self._variants.items()}
@@ -211,7 +217,7 @@ class LocalScorer:
                 if chunks and (tokens + length > self._step_tokens or rows + wanted > self._most_rows):
                     break
                 waiting.pop()
-                cache = self._served.new_cache(length) if parent is None else parent.branch(length)
+                cache = self._served.new_cache() if parent is None else parent.branch()
                 chunks.append(Chunk(node.token_ids, cache, variant, wanted > 0, num_logits=max(1, wanted)))
                 nodes.append(node)
                 tokens, rows = tokens + length, rows + wanted

@@ -42,6 +42,7 @@ def tasks_of(
     *,
     num_fewshot: int | None = None,
     home: Path | None = None,
+    graded: bool = True,
 ) -> list[EvalTask]:
     """The tasks that names stand for, each once, in the order of the names.
 
@@ -52,6 +53,7 @@ def tasks_of(
         limit: Most rows of each task.
         num_fewshot: Examples of every prompt, instead of what a definition says; one that says 0 keeps 0.
         home: Of the fetched sets; by default ``$GYM_HOME/evals``.
+        graded: Answers are to be graded, so what that needs must be here; False where the rows alone are read.
 
     Raises:
         GymError: ``USAGE`` for an unknown name, with the nearest ones; ``UNAVAILABLE`` for all sets that are not on
@@ -83,7 +85,7 @@ def tasks_of(
         found[spec.name] = spec
     if missing:
         raise _unavailable(missing, data)
-    for grade in sorted(grades):
+    for grade in sorted(grades) if graded else ():
         grading.check(grade)
     return list(found.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,6 +71,9 @@ class FewBits(ExportFormat):
             f"{quantization} loses this of the model: take {' or '.join(finer)}; "
             "--skip-check writes it all the same"
         )
+
+    def use(self, path: Path) -> str:
+        return shlex.join(("gym", "chat", str(path)))
 
     def check(self, source: Source) -> None:
         if hasattr(source.model.config, "vision_config"):

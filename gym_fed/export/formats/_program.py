@@ -58,6 +58,9 @@ class ProgramFormat(ExportFormat):
                     "export it as huggingface or adapter",
                 )
 
+    def use(self, path: Path) -> str:
+        return f"load {self._program(path)} with {self.reader}: input_ids and attention_mask in, logits out"
+
     def write(self, source: Source, target: Path, options: Options) -> None:
         folder = self._folder(target)
         folder.mkdir(exist_ok=True)

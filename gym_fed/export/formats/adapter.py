@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ class PeftAdapter(ExportFormat):
                 f"format adapter: {source.name} has no adapter and no delta",
                 "export it as huggingface or delta",
             )
+
+    def use(self, path: Path) -> str:
+        return shlex.join(("gym", "chat", str(path)))
 
     def write(self, source: Source, target: Path, options: Options) -> None:
         from gym_fed.modeling.rope import write_base_changes

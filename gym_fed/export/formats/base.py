@@ -156,6 +156,10 @@ class ExportFormat(ABC):
             GymError: ``MISSING_DEPENDENCY`` naming the model, the reason and the remedy.
         """
 
+    def use(self, path: Path) -> str:
+        """How what was written at ``path`` is used: a command, or a line; empty where there is nothing to say."""
+        return ""
+
     def needs(self, weights: Weights, options: Options) -> ExportNeeds:
         """Disk and memory that it takes at most."""
         plain = {"bfloat16": 16.0, "float16": 16.0}.get(options.dtype or "", 32.0)

@@ -49,6 +49,9 @@ class CoreMl(TorchExport):
     tried = "the program, by torch"
     untried = "Core ML itself"
 
+    def use(self, path: Path) -> str:
+        return f"copy it to a Mac, and read {path / 'RECIPE.md'}"
+
     def write(self, source: Source, target: Path, options: Options) -> None:
         super().write(source, target, options)
         torch_version = version("torch").partition("+")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ class Delta(ExportFormat):
     suffix = ".gymdelta"
     tried = "LoRA, full"
     untried = ""
+
+    def use(self, path: Path) -> str:
+        return shlex.join(("gym", "variant", "add", str(path), "--name", path.stem))
 
     def check(self, source: Source) -> None:
         if source.base is None or source.read_base is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,23 @@ _MISREAD = ("mistral", "gemma3_text")
 """Kinds that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
 _LLAMA_CPP = has_llama_cpp()
 """Without it transformers' own reader of GGUF reads files back."""
+
+
+def why_unread(config: Any) -> str:
+    """Why nothing on this machine could read a file of this model back, behind "transformers"; empty if something can.
+
+    Args:
+        config: The model's, of transformers.
+    """
+    if _LLAMA_CPP:
+        return ""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    if config.model_type in _MISREAD or config.model_type not in GGUF_SUPPORTED_ARCHITECTURES:
+        return f"does not read {config.model_type} in GGUF, or computes something else from it"
+    if config.model_type.startswith("qwen3") and config.head_dim != _HEAD:
+        return f"reads heads of {_HEAD} alone of {config.model_type}, and these have {config.head_dim}"
+    return ""
 
 
 class Gguf(ExportFormat):
@@ -56,6 +74,9 @@ class Gguf(ExportFormat):
     tried = "Llama, Qwen3, Mistral, Gemma; every quantization"
     untried = "mixtures of experts, sliding windows longer than 256 tokens"
 
+    def use(self, path: Path) -> str:
+        return shlex.join(("llama-server", "-m", str(path)))
+
     def check(self, source: Source) -> None:
         from gym_fed.export.gguf.convert import known_architectures
         from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
@@ -76,17 +97,7 @@ class Gguf(ExportFormat):
             raise refused(source, f"llama.cpp's converter does not know {architecture}")
 
     def require_reader(self, source: Source) -> None:
-        if _LLAMA_CPP:
-            return
-        from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-        config = source.model.config
-        why = ""
-        if config.model_type in _MISREAD or config.model_type not in GGUF_SUPPORTED_ARCHITECTURES:
-            why = f"does not read {config.model_type} in GGUF, or computes something else from it"
-        elif config.model_type.startswith("qwen3") and config.head_dim != _HEAD:
-            why = f"reads heads of {_HEAD} alone of {config.model_type}, and these have {config.head_dim}"
-        if why:
+        if why := why_unread(source.model.config):
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
                 f"format gguf: {source.name} cannot be read back here: transformers {why}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ class GgufAdapter(ExportFormat):
         super().require_options(options)
         if options.dtype is not None:
             raise GymError(ErrorCode.USAGE, f"format {self.name} is written in float32", "leave --dtype out")
+
+    def use(self, path: Path) -> str:
+        return shlex.join(("llama-server", "-m", "BASE.gguf", "--lora", str(path)))
 
     def check(self, source: Source) -> None:
         from gym_fed.export.gguf.adapter import require_adaptable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ class HuggingFace(ExportFormat):
         return super().changes(source, options) or (
             source.owned and options.dtype is not None and not _is_exact_in(source.model, options.dtype)
         )
+
+    def use(self, path: Path) -> str:
+        return shlex.join(("gym", "chat", str(path)))
 
     def write(self, source: Source, target: Path, options: Options) -> None:
         with quiet_loading():

@@ -49,6 +49,9 @@ class TensorRtLlm(HuggingFace):
     tried = "the folder, by transformers"
     untried = "TensorRT-LLM itself"
 
+    def use(self, path: Path) -> str:
+        return f"copy it to a machine with an NVIDIA GPU, and read {path / 'RECIPE.md'}"
+
     def write(self, source: Source, target: Path, options: Options) -> None:
         super().write(source, target, options)
         write_recipe(target, _README, {"serve.sh": _SERVE})

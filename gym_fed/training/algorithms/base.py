@@ -5,6 +5,7 @@ The facts about an algorithm are attributes of its class. Configs and checks rea
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,8 +132,8 @@ class Algorithm(ABC):
 
     @classmethod
     def advice(cls, folder: str) -> str:
-        """How to use the trained model in ``folder``: a line for the user who trained it."""
-        return f"try it with: gym chat {folder}"
+        """The next command for the trained model in ``folder``, or how it is used: a line for the user."""
+        return shlex.join(("gym", "chat", folder))
 
     def settings(self, config: TrainingConfig) -> Any:
         """The section of this algorithm, of the type in the config or in ``Settings``."""

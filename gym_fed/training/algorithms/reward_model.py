@@ -44,7 +44,7 @@ class RewardModel(Algorithm):
 
     @classmethod
     def advice(cls, folder: str) -> str:
-        return f"it scores answers, as one of graders: {{grader: reward_model, model: {folder}}}"
+        return f"score answers with it, as one of graders: {{grader: reward_model, model: {folder}}}"
 
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import warnings
 from io import FileIO
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.file_lock import LockHeldError, lock
+from gym_fed.portable import O_NONBLOCK, read_at
 from gym_fed.training.run.reproducibility import RunWarning
 
 LOCK_FILE = ".lock"
@@ -27,9 +28,9 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._file: FileIO | None = (folder / LOCK_FILE).open("a+b", buffering=0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self._file.fileno(), 20, 0).decode("ascii", errors="replace") or "unknown"
+            lock(self._file)
+        except LockHeldError as error:
+            holder = read_at(self._file.fileno(), 20, 0).decode("ascii", errors="replace") or "unknown"
             self.release()
             raise GymError(
                 ErrorCode.STATE_LOCKED,
@@ -56,13 +57,13 @@ def is_held(folder: Path) -> bool | None:
     """Whether a process is at work in a folder; None where no lock was ever taken, or locks are not supported."""
     try:
         # Opening a named pipe would wait for a writer.
-        number = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
+        number = os.open(folder / LOCK_FILE, os.O_RDONLY | O_NONBLOCK)
     except OSError:
         return None
     with FileIO(number) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock(file, shared=True)
+        except LockHeldError:
             return True
         except OSError:  # a file system without locks
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -225,6 +224,13 @@ class RunHooks(TrainerCallback):
 
 def peak_ram_bytes() -> int:
     """The most RAM this process has held."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        memory = psutil.Process().memory_info()
+        return int(getattr(memory, "peak_wset", memory.rss))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

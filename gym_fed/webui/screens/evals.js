@@ -52,7 +52,7 @@ function startForm(suites, folder, started) {
   const about = el("p", {class: "quiet small"}), command = el("div");
   const draw = () => {
     about.textContent = suites.find((one) => one.name === suite.value)?.about || "";
-    replace(command, copyable(`gym eval ${quoted(model.value.trim() || "gym-nano")} --suite ${suite.value}${limit.value ? ` --limit ${limit.value}` : ""} --out ${quoted(folder)}`));
+    replace(command, copyable(`gym eval ${quoted(model.value.trim() || "gym-nano")} --suite ${suite.value}${limit.value ? ` --limit ${limit.value}` : ""} --output ${quoted(folder)}`));
   };
   for (const field of [model, suite, limit]) field.addEventListener("input", draw);
   draw();

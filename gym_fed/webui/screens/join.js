@@ -77,7 +77,11 @@ export async function show(root) {
   }
 
   function parsed(line) {
-    try { const value = JSON.parse(line); return value && typeof value.event === "string" ? value : null; } catch { return null; }
+    try {
+      const value = JSON.parse(line);
+      if (value?.error?.code) return {event: "error", error: value.error};
+      return typeof value?.event === "string" ? value : null;
+    } catch { return null; }
   }
 
   function drawNow({job, events}) {

@@ -22,7 +22,7 @@ export async function record(root, folder, id) {
       {name: "Examples in the prompt", of: (row) => number(row.task.num_fewshot), number: true},
     ], rows, {label: "Figures"}), el("p", {class: "quiet small"}, "Intervals of shares of right answers are Wilson's; of other figures, 1.96 standard errors to either side.")),
     section("Samples", browser),
-    el("details", {}, el("summary", {}, "What the figures depend on"), facts(Object.entries(found.identity).map(([name, value]) => [name, el("span", {class: "mono"}, value)])), copyable(`gym eval show ${found.id} --out ${folder}`)));
+    el("details", {}, el("summary", {}, "What the figures depend on"), facts(Object.entries(found.identity).map(([name, value]) => [name, el("span", {class: "mono"}, value)])), copyable(`gym eval show ${found.id} --output ${folder}`)));
   if (single.length) await samples(browser, folder, found.id, single);
 }
 

@@ -15,7 +15,7 @@ export async function show(root, parameters, query) {
   let lines = [], total = 0, place = "", waiting = [];
   const list = el("div", {class: "runs-list"}, loading());
   const compare = el("div", {class: "compare", role: "status"});
-  const search = el("input", {type: "search", placeholder: "Name, algorithm or model", "aria-label": "Search runs", value: query.get("search") || "", oninput: () => { clearTimeout(timer); timer = setTimeout(load, 250); }});
+  const search = el("input", {type: "search", placeholder: "Find a run", "aria-label": "Search runs", value: query.get("search") || "", oninput: () => { clearTimeout(timer); timer = setTimeout(load, 250); }});
   let timer = null;
   replace(root, el("header", {}, el("h1", {}, "Runs"), el("div", {class: "row"}, search, el("a", {class: "button", href: "/jobs"}, "Jobs"), el("a", {class: "button primary", href: "/train"}, "New run"))), compare, list);
 

@@ -36,7 +36,7 @@ export async function show(root, parameters, query) {
   const summary = el("p", {class: "small quiet"});
   const actions = el("div", {class: "before"});
   const holder = el("div", {class: "form"});
-  const search = el("input", {type: "search", id: "find-key", placeholder: "Find a key: rate, lora, save…", "aria-label": "Find a key", oninput: () => drawForm()});
+  const search = el("input", {type: "search", id: "find-key", placeholder: "Find a key", "aria-label": "Find a key", oninput: () => drawForm()});
 
   replace(root, el("header", {}, el("h1", {}, "Train"), el("div", {class: "row"}, recipe)),
     el("div", {class: "workbench"},

@@ -51,7 +51,7 @@ def ours(line: str) -> str:
         ),
         (
             "eval --log_samples gym-nano --batch_size auto:4 --use_cache c --output_path out --tasks a",
-            "eval gym-nano --tasks a --out out",
+            "eval gym-nano --tasks a --output out",
         ),
     ],
 )

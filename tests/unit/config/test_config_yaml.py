@@ -457,12 +457,12 @@ def test_a_combination_that_is_refused_is_a_line_for_each_reason_at_the_key_or_i
 @pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])
 def test_the_template_of_a_hub_names_every_key_that_a_promise_wants(tmp_path: Path, section: str) -> None:
     import yaml
-    from gym_server.cli.setup import TEMPLATE
+    from gym_server.cli.setup import HubChoices
 
     from gym_fed.config.hub.credits import RewardsConfig
     from gym_fed.config.hub.server import ServerConfig
 
-    text = TEMPLATE.format(name="a", base_model="gym-nano", policy="open")
+    text = HubChoices(name="a").config_text()
     assert ServerConfig.model_validate(yaml.safe_load(text)).rewards == RewardsConfig()
     head, _, rest = text.partition(f"# {section}:\n")
     lines = rest.splitlines()

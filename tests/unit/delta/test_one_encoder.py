@@ -134,7 +134,7 @@ def test_a_codec_of_another_package_is_one_in_policies_commands_and_variants(
 ) -> None:
     install(monkeypatch, {"gym_fed.codecs": {"halves": f"{__name__}:Halves"}})
     out = tmp_path / "d.gymdelta"
-    assert encoded("encode", tiny_base, tuned, out, "--method", "halves", "--overwrite")["size_bytes"] > 0
+    assert encoded("encode", tiny_base, tuned, out, "--codec", "halves", "--overwrite")["size_bytes"] > 0
     spec = BaseSpec.of(load_model(str(tiny_base)).model, "tiny")
     with DeltaFile.open(out, spec) as delta:
         large = [delta.record(name) for name in delta.names if math.prod(delta.record(name).shape) > 256]

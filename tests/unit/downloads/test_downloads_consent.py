@@ -76,6 +76,20 @@ def test_yes_fetches_once_and_shows_what(hub: ModelHub, capsys: pytest.CaptureFi
     assert ensure_models([NAME], yes=False) is False
 
 
+def test_the_machine_that_is_asked_is_named_before_it_answers(
+    hub: ModelHub, rows: Repo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ensure_models(["gym-nano"], yes=True)
+    assert capsys.readouterr().err == ""
+    for ask in (
+        lambda: ensure_models(["acme/absent"], yes=True),
+        lambda: ensure_datasets([DataConfig(hub="acme/absent")], yes=True),
+    ):
+        with pytest.raises(GymError):
+            ask()
+        assert capsys.readouterr().err == f"asking {hub.url} for acme/absent ...\n"
+
+
 @pytest.mark.parametrize("answer", [True, False])
 def test_a_terminal_is_asked_and_its_answer_holds(
     hub: ModelHub, monkeypatch: pytest.MonkeyPatch, answer: bool

@@ -183,7 +183,7 @@ def test_the_command_grades_answers_in_a_file_and_a_models_own(
         {"exact": 0.0, "length": 0.5},
     ]
     answers = gym(
-        "grade", "asked.jsonl", "--graders", "graders.yaml", "--json", "--model", "gym-nano", "--num", "5"
+        "grade", "asked.jsonl", "--graders", "graders.yaml", "--json", "--model", "gym-nano", "--limit", "5"
     )
     assert answers["num_rows"] == 5
     assert answers["means"]["exact"] > 1.0  # gym-nano knows this task

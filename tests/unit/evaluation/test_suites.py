@@ -166,7 +166,7 @@ def test_the_harness_takes_the_config_and_its_rows(tmp_path: Path) -> None:
 def test_listing_and_help_import_neither_torch_nor_the_harness(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom gym_fed.cli.main import app\n"
-        f"app(['eval', 'list', '--json', '--home', {str(tmp_path)!r}], standalone_mode=False)\n"
+        f"app(['eval', 'list', '--json', '--sets', {str(tmp_path)!r}], standalone_mode=False)\n"
         "assert not {'torch', 'lm_eval', 'datasets'} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -178,7 +178,7 @@ def test_listing_and_help_import_neither_torch_nor_the_harness(tmp_path: Path) -
 def test_list_prints_what_of_a_given_folder_is_partial(tmp_path: Path) -> None:
     _lines(tmp_path / "arc_easy/test.jsonl", {"query": "Question: Why?", "choices": ["x", "y"], "gold": 1})
     shown = CliRunner().invoke(
-        app, ["eval", "list", "--data", str(tmp_path), "--home", str(tmp_path)], catch_exceptions=False
+        app, ["eval", "list", "--data", str(tmp_path), "--sets", str(tmp_path)], catch_exceptions=False
     )
     line = next(line for line in shown.output.splitlines() if "arc_easy" in line)
     assert "in part" in line

@@ -161,7 +161,7 @@ def test_offline_is_refused_with_what_to_do_elsewhere(
 
 
 def test_the_command_shows_bytes_and_licence_and_needs_consent(hub: ModelHub, tmp_path: Path) -> None:
-    words = ["eval", "fetch", "hellaswag", "--home", str(tmp_path)]
+    words = ["eval", "fetch", "hellaswag", "--sets", str(tmp_path)]
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, GymError)
     assert "would be fetched" in done.exception.message

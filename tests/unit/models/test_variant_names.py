@@ -1,4 +1,4 @@
-"""``BASE:VARIANT`` given as a model: `gym train` and `gym chat` name the commands that take the two."""
+"""``BASE:VARIANT`` given as a model: `gym train` names the commands that take the two."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import resolve
 
 
-@pytest.mark.parametrize("command", ["train", "chat"])
-def test_a_variant_as_a_model_is_refused_with_the_commands_that_take_it(
-    tiny_base: Path, tmp_path: Path, command: str
+def test_a_variant_is_no_model_to_train_and_the_commands_that_take_it_are_named(
+    tiny_base: Path, tmp_path: Path
 ) -> None:
     name = f"{tiny_base}:mine"
     file = tmp_path / "train.yaml"
     file.write_text(
         f"model: {name}\ndata: [{{tasks: [copy], num_examples: 4}}]\noutput_dir: {tmp_path}/run\n"
     )
-    words = {
-        "train": [str(file)],
-        "chat": [name, "--prompt", "hi"],
-    }
-    result = CliRunner().invoke(app, [command, *words[command]])
+    result = CliRunner().invoke(app, ["train", str(file)])
     assert isinstance(result.exception, GymError)
     assert result.exception.code is ErrorCode.MODEL_NOT_FOUND
     assert result.exception.message.startswith(f"{name}: names a variant")

@@ -20,7 +20,7 @@ from gym_client.agent.policy import Policy
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_client.agent.work import Setup, perform
 from gym_client.identity.home import Home
-from gym_server.cli.setup import init_hub
+from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.privacy.secure_stages import Stages
 from gym_server.rounds.payload import Inline
@@ -67,7 +67,7 @@ CONFIG: dict[str, Any] = {
 def hub(tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(gym_server.privacy.secure_round, "POLL_SECONDS", 0.01)
     folder = tmp_path / "hub"
-    init_hub(folder, "test", str(tiny_base), "open")
+    init_hub(folder, HubChoices(str(tiny_base), "test", "open"))
     config = {"name": "test", "base_model": str(tiny_base), "enrolment": {"policy": "open"}, **CONFIG}
     (folder / CONFIG_NAME).write_text(yaml.safe_dump(config))
     return folder

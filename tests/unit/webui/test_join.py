@@ -166,7 +166,7 @@ def test_an_account_is_what_gym_client_status_prints(
     assert unknown.status_code == 404, "no page has this machine call an address of its choice"
     monkeypatch.setattr(join, "_require_known", lambda server: None)
     assert client.get(f"{API}/account", params={"server": "hub:1"}).json() == {"balance": 7}
-    ended.returncode, ended.stderr = 60, "error (unauthenticated): unknown\n"
+    ended.returncode, ended.stderr = 60, GymError(ErrorCode.UNAUTHENTICATED, "unknown").to_json_line()
     refused = client.get(f"{API}/account", params={"server": "hub:1"})
     assert (refused.status_code, "unknown" in refused.text) == (503, True)
     assert client.get(f"{API}/account", params={"server": "a b"}).status_code == 400

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import FolderLock
 from gym_fed.webui import model_actions, models
 from gym_fed.webui.jobs import Jobs
@@ -192,8 +193,10 @@ def test_the_registry_s_rows_come_from_a_process_that_may_fail(
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: done)
     assert client.get(f"{API}/registry").json() == {"models": rows[:1]}
 
+    said = GymError(ErrorCode.FILE_NOT_FOUND, "no such bucket").to_json_line()
+
     def fail(*arguments: Any, **more: Any) -> Any:
-        raise subprocess.CalledProcessError(1, [], stderr="no such bucket\ntrace")
+        raise subprocess.CalledProcessError(1, [], stderr=f"a warning\n{said}\n")
 
     monkeypatch.setattr(subprocess, "run", fail)
     refused = client.get(f"{API}/registry")

@@ -154,10 +154,10 @@ def test_an_evaluation_starts_as_the_command_that_a_person_would_type(
     assert webui_client(folder, login=False).post("/api/v1/evals/start", json=given).status_code == 401
     assert client.post("/api/v1/evals/start", json={**given, "suite": "--data"}).status_code in (400, 422)
     assert client.post("/api/v1/evals/start", json={**given, "model": "../x"}).status_code == 403
-    assert client.post("/api/v1/evals/start", json={**given, "model": "--out"}).status_code == 404
+    assert client.post("/api/v1/evals/start", json={**given, "model": "--output"}).status_code == 404
     job = client.post("/api/v1/evals/start", json=given).json()
     client.post(f"/api/v1/jobs/{job['id']}/stop")
-    wanted = ["gym", "eval", "run", "gym-nano", "--suite", "tiny", "--limit", "2", "--out", "evals"]
+    wanted = ["gym", "eval", "run", "gym-nano", "--suite", "tiny", "--limit", "2", "--output", "evals"]
     assert job["command"] == wanted
     assert get(client, "evals")["jobs"][0]["id"] == job["id"]
     assert "tiny" in {suite["name"] for suite in get(client, "evals/suites")["suites"]}
