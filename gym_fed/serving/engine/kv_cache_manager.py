@@ -66,5 +66,6 @@ class KVCacheManager:
 
 
 def _scope(request: ScheduledRequest) -> Hashable:
-    """Nothing is shared between variants, nor between users."""
-    return None if request.variant is None else request.variant.delta_sha256, request.user
+    """Nothing is shared between variants, even of the same file, nor between users."""
+    digest = None if request.variant is None else request.variant.delta_sha256
+    return digest, request.variant_name, request.user

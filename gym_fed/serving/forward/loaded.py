@@ -29,7 +29,7 @@ class LoadedVariant:
     """What a variant adds to the base, parameter by parameter.
 
     Attributes:
-        name: Of the variant.
+        name: Of the variant that it was loaded for; others with the same file use it too.
         delta_sha256: Of its file.
         weights: Its deltas by name of the base's parameter; absent parameters are unchanged.
         resident_bytes: Memory that it takes.

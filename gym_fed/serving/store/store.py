@@ -374,12 +374,12 @@ class VariantStore:
             raise GymError(ErrorCode.USAGE, "the variant store was opened without a base", "open it with one")
         return record
 
-    def _page_in(self, record: VariantRecord) -> LoadedVariant:
+    def _page_in(self, record: VariantRecord, shared: LoadedVariant | None) -> LoadedVariant:
         delta = open_verified(
             record, self._objects, self._registry, self._base, require_signature=self.require_signature
         )
         with delta:
-            return self._loader(record.name, delta, self._layout, record.sha256)
+            return shared or self._loader(record.name, delta, self._layout, record.sha256)
 
 
 def _load(name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str) -> LoadedVariant:

@@ -1,5 +1,7 @@
 """The variants in memory: an LRU cache whose entries in use stay, and whose missing ones load in the background.
 
+Variants with the same file share its weights, which are loaded once; every row of them is verified.
+
 Resident variants never exceed ``cache_bytes``, including those in use. Where these leave no room, ``poll`` keeps
 returning None and ``acquire`` keeps waiting until enough is released. A load first reserves room: the size of the file,
 or what the variant took before. A variant that proves larger than its file exceeds the limit only while it loads; it
@@ -14,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TypeVar
@@ -22,44 +24,22 @@ from typing import TypeVar
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.failures import RecentFailures, fresh
+from gym_fed.serving.store.loading import Load, LoadQueue
 from gym_fed.serving.store.records import VariantRecord
+from gym_fed.serving.store.resident import ResidentFiles
 from gym_fed.serving.store.stats import StoreStats
 
-_KEPT_SECONDS = 30.0
 _KNOWN_SIZES = 100_000
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class _CachedVariant:
-    """A variant in memory."""
-
-    def __init__(self, record: VariantRecord, variant: LoadedVariant, *, waited: bool) -> None:
-        self.record = record
-        self.variant = variant
-        self.pins = 0
-        self.waited = waited  # a request waited for it, and has not used it yet
-        self.kept_until = time.monotonic() + _KEPT_SECONDS
-
-
-class _Load:
-    """A variant that is loading; all requests for it share the load."""
-
-    def __init__(self, record: VariantRecord) -> None:
-        self.record = record
-        self.urgent = False
-        self.running = False
-        self.done = False
-        self.error: GymError | None = None
-        self.reserved = 0
-        self.lacks_room = False
-
-
 class VariantCache:
-    """An LRU by bytes with pins, one load at a time for each variant, and threads that do the loading.
+    """An LRU by bytes with pins, one load at a time for each file, and threads that do the loading.
 
     Args:
-        load: Verifies and loads; called from the loading threads.
+        load: Verifies a row and loads its file, or gives back the file's weights where they are in memory; called
+            from the loading threads.
         cache_bytes: Limit of what is in memory.
         threads: Loads at once.
         fingerprint: Changes when a file changes, so that one that failed is tried again at once.
@@ -67,24 +47,19 @@ class VariantCache:
 
     def __init__(
         self,
-        load: Callable[[VariantRecord], LoadedVariant],
+        load: Callable[[VariantRecord, LoadedVariant | None], LoadedVariant],
         cache_bytes: int,
         *,
         threads: int = 2,
         fingerprint: Callable[[VariantRecord], Hashable] = lambda record: None,
     ) -> None:
         self._load = load
-        self._cache_bytes = cache_bytes
         self._changed = threading.Condition()
-        self._current: OrderedDict[str, _CachedVariant] = OrderedDict()  # least recently used first
-        self._held: dict[LoadedVariant, _CachedVariant] = {}  # all in memory, replaced ones in use too
-        self._loads: dict[str, _Load] = {}
-        self._urgent: deque[_Load] = deque()
-        self._later: deque[_Load] = deque()
+        self._resident = ResidentFiles(cache_bytes)
+        self._loads = LoadQueue()
         self._failures = RecentFailures(fingerprint)
         self._sizes: OrderedDict[str, int] = OrderedDict()
-        self._used = self._reserved = 0
-        self._hits = self._misses = self._count = self._evictions = self._errors = 0
+        self._reserved = self._count = self._errors = 0
         self._seconds = 0.0
         self._closed = False
         self._workers = [
@@ -109,7 +84,7 @@ class VariantCache:
     def lacks_room(self, name: str) -> bool:
         """Whether its load waits until variants that are in use are released."""
         with self._changed:
-            load = self._loads.get(name)
+            load = self._loads.find(name)
             return load is not None and load.lacks_room
 
     def acquire(self, record: VariantRecord) -> LoadedVariant | None:
@@ -137,9 +112,7 @@ class VariantCache:
     def prefetch(self, record: VariantRecord) -> None:
         """Start its load if there is room for it, or if evicting variants nobody waits for makes room."""
         with self._changed:
-            resident = self._current.get(record.name)
-            is_there = resident is not None and resident.record == record
-            if not is_there and self._failures.find(record) is None:
+            if not self._resident.has(record) and self._failures.find(record) is None:
                 self._begin(record, urgent=False)
 
     def release(self, variant: LoadedVariant) -> None:
@@ -149,15 +122,7 @@ class VariantCache:
             GymError: ``USAGE`` when it is not in use.
         """
         with self._changed:
-            found = self._held.get(variant)
-            if found is None or not found.pins:
-                raise GymError(
-                    ErrorCode.USAGE, f"variant {variant.name!r} is released more often than acquired"
-                )
-            found.pins -= 1
-            if not found.pins:
-                if self._current.get(found.record.name) is not found:
-                    self._drop(found)
+            if self._resident.unpin(variant):
                 self._changed.notify_all()
 
     def retire(self, name: str) -> None:
@@ -168,15 +133,15 @@ class VariantCache:
     def stats(self) -> StoreStats:
         with self._changed:
             return StoreStats(
-                cache_bytes=self._cache_bytes,
-                resident=len(self._held),
-                resident_bytes=self._used,
-                pinned=sum(1 for found in self._held.values() if found.pins),
+                cache_bytes=self._resident.limit_bytes,
+                resident=len(self._resident),
+                resident_bytes=self._resident.used_bytes,
+                pinned=self._resident.pinned,
                 loading=len(self._loads),
-                hits=self._hits,
-                misses=self._misses,
+                hits=self._resident.hits,
+                misses=self._resident.misses,
                 loads=self._count,
-                evictions=self._evictions,
+                evictions=self._resident.evictions,
                 errors=self._errors,
                 load_seconds=self._seconds,
             )
@@ -190,57 +155,27 @@ class VariantCache:
             for worker in self._workers:
                 worker.join()
         with self._changed:
-            self._current.clear()
-            self._held.clear()
-            self._used = 0
+            self._resident.clear()
 
     # ---- with the lock held ----
 
     def _claim(self, record: VariantRecord) -> LoadedVariant | None:
         if self._closed:
             raise _closed()
-        found = self._current.get(record.name)
+        found = self._resident.claim(record)
         if found is None:
-            return None
-        if found.record != record:
             self._retire(record.name)
-            return None
-        self._current.move_to_end(record.name)
-        if found.waited:
-            self._misses += 1
-        else:
-            self._hits += 1
-        found.pins += 1
-        found.waited, found.kept_until = False, 0.0
-        return found.variant
+        return found
 
     def _retire(self, name: str) -> None:
-        found = self._current.pop(name, None)
-        if found is not None and not found.pins:
-            self._drop(found)
+        if self._resident.retire(name):
             self._changed.notify_all()
 
-    def _drop(self, found: _CachedVariant) -> None:
-        del self._held[found.variant]
-        self._used -= found.variant.resident_bytes
-
-    def _begin(self, record: VariantRecord, *, urgent: bool) -> _Load:
+    def _begin(self, record: VariantRecord, *, urgent: bool) -> Load:
         if self._closed:
             raise _closed()
-        load = self._loads.get(record.name)
-        if load is None or load.record != record:
-            if load is not None:
-                load.done = True  # superseded: its waiters look the row up again
-                self._changed.notify_all()
-            load = self._loads[record.name] = _Load(record)
-            if not urgent:
-                self._later.append(load)
-                self._changed.notify_all()
-        if urgent and not load.urgent:
-            load.urgent = True
-            if not load.running:
-                self._urgent.append(load)
-                self._changed.notify_all()
+        load = self._loads.begin(record, urgent=urgent)
+        self._changed.notify_all()
         if not self._started:
             self._started = True
             for worker in self._workers:
@@ -260,107 +195,92 @@ class VariantCache:
             self._run(load)
             del load  # while this thread waits for the next one it holds nothing
 
-    def _run(self, load: _Load) -> None:
+    def _run(self, load: Load) -> None:
         began = time.monotonic()
-        variant, error = self._try(load.record)
+        variant, error = self._try(load)
         with self._changed:
             self._seconds += time.monotonic() - began
             self._guarded(load, partial(self._finish, load, variant, error))
 
-    def _guarded(self, load: _Load, step: Callable[[], T]) -> T | None:
+    def _guarded(self, load: Load, step: Callable[[], T]) -> T | None:
         """Run a step of a load; an error ends this load, for all its waiters, and not the thread."""
         try:
             return step()
         except Exception as error:  # noqa: BLE001 - a thread less would leave others waiting for good
-            self._reserved -= load.reserved
-            load.reserved = 0
+            self._give_back(load)
             self._errors += 1
             load.error = _unexpected(load.record, error)
             self._end(load)
             return None
 
-    def _try(self, record: VariantRecord) -> tuple[LoadedVariant | None, GymError | None]:
+    def _try(self, load: Load) -> tuple[LoadedVariant | None, GymError | None]:
         try:
-            return self._load(record), None
+            return self._load(load.record, load.shared), None
         except GymError as error:
             return None, error
         except Exception as error:  # noqa: BLE001 - all waiters get it, and this thread continues
-            return None, _unexpected(record, error)
+            return None, _unexpected(load.record, error)
 
-    def _next(self) -> _Load | None:
+    def _next(self) -> Load | None:
         while not self._closed:
-            for waiting in (self._urgent, self._later):
-                while waiting:
-                    load = waiting.popleft()
-                    if not load.running and not load.done:
-                        load.running = True
-                        return load
+            if (load := self._loads.take()) is not None:
+                return load
             self._changed.wait()
         return None
 
-    def _reserve(self, load: _Load) -> bool:
+    def _reserve(self, load: Load) -> bool:
         """Wait for room; False when nobody wants the load any more, or when a prefetch finds none."""
+        load.shared = self._resident.pin(load.record.sha256)
+        if load.shared is not None:
+            return True
         while not self._closed and not load.done:
             size = self._sizes.get(load.record.sha256, load.record.size_bytes)
-            size = min(size, self._cache_bytes)
-            load.lacks_room = not self._make_room(size, load.urgent)
+            size = min(size, self._resident.limit_bytes)
+            load.lacks_room = not self._resident.make_room(self._reserved + size, load.urgent)
             if not load.lacks_room:
                 load.reserved = size
                 self._reserved += size
                 return True
             if not load.urgent:
-                self._end(load)
-                return False
+                break
             self._changed.wait(timeout=1.0)  # a variant kept for a waiter may be evicted after its time
+        self._end(load)
         return False
 
-    def _make_room(self, size: int, urgent: bool) -> bool:
-        """Evict until it fits, or nothing; a load for a waiting request may evict prefetched variants."""
-        missing = self._used + self._reserved + size - self._cache_bytes
-        if missing <= 0:
-            return True
-        now, going = time.monotonic(), []
-        for found in self._current.values():
-            if not found.pins and (found.kept_until <= now or (urgent and not found.waited)):
-                going.append(found)
-                missing -= found.variant.resident_bytes
-                if missing <= 0:
-                    break
-        if missing > 0:
-            return False
-        for found in going:
-            del self._current[found.record.name]
-            self._drop(found)
-            self._evictions += 1
-        return True
-
-    def _finish(self, load: _Load, variant: LoadedVariant | None, error: GymError | None) -> None:
+    def _give_back(self, load: Load) -> None:
+        """End what it keeps: free room, or weights in memory."""
         self._reserved -= load.reserved
         load.reserved = 0
-        if variant is not None:
+        shared, load.shared = load.shared, None
+        if shared is not None:
+            self._resident.unpin(shared)
+
+    def _finish(self, load: Load, variant: LoadedVariant | None, error: GymError | None) -> None:
+        is_new = load.shared is None
+        if variant is not None and is_new:
             self._count += 1
             self._remember_size(load.record.sha256, variant.resident_bytes)
-            if variant.resident_bytes > self._cache_bytes:
-                error = _too_large(load.record, variant.resident_bytes, self._cache_bytes)
+            if variant.resident_bytes > self._resident.limit_bytes:
+                error = _too_large(load.record, variant.resident_bytes, self._resident.limit_bytes)
         if error is not None:
             self._fail(load, error)
         elif variant is not None and not load.done and not self._closed:
-            if not self._make_room(variant.resident_bytes, load.urgent):
-                load.running = (
-                    False  # larger than its file, and others are in use: again, with room for all of it
-                )
-                (self._urgent if load.urgent else self._later).appendleft(load)
+            self._reserved -= load.reserved
+            load.reserved = 0
+            size = variant.resident_bytes if is_new else 0
+            if not self._resident.make_room(self._reserved + size, load.urgent):
+                self._loads.again(
+                    load
+                )  # larger than its file, and others are in use: with room for all of it
                 return
-            self._retire(load.record.name)
-            resident = _CachedVariant(load.record, variant, waited=load.urgent)
-            self._current[load.record.name] = self._held[variant] = resident
-            self._used += variant.resident_bytes
+            self._resident.put(load.record, variant, awaited=load.urgent)
+        self._give_back(load)
         self._end(load)
 
-    def _fail(self, load: _Load, error: GymError) -> None:
+    def _fail(self, load: Load, error: GymError) -> None:
         self._errors += 1
         load.error = error = fresh(error)
-        if self._loads.get(load.record.name) is load:
+        if self._loads.is_current(load):
             self._failures.add(load.record, error)
 
     def _remember_size(self, sha256: str, size: int) -> None:
@@ -369,10 +289,8 @@ class VariantCache:
         if len(self._sizes) > _KNOWN_SIZES:
             self._sizes.popitem(last=False)
 
-    def _end(self, load: _Load) -> None:
-        load.done = True
-        if self._loads.get(load.record.name) is load:
-            del self._loads[load.record.name]
+    def _end(self, load: Load) -> None:
+        self._loads.end(load)
         self._changed.notify_all()
 
 

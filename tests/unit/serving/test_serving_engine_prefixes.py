@@ -42,6 +42,15 @@ def test_a_beginning_is_found_by_the_same_user_and_variant_alone(tokenizer: Any)
     assert stats.kv_bytes_used == 0
 
 
+def test_variants_that_share_a_file_in_memory_share_no_beginnings(tokenizer: Any) -> None:
+    source = ToySource("alice")
+    source.variants["bob"] = source.variants["alice"]  # as the store hands out copies of one file
+    with Engine(ToyModel(), tokenizer, source) as engine:
+        found = [ask(engine, 1, variant=name) for name in ("alice", "bob", "alice", "bob")]
+    assert [one.cached_tokens for one in found] == [0, 0, 48, 48]
+    assert len({tuple(one.token_ids) for one in found}) == 1
+
+
 def test_answers_are_those_without_a_prefix_cache(tokenizer: Any) -> None:
     found = []
     for on in (True, False):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -32,12 +33,14 @@ class Loads:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, record: VariantRecord) -> LoadedVariant:
+    def __call__(self, record: VariantRecord, shared: LoadedVariant | None) -> LoadedVariant:
         self.requested.append(record.name)
         assert self.gate.wait(30)
         if record.name in self.errors:
             raise self.errors[record.name]
-        return LoadedVariant(record.name, record.sha256, {}, self.sizes.get(record.name, record.size_bytes))
+        return shared or LoadedVariant(
+            record.name, record.sha256, {}, self.sizes.get(record.name, record.size_bytes)
+        )
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def wait_for(what: Callable[[], object]) -> None:
 
 def test_the_least_recently_used_goes_first(cache: VariantCache, loads: Loads) -> None:
     use(cache, "a", "b", "c", "a", "d")
-    assert list(cache._current) == ["c", "a", "d"]
+    assert cache._resident.names == ["c", "a", "d"]
     use(cache, "c", "a", "d")
     assert loads.requested == ["a", "b", "c", "d"]
     stats = cache.stats()
@@ -89,7 +92,7 @@ def test_what_is_in_use_stays_and_the_next_waits_for_room(cache: VariantCache) -
         assert pinned[1] is not None
         cache.release(pinned[1])
         assert waiting.result(20) is not None
-    assert sorted(cache._current) == ["a", "c", "d"]
+    assert sorted(cache._resident.names) == ["a", "c", "d"]
 
 
 def test_a_variant_is_loaded_once_for_all_who_want_it(cache: VariantCache, loads: Loads) -> None:
@@ -124,13 +127,13 @@ def test_prefetch_fills_free_room_and_takes_none_from_another_prefetch(
     for name in "abcd":
         cache.prefetch(row(name))
     wait_for(lambda: not cache.stats().loading)
-    assert sorted(cache._current) == ["a", "b", "c"]
+    assert sorted(cache._resident.names) == ["a", "b", "c"]
     use(cache, "a")
     assert (cache.stats().hits, cache.stats().misses) == (1, 0)
     cache.prefetch(row("a"))
     cache.prefetch(row("d"))
-    wait_for(lambda: "d" in cache._current)
-    assert "a" not in cache._current  # used already, and nobody uses it now
+    wait_for(lambda: "d" in cache._resident.names)
+    assert "a" not in cache._resident.names  # used already, and nobody uses it now
     assert loads.requested.count("a") == 1
 
 
@@ -139,7 +142,7 @@ def test_what_is_prefetched_gives_way_to_what_a_request_waits_for(cache: Variant
         cache.prefetch(row(name))
         wait_for(lambda: not cache.stats().loading)
     use(cache, "d")
-    assert sorted(cache._current) == ["b", "c", "d"]
+    assert sorted(cache._resident.names) == ["b", "c", "d"]
 
 
 def test_what_is_asked_for_overtakes_what_is_prefetched(loads: Loads) -> None:
@@ -225,7 +228,7 @@ def test_a_variant_larger_than_its_file_waits_for_what_it_takes(cache: VariantCa
     assert cache.stats().resident_bytes == 10
     cache.release(pinned)
     use(cache, "big")
-    assert list(cache._current) == ["big"]
+    assert cache._resident.names == ["big"]
 
 
 def test_a_variant_replaced_while_it_is_loading_is_not_handed_out(cache: VariantCache, loads: Loads) -> None:
@@ -306,3 +309,97 @@ def test_a_load_that_takes_long_does_not_lack_room_and_one_that_finds_none_does(
     wait_for(lambda: not cache.lacks_room("late"))
     loads.gate.set()
     wait_for(lambda: cache.poll(row("late")))
+
+
+def copy_of(name: str, other: VariantRecord) -> VariantRecord:
+    """Another's row with the same file."""
+    return replace(other, name=name, owner="bob")
+
+
+def test_variants_with_the_same_file_share_its_weights(cache: VariantCache, loads: Loads) -> None:
+    first = cache.acquire(row("a"))
+    second = cache.acquire(copy_of("b", row("a")))
+    assert first is second is not None
+    assert loads.requested == ["a", "b"]  # each row is verified
+    stats = cache.stats()
+    assert (stats.resident, stats.resident_bytes, stats.loads, stats.pinned) == (1, 10, 1, 1)
+    cache.release(first)
+    assert cache.stats().pinned == 1
+    cache.release(first)
+    assert cache.stats().pinned == 0
+    with pytest.raises(GymError, match="more often"):
+        cache.release(first)
+
+
+def test_rows_that_load_the_same_file_at_once_load_it_once(loads: Loads) -> None:
+    cache = VariantCache(loads, 30, threads=4)
+    loads.gate.clear()
+    rows = [row("a"), *(copy_of(name, row("a")) for name in "bcd")]
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(cache.acquire, one) for one in rows]
+        wait_for(lambda: cache.stats().loading == 4)
+        wait_for(lambda: loads.requested)
+        assert cache.poll(row("z")) is None  # another file goes before the rows that wait for the first
+        wait_for(lambda: "z" in loads.requested)
+        assert len(loads.requested) == 2
+        loads.gate.set()
+        assert len({found.result(20) for found in waiting}) == 1
+    assert cache.stats().loads == 2
+    assert sorted(loads.requested) == ["a", "b", "c", "d", "z"]
+    cache.close()
+
+
+def test_a_row_that_is_refused_gets_no_weights_of_another_with_the_same_file(
+    cache: VariantCache, loads: Loads
+) -> None:
+    use(cache, "a")
+    loads.errors["b"] = GymError(ErrorCode.SIGNATURE_INVALID, "b is not signed")
+    with pytest.raises(GymError, match="not signed"):
+        cache.acquire(copy_of("b", row("a")))
+    with pytest.raises(GymError, match="not signed"):
+        cache.poll(copy_of("b", row("a")))
+    assert cache.stats().pinned == 0
+    use(cache, "a")
+    assert cache.stats().loads == 1
+
+
+def test_a_file_stays_until_the_last_name_that_may_use_it_is_removed(
+    cache: VariantCache, loads: Loads
+) -> None:
+    use(cache, "a")
+    cache.release(found := cache.acquire(copy_of("b", row("a"))))  # type: ignore[arg-type]
+    cache.retire("a")
+    assert cache.acquire(copy_of("b", row("a"))) is found
+    cache.retire("b")
+    assert cache.stats().resident == 1  # in use
+    cache.release(found)  # type: ignore[arg-type]
+    assert (cache.stats().resident, cache.stats().resident_bytes) == (0, 0)
+    use(cache, "a")
+    assert cache.stats().loads == 2
+
+
+def test_a_file_in_memory_is_not_evicted_while_another_row_of_it_is_verified(
+    cache: VariantCache, loads: Loads
+) -> None:
+    use(cache, "a", "b", "c")
+    loads.gate.clear()
+    assert cache.poll(copy_of("copy", row("a"))) is None
+    wait_for(lambda: "copy" in loads.requested)
+    assert cache.poll(row("d")) is None
+    wait_for(lambda: "d" in loads.requested)
+    assert cache._resident.names == ["a", "c"]  # b made room, although a was used before it
+    loads.gate.set()
+    wait_for(lambda: cache.poll(copy_of("copy", row("a"))))
+    assert loads.requested.count("a") == 1
+
+
+def test_a_name_that_gets_another_file_leaves_the_shared_one_to_the_others(
+    cache: VariantCache, loads: Loads
+) -> None:
+    use(cache, "a")
+    cache.release(shared := cache.acquire(copy_of("b", row("a"))))  # type: ignore[arg-type]
+    own = cache.acquire(row("b", revision=2))
+    assert own is not None
+    assert own.delta_sha256 == "b2"
+    assert cache.acquire(row("a")) is shared
+    assert cache.stats().resident_bytes == 20

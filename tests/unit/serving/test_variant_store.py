@@ -16,6 +16,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.variant import SignedVariant
+from gym_fed.serving.store.bulk import IncomingVariant
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
@@ -121,6 +122,19 @@ def test_two_variants_of_the_same_bytes_share_a_file_until_the_last_is_removed(
     assert served(store, "bob") == store.get("bob").sha256
     store.remove("bob")
     assert list(store.folder.glob("objects/*/*")) == []
+
+
+def test_two_variants_of_the_same_bytes_share_their_memory_and_each_must_be_signed(
+    store: VariantStore, tmp_path: Path
+) -> None:
+    sha256 = add(store, tmp_path, "alice")
+    assert add(store, tmp_path, "bob") == sha256
+    alice, bob = store.acquire("alice"), store.acquire("bob")
+    assert alice is bob
+    assert (store.stats().resident, store.stats().loads) == (1, 1)
+    update(store.folder, "manifest", "{}")
+    refusal(ErrorCode.SIGNATURE_INVALID, store.acquire, "alice")
+    refusal(ErrorCode.SIGNATURE_INVALID, store.acquire, "bob")
 
 
 def test_only_a_higher_revision_replaces_a_signed_variant(store: VariantStore, tmp_path: Path) -> None:
@@ -384,11 +398,12 @@ def test_some_hundred_variants_are_listed_by_name_and_by_owner(tmp_path: Path) -
 def test_ten_thousand_variants_are_served_in_the_memory_of_a_hundred(tmp_path: Path) -> None:
     import psutil
 
-    count, files = 10_000, 40
+    count, files = 10_000, 401
     with VariantStore.open(tmp_path / "store") as store:
-        for number in range(files):
-            delta, signed = signed_small_delta(tmp_path / "x.gymdelta", KEY, f"f{number}", seed=number)
-            store.add(delta, signed, name=f"f{number}", owner=OWNER)
+        deltas = [small_delta(tmp_path / f"{number}.gymdelta", number) for number in range(files)]
+        store.add_all(
+            [IncomingVariant(delta, f"f{number}", OWNER) for number, delta in enumerate(deltas)], KEY
+        )
         rows = [store.get(f"f{number}") for number in range(files)]
         with store._registry.writing() as transaction:
             for number in range(count):

@@ -1,0 +1,169 @@
+"""The variants in memory by the digest of their files: an LRU by bytes whose entries in use stay.
+
+Variants with the same file share one entry, under every name that was verified for it. Not for several threads at once:
+``VariantCache`` holds its lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.store.records import VariantRecord
+
+_KEPT_SECONDS = 30.0
+
+
+class ResidentFile:
+    """A file's weights in memory, and the rows that may use them.
+
+    Attributes:
+        variant: The weights.
+        rows: Verified rows by name.
+        awaited: Names for which a request waited, and has not used them yet.
+        pins: Uses, and rows that are being verified.
+        kept_until: When even other prefetches may evict it.
+    """
+
+    def __init__(self, variant: LoadedVariant) -> None:
+        self.variant = variant
+        self.rows: dict[str, VariantRecord] = {}
+        self.awaited: set[str] = set()
+        self.pins = 0
+        self.kept_until = 0.0
+
+
+class ResidentFiles:
+    """What is in memory, at most ``limit_bytes``.
+
+    Attributes:
+        limit_bytes: Limit of what is in memory.
+        used_bytes: What is in memory.
+        evictions: Files that made room for others.
+        hits: Uses of a row that was in memory when it was first requested.
+        misses: Uses that had to wait for a load.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = self.evictions = self.hits = self.misses = 0
+        self._files: OrderedDict[str, ResidentFile] = OrderedDict()  # by digest, least recently used first
+        self._digests: dict[str, str] = {}  # by name
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all rows, those of the least recently used file first."""
+        return [name for found in self._files.values() for name in found.rows]
+
+    @property
+    def pinned(self) -> int:
+        """How many are in use."""
+        return sum(1 for found in self._files.values() if found.pins)
+
+    def has(self, record: VariantRecord) -> bool:
+        """Whether it can be used at once."""
+        found = self._files.get(record.sha256)
+        return found is not None and found.rows.get(record.name) == record
+
+    def claim(self, record: VariantRecord) -> LoadedVariant | None:
+        """Pin the weights of a row; None where they, or this row of them, are not here."""
+        if not self.has(record):
+            return None
+        name = record.name
+        found = self._files[record.sha256]
+        self._files.move_to_end(record.sha256)
+        if name in found.awaited:
+            self.misses += 1
+            found.awaited.discard(name)
+        else:
+            self.hits += 1
+        if not found.awaited:
+            found.kept_until = 0.0
+        found.pins += 1
+        return found.variant
+
+    def pin(self, sha256: str) -> LoadedVariant | None:
+        """Pin the weights of a file for a row that is yet to be verified."""
+        found = self._files.get(sha256)
+        if found is None:
+            return None
+        found.pins += 1
+        return found.variant
+
+    def unpin(self, variant: LoadedVariant) -> bool:
+        """End one use. Returns whether it was the last.
+
+        Raises:
+            GymError: ``USAGE`` when it is not in use.
+        """
+        found = self._files.get(variant.delta_sha256)
+        if found is None or found.variant is not variant or not found.pins:
+            raise GymError(ErrorCode.USAGE, f"variant {variant.name!r} is released more often than acquired")
+        found.pins -= 1
+        self._drop_unused(found)
+        return not found.pins
+
+    def put(self, record: VariantRecord, variant: LoadedVariant, *, awaited: bool) -> None:
+        """Let a verified row use the weights of its file, which are new, or here already."""
+        if self._digests.get(record.name) != record.sha256:
+            self.retire(record.name)
+        found = self._files.get(record.sha256)
+        if found is None:
+            found = self._files[record.sha256] = ResidentFile(variant)
+            self.used_bytes += variant.resident_bytes
+        self._files.move_to_end(record.sha256)
+        found.rows[record.name] = record
+        self._digests[record.name] = record.sha256
+        found.awaited.discard(record.name)
+        if awaited:
+            found.awaited.add(record.name)
+        found.kept_until = time.monotonic() + _KEPT_SECONDS
+
+    def retire(self, name: str) -> bool:
+        """Let a name use nothing any more. Returns whether that made room."""
+        digest = self._digests.pop(name, None)
+        if digest is None:
+            return False
+        found = self._files[digest]
+        del found.rows[name]
+        found.awaited.discard(name)
+        return self._drop_unused(found)
+
+    def make_room(self, size: int, urgent: bool) -> bool:
+        """Evict until it fits, or nothing; a load for a waiting request may evict prefetched files."""
+        missing = self.used_bytes + size - self.limit_bytes
+        if missing <= 0:
+            return True
+        now, going = time.monotonic(), []
+        for found in self._files.values():
+            if not found.pins and (found.kept_until <= now or (urgent and not found.awaited)):
+                going.append(found)
+                missing -= found.variant.resident_bytes
+                if missing <= 0:
+                    break
+        if missing > 0:
+            return False
+        for found in going:
+            for name in list(found.rows):
+                self.retire(name)
+            self.evictions += 1
+        return True
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._files.clear()
+        self._digests.clear()
+        self.used_bytes = 0
+
+    def _drop_unused(self, found: ResidentFile) -> bool:
+        """Drop a file that nobody uses, and that no row may use again."""
+        if found.pins or found.rows:
+            return False
+        del self._files[found.variant.delta_sha256]
+        self.used_bytes -= found.variant.resident_bytes
+        return True
