@@ -2,6 +2,6 @@
 
 Neighbours: imports addresses, child_process, compat, config, console, data, delta, doctor, downloads, errors,
 evaluation, export, files, identity, json_files, kinds, leaderboard, modeling, models, old_names, options,
-personalization, planning, quantization, registry, serving, soup, tables, text, tracking, training, web,
-webui; imported by none.
+personalization, planning, quantization, registry, serving, soup, tables, text, tracking, training, waiting,
+web, webui; imported by none.
 """

@@ -1,4 +1,4 @@
 """`gym api` and `gym api keys`.
 
-Neighbours: imports chat, completion, default_command, models, waiting; imported by batch, main.
+Neighbours: imports chat, completion, default_command, models; imported by batch, main.
 """

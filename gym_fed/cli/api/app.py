@@ -18,10 +18,10 @@ from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.completion import models, variants
 from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.models.needed import YesOption, ensure_models
-from gym_fed.cli.waiting import waiting
 from gym_fed.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.options import HOST, PORT, AdapterOption, KeyName, ServedVariants, SetOption
+from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import ServingConfig

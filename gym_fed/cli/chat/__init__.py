@@ -1,4 +1,4 @@
 """`gym chat`.
 
-Neighbours: imports completion, models, next_command, waiting; imported by api, batch, main.
+Neighbours: imports completion, models, next_command; imported by api, batch, main.
 """

@@ -15,10 +15,10 @@ from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.completion import models, variants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_chat, print_next
-from gym_fed.cli.waiting import waiting
 from gym_fed.console import AsJsonLines, err, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.options import DEVICE, AdapterOption, ServedVariants
+from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.serving.chat.session import Writer

@@ -1,4 +1,4 @@
 """`gym data`.
 
-Neighbours: imports completion, configs, waiting; imported by main.
+Neighbours: imports completion, configs; imported by main.
 """

@@ -14,12 +14,12 @@ from gym_fed.cli.configs import ReadsLlamaFactory
 from gym_fed.cli.data.catalogue import list_catalogue
 from gym_fed.cli.data.files import convert, dedup, mix
 from gym_fed.cli.data.show import show
-from gym_fed.cli.waiting import waiting
 from gym_fed.console import AsJson, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TASKS
 from gym_fed.old_names import TakesOut, keep_old_command, old_options
 from gym_fed.options import DEVICE, LicenceOption
+from gym_fed.waiting import waiting
 
 app = typer.Typer(
     help="Show datasets, convert, mix and share them; and text tasks made on this machine.",

@@ -1,4 +1,4 @@
 """`gym train` and `gym tune`.
 
-Neighbours: imports models, next_command, waiting; imported by batch, evaluation, main, variant.
+Neighbours: imports models, next_command; imported by batch, evaluation, main, variant.
 """

@@ -12,11 +12,11 @@ from gym_fed.cli.models.needed import YesOption, require_rows, with_models
 from gym_fed.cli.next_command import print_next
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
-from gym_fed.cli.waiting import waiting
 from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.options import IgnoreUnsupported, SetOption
+from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig

@@ -1,4 +1,4 @@
 """`gym variant`.
 
-Neighbours: imports completion, models, next_command, train, waiting; imported by leaderboard, main.
+Neighbours: imports completion, models, next_command, train; imported by leaderboard, main.
 """

@@ -9,7 +9,6 @@ import typer
 
 from gym_fed.cli.next_command import command
 from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store
-from gym_fed.cli.waiting import waiting
 from gym_fed.console import AsJson, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.snippets import (
@@ -20,6 +19,7 @@ from gym_fed.serving.openai.snippets import (
     open_webui_snippet,
     openai_snippet,
 )
+from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.serving.store.records import VariantRecord

@@ -8,8 +8,8 @@ import time
 import pytest
 from rich.console import Console
 
-from gym_fed.cli import waiting as module
-from gym_fed.cli.waiting import waiting
+from gym_fed import waiting as module
+from gym_fed.waiting import waiting
 from tests.support.wait import SECONDS
 
 
