@@ -15,7 +15,7 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.records import check_counts, references
+from gym_fed.wire.references import check_counts, references
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 T = TypeVar("T")

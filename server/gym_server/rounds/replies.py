@@ -15,7 +15,8 @@ import numpy as np
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.records import from_wire, references
+from gym_fed.wire.records import from_wire
+from gym_fed.wire.references import references
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 MAX_RECORDS_BYTES = 256 << 10

@@ -20,7 +20,7 @@ from gym_fed.config.hub.sections import AdmissionConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.wire.limits import CHUNK_BYTES
-from gym_fed.wire.records import references
+from gym_fed.wire.references import references
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.rpc.threads import heavily
 from gym_server.store.database import Database, insert_if_absent

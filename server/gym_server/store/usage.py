@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.wire.records import references
+from gym_fed.wire.references import references
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.store.tables import ledger, messages, updates, uploads, variants, versions
 
