@@ -153,6 +153,12 @@ EXPORT_FORMATS: Kind[Any] = Kind(
     "gym_fed.export.formats.base:ExportFormat",
     "gym_fed.export_formats",
 )
+TOOL_FORMATS: Kind[Any] = Kind(
+    "tool format",
+    "gym_fed.serving.openai.tool_formats",
+    "gym_fed.serving.openai.tool_formats.base:ToolFormat",
+    "gym_fed.tool_formats",
+)
 CHECKS: Kind[Any] = Kind("check", "gym_fed.doctor.checks", "gym_fed.doctor.check:Check", "gym_fed.checks")
 
 ALL: tuple[Registry[Any], ...] = (
@@ -173,5 +179,6 @@ ALL: tuple[Registry[Any], ...] = (
     TASKS,
     CHECKS,
     EXPORT_FORMATS,
+    TOOL_FORMATS,
 )
 """Every kind; docs/support.md and `gym doctor` go through it."""

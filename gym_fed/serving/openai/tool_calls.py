@@ -1,0 +1,147 @@
+"""Tool calls in an answer: found while it streams, in the form in which the model writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.serving.openai.tool_formats._reading import (
+    MoreArguments,
+    NewCall,
+    Part,
+    PlainText,
+    Reader,
+    Tools,
+)
+
+if TYPE_CHECKING:
+    from gym_fed.serving.openai.tool_formats.base import ToolFormat
+
+MAX_CALLS = 128
+"""Of one answer; further ones are text."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that the model requests."""
+
+    name: str
+    arguments: str
+    """JSON text of an object, or its beginning: ``MoreArguments`` may follow."""
+
+    id: str
+
+    def to_dict(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+CallPart = Call | MoreArguments
+
+
+class CallParser:
+    """Splits an answer into text and calls; what is not a call stays text.
+
+    Text that may be the beginning of a call is held back. A free call is passed on when it is complete, since until
+    then it may be none. One that a grammar holds is passed on while it is written.
+
+    Args:
+        form: How the model writes calls.
+        tools: That may be called.
+        fragments: Whether a grammar holds the calls, and the caller takes parts of them.
+        opened: Whether the answer begins inside a call, after ``form.opening``.
+        one: Whether there is one call at most; whatever follows it is dropped.
+    """
+
+    def __init__(
+        self,
+        form: ToolFormat,
+        tools: Tools,
+        *,
+        fragments: bool = False,
+        opened: bool = False,
+        one: bool = False,
+    ) -> None:
+        self._form, self._tools, self._fragments, self._one = form, tools, fragments, one
+        self._held = ""
+        self._may_begin = bool(form.bare)
+        self._reader: Reader | None = self._new_reader("") if opened else None
+        self._calls = 0
+        self.malformed = 0
+        """Texts that looked like calls and are none."""
+
+    def feed(self, text: str) -> tuple[str, list[CallPart]]:
+        """Take the answer's next text; returns the text that is certain by now, and calls or parts of them."""
+        held, self._held = self._held + text, ""
+        shown: list[str] = []
+        calls: list[CallPart] = []
+        while not self._is_over:
+            if self._reader is None:
+                before, held = self._up_to_a_call(held)
+                shown.append(before)
+                if self._reader is None:
+                    self._held = held
+                    break
+            reading = self._reader.feed(held)
+            self._take(reading.parts, shown, calls)
+            if reading.rest is None:
+                break
+            self._reader, held = None, reading.rest
+            self._may_begin = bool(self._form.bare) and isinstance((reading.parts or [None])[-1], NewCall)
+        return "".join(shown), calls
+
+    def end(self) -> tuple[str, list[CallPart]]:
+        """What is left at the answer's end: held-back text, and calls that were not closed."""
+        shown: list[str] = []
+        calls: list[CallPart] = []
+        if self._reader is not None and not self._is_over:
+            self._take(self._reader.end(), shown, calls)
+            self._reader = None
+        held, self._held = self._held, ""
+        return "".join(shown) + held, calls
+
+    @property
+    def _is_over(self) -> bool:
+        return self._one and self._calls > 0 and self._reader is None
+
+    def _up_to_a_call(self, text: str) -> tuple[str, str]:
+        """Text before a call, and what follows; starts a reader where a call begins, or holds back its beginning."""
+        if self._calls >= MAX_CALLS:
+            return text, ""
+        if self._may_begin:
+            kept = text.lstrip()
+            if not kept:
+                return "", text
+            if kept.startswith(self._form.bare):
+                self._reader = self._new_reader(text[: len(text) - len(kept)])
+                return "", kept
+            self._may_begin = False
+        found = [(at, mark) for mark in self._form.marks if (at := text.find(mark)) >= 0]
+        if found:
+            at, mark = min(found)
+            self._reader = self._new_reader(mark)
+            return text[:at], text[at + len(mark) :]
+        kept_back = max((_start_of(mark, text) for mark in self._form.marks), default=0)
+        return text[: len(text) - kept_back], text[len(text) - kept_back :]
+
+    def _new_reader(self, mark: str) -> Reader:
+        return self._form.reader(mark, self._tools, fragments=self._fragments)
+
+    def _take(self, parts: Sequence[Part], shown: list[str], calls: list[CallPart]) -> None:
+        for part in parts:
+            if isinstance(part, PlainText):
+                self.malformed += 1
+                shown.append(part.text)
+            elif isinstance(part, MoreArguments):
+                if not (self._one and self._calls > 1):
+                    calls.append(part)
+            else:
+                self._calls += 1
+                if not (self._one and self._calls > 1):
+                    calls.append(Call(part.name, part.arguments, self._form.call_id()))
+
+
+def _start_of(tag: str, text: str) -> int:
+    """How many of the last characters of ``text`` may be the beginning of ``tag``."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

@@ -1,0 +1,185 @@
+"""Calls in JSON: the end of an object is found, and arguments are passed on, while they are written."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from gym_fed.serving.openai.tool_formats._reading import (
+    MAX_CALL_CHARACTERS,
+    MAX_LEAD_CHARACTERS,
+    MoreArguments,
+    NewCall,
+    Part,
+    PlainText,
+    Reader,
+    Reading,
+    Tools,
+)
+
+_OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.)*)"')
+_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "function"})
+ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonSpan:
+    """Finds where a JSON value ends that comes in pieces. The value may still be invalid."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._string = self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        """Where in ``text`` the value ends; None: later."""
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped, at = False, at + 1
+                continue
+            found = (_INSIDE if self._string else _OUTSIDE).search(text, at)
+            if found is None:
+                return None
+            mark, at = found[0], found.end()
+            if mark == "\\":
+                self._escaped = True
+            elif mark == '"':
+                self._string = not self._string
+            elif mark in "{[":
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth <= 0:
+                    return at
+        return None
+
+
+class JsonCallReader(Reader):
+    """One call: an object of name and arguments, or one of arguments after a name.
+
+    Args:
+        mark: The text that announced it, which is given back where there is no call.
+        tools: That may be called.
+        fragments: Whether name and arguments are passed on while they are written. For calls that a grammar holds: what
+            was passed on cannot be taken back.
+        lead: Matches the text before the object; its group ``name``, if any, is the call's name.
+        tail: A text after the object that belongs to the call, if it is there.
+    """
+
+    def __init__(
+        self, mark: str, tools: Tools, *, fragments: bool, lead: str = r"\s*", tail: str = ""
+    ) -> None:
+        self._mark, self._tools, self._fragments = mark, tools, fragments
+        self._lead, self._tail = re.compile(lead), tail
+        self._held = ""
+        self._pieces: list[str] = []
+        self._length = 0
+        self._name: str | None = None
+        self._span: JsonSpan | None = None
+        self._arguments: JsonSpan | None = None
+        self._started = self._checked = self._complete = False
+
+    def feed(self, text: str) -> Reading:
+        if self._complete:
+            return self._after(self._held + text)
+        if self._span is None:
+            self._held += text
+            begin = self._held.find("{")
+            if begin < 0 and len(self._held) <= MAX_LEAD_CHARACTERS:
+                return Reading()
+            lead = self._lead.fullmatch(self._held, 0, max(begin, 0)) if begin >= 0 else None
+            if lead is None:
+                return Reading([PlainText(self._mark)], self._held)
+            self._name = lead.groupdict().get("name")
+            self._pieces.append(self._held[:begin])
+            text, self._held, self._span = self._held[begin:], "", JsonSpan()
+        return self._object(text)
+
+    def end(self) -> list[Part]:
+        if self._complete:
+            return [] if self._started else self._call(self._held)
+        if self._started:  # cut short: what is there has been passed on
+            return []
+        return [PlainText(self._mark + "".join(self._pieces) + self._held)]
+
+    def _object(self, text: str) -> Reading:
+        assert self._span is not None
+        stop = self._span.feed(text)
+        inside = text if stop is None else text[:stop]
+        self._pieces.append(inside)
+        self._length += len(inside)
+        parts = self._passed_on(inside) if self._fragments else []
+        if stop is None:
+            if not self._started and (self._length > MAX_CALL_CHARACTERS or self._is_other()):
+                return Reading([*parts, *self._no_call()], "")
+            return Reading(parts)
+        self._complete = True
+        reading = self._after(text[stop:])
+        return Reading([*parts, *reading.parts], reading.rest)
+
+    def _after(self, text: str) -> Reading:
+        """What may be the beginning of the tail waits for the rest of it."""
+        kept = text.lstrip()
+        if self._tail and len(kept) < len(self._tail) and self._tail.startswith(kept):
+            self._held = text[:MAX_LEAD_CHARACTERS]
+            return Reading()
+        end = len(text) - len(kept) + len(self._tail) if kept.startswith(self._tail) and self._tail else 0
+        return Reading([] if self._started else self._call(text[:end]), text[end:])
+
+    def _passed_on(self, text: str) -> list[Part]:
+        """A call's beginning, and its arguments so far."""
+        if self._arguments is None:
+            if self._started:
+                return []
+            sofar = "".join(self._pieces[1:])
+            if self._name is not None:
+                start, name = 0, self._name
+            else:
+                head = _HEAD.match(sofar) if len(sofar) <= 4 * MAX_LEAD_CHARACTERS else None
+                if head is None:
+                    return []
+                start, name = head.end(), head[1]
+            if name not in self._tools or len(sofar) <= start:
+                return []
+            self._started, self._arguments = True, JsonSpan()
+            stop = self._arguments.feed(sofar[start:])
+            shown = sofar[start:] if stop is None else sofar[start : start + stop]
+            self._arguments = self._arguments if stop is None else None
+            return [NewCall(name, ""), MoreArguments(shown)]
+        stop = self._arguments.feed(text)
+        if stop is not None:
+            self._arguments, text = None, text[:stop]
+        return [MoreArguments(text)] if text else []
+
+    def _is_other(self) -> bool:
+        """Whether an object's first key shows that it is no call."""
+        if self._checked or self._name is not None:
+            return False
+        found = _FIRST_KEY.match("".join(self._pieces[1:]))
+        self._checked = found is not None or self._length > MAX_LEAD_CHARACTERS
+        return self._checked and (found is None or found[1] not in _KEYS)
+
+    def _call(self, tail: str = "") -> list[Part]:
+        call = call_of("".join(self._pieces[1:]), self._tools, self._name)
+        return [call] if call is not None else self._no_call(tail)
+
+    def _no_call(self, tail: str = "") -> list[Part]:
+        return [PlainText(self._mark + "".join(self._pieces) + tail)]
+
+
+def call_of(text: str, tools: Tools, name: str | None = None) -> NewCall | None:
+    """The call that a JSON object is, of name and arguments or (with a name) of arguments alone; None: it is none."""
+    try:
+        found: Any = json.loads(text)
+        if name is None:
+            found = found.get("function", found) if found.get("type") == "function" else found
+            name, found = found["name"], next((found[key] for key in ARGUMENTS if key in found), {})
+        if isinstance(found, str):
+            found = json.loads(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not isinstance(name, str) or name not in tools or not isinstance(found, dict):
+        return None
+    return NewCall(name, json.dumps(found, ensure_ascii=False))

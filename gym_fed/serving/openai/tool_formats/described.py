@@ -1,0 +1,70 @@
+"""For models whose chat template knows no tools: a system message describes them, and calls have Hermes' form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from gym_fed.serving.openai.tool_formats.base import Row
+from gym_fed.serving.openai.tool_formats.hermes import CLOSE, OPEN, Hermes
+
+_TEXT = """You can call the functions below. Each line has one, with the JSON schema of its parameters:
+{tools}
+To call one, write a line {open}, one JSON object with its name and arguments, and a line {close}:
+{open}
+{{"name": "the function's name", "arguments": {{"a parameter": "its value"}}}}
+{close}
+Write nothing after the calls. You get their results between <tool_response> and </tool_response>."""
+
+
+class Described(Hermes):
+    """Works with any template; how well a model calls that was not trained for it is another matter."""
+
+    order = 1000
+    describes = True
+
+    def learn(self, written: str) -> bool:
+        return False
+
+    def hinted(self, shown: str) -> bool:
+        return False
+
+    def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
+        """Calls become text of the assistant, and results text of the user: no more is known of the template."""
+        found: list[Row] = []
+        for row in rows:
+            if row["role"] == "tool":
+                text = f"<tool_response>\n{row['content']}\n</tool_response>"
+                if found and found[-1].get("results"):
+                    found[-1]["content"] += f"\n{text}"
+                else:
+                    found.append({"role": "user", "content": text, "results": True})
+            elif row.get("tool_calls"):
+                calls = [
+                    f"{OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CLOSE}"
+                    for call in row["tool_calls"]
+                ]
+                said = [row["content"]] if row["content"] else []
+                found.append({"role": row["role"], "content": "\n".join([*said, *calls])})
+            else:
+                found.append(dict(row))
+        for row in found:
+            row.pop("results", None)
+        return _with_instructions(found, tools, system) if tools else found
+
+
+def _with_instructions(rows: list[Row], tools: Sequence[Row], system: bool) -> list[Row]:
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = _TEXT.format(tools=lines, open=OPEN, close=CLOSE)
+    first = rows[0]
+    if first["role"] == "system" or (not system and first["role"] == "user"):
+        return [
+            {
+                **first,
+                "content": f"{first['content']}\n\n{text}" if system else f"{text}\n\n{first['content']}",
+            },
+            *rows[1:],
+        ]
+    if not system:
+        return [{"role": "user", "content": text}, *rows]
+    return [{"role": "system", "content": text}, *rows]

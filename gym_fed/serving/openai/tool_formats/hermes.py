@@ -1,0 +1,40 @@
+"""Hermes' and Qwen's form: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, once for each call."""
+
+from __future__ import annotations
+
+from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
+from gym_fed.serving.openai.tool_formats._reading import Reader, Tools
+from gym_fed.serving.openai.tool_formats.base import Grammar, ToolFormat, mark, quoted
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Hermes(ToolFormat):
+    """Of Hermes 2 and 3, Qwen2.5 and Qwen3."""
+
+    order = 10
+    marks = (OPEN,)
+    controls = (CLOSE,)
+    close = CLOSE
+    opening = f"{OPEN}\n"
+
+    def hinted(self, shown: str) -> bool:
+        return OPEN in shown and '"arguments"' in shown and "<function=" not in shown
+
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+        return JsonCallReader(mark, tools, fragments=fragments, tail=CLOSE)
+
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+        bodies, schemas = [], {}
+        for number, (name, parameters) in enumerate(tools.items()):
+            head, schema = f'{{"name": "{name}", "arguments": ', f"arguments_{number}"
+            bodies.append(f'{quoted(head)} @{schema} "}}"')
+            schemas[schema] = parameters or {"type": "object"}
+        rules = f"body: {' | '.join(bodies)}\n"
+        if required:
+            return Grammar(f"start: body\n{rules}", schemas)
+        start = "TEXT | call" if one else "call* TEXT"
+        return Grammar(
+            f'start: {start}\ncall: begin "\\n" body "\\n" {mark(CLOSE)}\nbegin[lazy]: TEXT {mark(OPEN)}\n{rules}',
+            schemas,
+        )

@@ -1,0 +1,38 @@
+"""Llama 3's form: ``{"name": ..., "parameters": {...}}`` in place of an answer, or after ``<|python_tag|>``."""
+
+from __future__ import annotations
+
+from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
+from gym_fed.serving.openai.tool_formats._reading import Reader, Tools
+from gym_fed.serving.openai.tool_formats.base import Grammar, ToolFormat, mark, quoted
+
+MARK = "<|python_tag|>"
+_HEAD, _BETWEEN = '{"name": "', '", "parameters": '
+
+
+class Llama(ToolFormat):
+    """Of Llama 3.1, 3.2 and 3.3. Their templates render one call a message."""
+
+    order = 50
+    marks = (MARK,)
+    bare = "{"
+
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+        return JsonCallReader(mark, tools, fragments=fragments, tail=";")
+
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+        bodies, schemas = [], {}
+        for number, (name, parameters) in enumerate(tools.items()):
+            schema = f"arguments_{number}"
+            bodies.append(f'{quoted(name + _BETWEEN)} @{schema} "}}"')
+            schemas[schema] = parameters or {"type": "object"}
+        rules = f"body: {quoted(_HEAD)} ({' | '.join(bodies)})\n"
+        if required:
+            return Grammar(f"start: body\n{rules}", schemas)
+        calls = "body" if one else "body (/; ?/ body)*"
+        return Grammar(
+            f"start: WORDS | calls | begin calls\ncalls: {calls}\n"
+            'WORDS: /(.|\\n)*/ & ~/[ \\n]*\\{ ?"name"(.|\\n)*/\n'
+            f"begin[lazy]: WORDS {mark(MARK)}\n{rules}",
+            schemas,
+        )

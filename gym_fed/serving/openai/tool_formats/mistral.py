@@ -1,0 +1,33 @@
+"""Mistral's form up to its tokenizer v7: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]``."""
+
+from __future__ import annotations
+
+import re
+
+from gym_fed.serving.openai.tool_formats._mistral import MARK, MistralFormat
+from gym_fed.serving.openai.tool_formats._reading import Tools
+from gym_fed.serving.openai.tool_formats.base import Grammar, mark, quoted
+
+
+class Mistral(MistralFormat):
+    """Of Mistral 7B v0.3, Mixtral 8x22B, Nemo and Large 2."""
+
+    order = 30
+
+    def learn(self, written: str) -> bool:
+        return re.search(r"\[TOOL_CALLS\]\s*\[", written) is not None
+
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+        bodies, schemas = [], {}
+        for number, (name, parameters) in enumerate(tools.items()):
+            head, schema = f'{{"name": "{name}", "arguments": ', f"arguments_{number}"
+            bodies.append(f'{quoted(head)} @{schema} "}}"')
+            schemas[schema] = parameters or {"type": "object"}
+        more = "" if one or required else '(", " body)*'
+        rules = f'calls: /\\s?/ "[" body {more} "]"\nbody: {" | ".join(bodies)}\n'
+        if required:
+            return Grammar(f"start: calls\n{rules}", schemas)
+        return Grammar(
+            f"start: TEXT | begin calls\nbegin[lazy]: TEXT {mark(MARK)}\n{rules}",
+            schemas,
+        )

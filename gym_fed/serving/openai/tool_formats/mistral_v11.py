@@ -1,0 +1,37 @@
+"""Mistral's form from its tokenizer v11 on: ``[TOOL_CALLS]name[ARGS]{...}``, as often as there are calls."""
+
+from __future__ import annotations
+
+from gym_fed.serving.openai.tool_formats._mistral import ARGUMENTS_MARK, ID_MARK, MARK, MistralFormat
+from gym_fed.serving.openai.tool_formats._reading import Tools
+from gym_fed.serving.openai.tool_formats.base import Grammar, mark, quoted
+
+
+class MistralV11(MistralFormat):
+    """Of Mistral Small 3.1 and later, Devstral, Magistral and Ministral."""
+
+    order = 31
+
+    def __init__(self) -> None:
+        self._with_id, self._with_mark = False, True
+
+    def learn(self, written: str) -> bool:
+        self._with_id, self._with_mark = ID_MARK in written, ARGUMENTS_MARK in written
+        return True
+
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+        between = f"{mark(ID_MARK)} /[A-Za-z0-9]{{9}}/ " if self._with_id else ""
+        between += mark(ARGUMENTS_MARK) if self._with_mark else ""
+        bodies, schemas = [], {}
+        for number, (name, parameters) in enumerate(tools.items()):
+            schema = f"arguments_{number}"
+            bodies.append(f"{quoted(name)} {between} @{schema}")
+            schemas[schema] = parameters or {"type": "object"}
+        rules = f"body: {' | '.join(bodies)}\n"
+        if required:
+            return Grammar(f"start: body\n{rules}", schemas)
+        start = "TEXT | call" if one else "TEXT | call (next body)*"
+        return Grammar(
+            f"start: {start}\ncall: begin body\nbegin[lazy]: TEXT {mark(MARK)}\nnext: {mark(MARK)}\n{rules}",
+            schemas,
+        )

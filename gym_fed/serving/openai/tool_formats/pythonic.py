@@ -1,0 +1,144 @@
+"""Python's form: ``[name(key=value), ...]`` in place of an answer, or between ``<|tool_call_start|>`` and its end."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+from gym_fed.serving.openai.tool_formats._reading import (
+    MAX_CALL_CHARACTERS,
+    MAX_LEAD_CHARACTERS,
+    NewCall,
+    Part,
+    PlainText,
+    Reader,
+    Reading,
+    Tools,
+)
+from gym_fed.serving.openai.tool_formats.base import CannotHold, Grammar, ToolFormat
+
+MARK, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+_OUTSIDE = re.compile(r"[\"'()\[\]{}]")
+_MAX_CHARACTERS = MAX_CALL_CHARACTERS // 8
+_MAX_DEPTH = 32
+_CONSTANTS = {"true": True, "false": False, "null": None}
+_BEGINNING = re.compile(r"\[\s*(?:[A-Za-z_][\w.-]{0,63}\s*(?:\(.*)?)?", re.DOTALL)
+
+
+class Pythonic(ToolFormat):
+    """Of LFM2, and of Llama 3.2 and 4 with the templates that ask for it."""
+
+    order = 60
+    marks = (MARK,)
+    controls = (CLOSE,)
+    bare = "["
+
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+        return PythonicReader(mark, tools)
+
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+        raise CannotHold("calls in Python's form cannot be held to a schema")
+
+
+class PythonicReader(Reader):
+    """Reads a list of calls with literals as arguments; nothing is evaluated.
+
+    Args:
+        mark: The text that announced the calls.
+        tools: That may be called.
+    """
+
+    def __init__(self, mark: str, tools: Tools) -> None:
+        self._mark, self._tools = mark, tools
+        self._text = ""
+        self._at = self._depth = 0
+        self._quote = ""
+        self._calls: list[Part] | None = None
+
+    def feed(self, text: str) -> Reading:
+        self._text += text
+        if self._calls is not None:
+            return self._after()
+        if _BEGINNING.fullmatch(self._text.lstrip()[:MAX_LEAD_CHARACTERS]) is None and self._text.strip():
+            return Reading([PlainText(self._mark)], self._text)
+        stop = self._span()
+        if self._depth > _MAX_DEPTH or (stop is None and len(self._text) > _MAX_CHARACTERS):
+            return Reading([PlainText(self._mark + self._text)], "")
+        if stop is None:
+            return Reading()
+        found = calls_of(self._text[:stop].strip(), self._tools)
+        self._calls = list(found) if found else [PlainText(self._mark + self._text[:stop])]
+        self._text = self._text[stop:]
+        return self._after()
+
+    def end(self) -> list[Part]:
+        return [PlainText(self._mark + self._text)] if self._calls is None else self._calls
+
+    def _after(self) -> Reading:
+        assert self._calls is not None
+        kept = self._text.lstrip()
+        if self._mark == MARK and len(kept) < len(CLOSE) and CLOSE.startswith(kept):
+            return Reading()
+        return Reading(self._calls, kept.removeprefix(CLOSE) if self._mark == MARK else self._text)
+
+    def _span(self) -> int | None:
+        """Where the list ends."""
+        text = self._text
+        while self._at < len(text):
+            if self._quote:
+                letter = text[self._at]
+                if letter == "\\" and self._at + 1 == len(text):
+                    return None
+                self._at += 2 if letter == "\\" else 1
+                self._quote = "" if letter == self._quote else self._quote
+                continue
+            found = _OUTSIDE.search(text, self._at)
+            if found is None:
+                self._at = len(text)
+                return None
+            self._at = found.end()
+            if found[0] in "\"'":
+                self._quote = found[0]
+            elif found[0] in "([{":
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth <= 0:
+                    return self._at
+        return None
+
+
+def calls_of(text: str, tools: Tools) -> list[NewCall]:
+    """The calls of a list in Python's notation; none where one of them is not of a tool, or no literal."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+        calls = tree.elts if isinstance(tree, ast.List) else []
+        return [_call(call, tools) for call in calls]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+
+
+def _call(node: ast.expr, tools: Tools) -> NewCall:
+    if not isinstance(node, ast.Call) or node.args or ast.unparse(node.func) not in tools:
+        raise ValueError("no call of a tool by keywords")
+    arguments = {keyword.arg or "": _value(keyword.value) for keyword in node.keywords}
+    return NewCall(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+def _value(node: ast.expr) -> object:
+    """A literal; also JSON's words for what Python calls True, False and None."""
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(one) for one in node.elts]
+    if isinstance(node, ast.Dict):
+        return {
+            str(ast.literal_eval(key)): _value(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is not None
+        }
+    found = ast.literal_eval(node)
+    if not isinstance(found, str | int | float | bool | None):
+        raise ValueError("not a value of JSON")
+    return found

@@ -1,0 +1,214 @@
+"""Qwen3-Coder's form: ``<function=name>`` in ``<tool_call>``, and in it a ``<parameter=key>`` for each argument."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gym_fed.serving.openai.tool_formats._reading import (
+    MAX_CALL_CHARACTERS,
+    MAX_LEAD_CHARACTERS,
+    NewCall,
+    Part,
+    PlainText,
+    Reader,
+    Reading,
+    Tools,
+)
+from gym_fed.serving.openai.tool_formats.base import CannotHold, Grammar, ToolFormat, mark, quoted
+from gym_fed.serving.openai.tool_formats.hermes import CLOSE, OPEN
+
+_FUNCTION, _FUNCTION_END, _PARAMETER_END = "<function=", "</function>", "</parameter>"
+_PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_VALUE_END = f"\n{_PARAMETER_END}\n"
+_UNTYPED = ("string",)
+_MAX_REFERENCES = 8
+_HOLDABLE = frozenset({"type", "title", "description", "default", "examples", "enum", "const"})
+"""Of a text: any other keyword would have to hold for what is written without quotes."""
+
+
+class Qwen3Coder(ToolFormat):
+    """Of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3."""
+
+    order = 20
+    marks = (OPEN, _FUNCTION)
+    controls = (CLOSE,)
+    close = CLOSE
+    opening = f"{OPEN}\n"
+
+    def hinted(self, shown: str) -> bool:
+        return _FUNCTION in shown and "<parameter=" in shown
+
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+        return XmlReader(mark, tools)
+
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+        schemas: dict[str, Any] = {}
+        bodies, rules = [], [f"any_text[lazy]: TEXT {quoted(_VALUE_END)}"]
+        for number, (name, parameters) in enumerate(tools.items()):
+            keys = []
+            for place, (key, needed, values) in enumerate(_parameters(name, parameters or {})):
+                rule = f"p_{number}_{place}"
+                words = [_value_rule(value, f"{rule}_{index}", schemas) for index, value in enumerate(values)]
+                begin = quoted(f"<parameter={key}>\n")
+                rules.append(f"{rule}: {begin} ({' | '.join(words)})")
+                keys.append(rule if needed else f"{rule}?")
+            begin = quoted(f"{_FUNCTION}{name}>\n")
+            bodies.append(f"{begin} {' '.join(keys)} {quoted(_FUNCTION_END)}")
+        lines = "\n".join([f"body: {' | '.join(bodies)}", *rules]) + "\n"
+        if required:
+            return Grammar(f"start: body\n{lines}", schemas)
+        start = "TEXT | call" if one else "call* TEXT"
+        return Grammar(
+            f'start: {start}\ncall: begin "\\n" body "\\n" {mark(CLOSE)}\nbegin[lazy]: TEXT {mark(OPEN)}\n{lines}',
+            schemas,
+        )
+
+
+def _value_rule(value: Any, name: str, schemas: dict[str, Any]) -> str:
+    """A value and what ends it; one of JSON is added to ``schemas``."""
+    if value is None:
+        return "any_text"
+    if isinstance(value, str):
+        return quoted(f"{value}{_VALUE_END}")
+    schemas[name] = value
+    return f"@{name} {quoted(_VALUE_END)}"
+
+
+class XmlReader(Reader):
+    """Reads one call.
+
+    Args:
+        mark: The text that announced it.
+        tools: That may be called; their schemas say which arguments are no texts.
+    """
+
+    def __init__(self, mark: str, tools: Tools) -> None:
+        self._mark, self._tools = mark, tools
+        self._text = "" if mark != _FUNCTION else _FUNCTION
+        self._searched = 0
+        self._call: list[Part] | None = None
+
+    def feed(self, text: str) -> Reading:
+        self._text += text
+        if self._call is not None:
+            return self._after()
+        kept = self._text.lstrip()
+        if not kept.startswith(_FUNCTION[: len(kept)]) or len(self._text) - len(kept) > MAX_LEAD_CHARACTERS:
+            return Reading([PlainText(self._mark)], self._text)
+        end = self._text.find(_FUNCTION_END, max(0, self._searched - len(_FUNCTION_END)))
+        self._searched = len(self._text)
+        if end < 0 and len(self._text) > MAX_CALL_CHARACTERS:
+            return Reading(self._no_call(self._text), "")
+        if end < 0:
+            return Reading()
+        end += len(_FUNCTION_END)
+        call = call_of(self._text[:end].strip(), self._tools)
+        self._call = self._no_call(self._text[:end]) if call is None else [call]
+        self._text = self._text[end:]
+        return self._after()
+
+    def end(self) -> list[Part]:
+        return self._no_call(self._text) if self._call is None else self._call
+
+    def _after(self) -> Reading:
+        assert self._call is not None
+        kept = self._text.lstrip()
+        if len(kept) < len(CLOSE) and CLOSE.startswith(kept):
+            return Reading()
+        return Reading(self._call, kept.removeprefix(CLOSE) if kept.startswith(CLOSE) else self._text)
+
+    def _no_call(self, text: str) -> list[Part]:
+        return [PlainText(text if self._mark == _FUNCTION else self._mark + text)]
+
+
+def call_of(text: str, tools: Tools) -> NewCall | None:
+    """The call in ``<function=name>...</function>``; None: of no known tool."""
+    name, _, body = text.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
+    if name not in tools:
+        return None
+    root = tools[name] or {}
+    properties = root.get("properties")
+    arguments = {}
+    for key, value in _PARAMETER.findall(body):
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        value = value.removeprefix("\n").removesuffix("\n")
+        arguments[key] = _typed(value, _types(schema, root))
+    return NewCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+def _typed(value: str, types: tuple[str, ...]) -> Any:
+    if "string" in types and not (value == "null" and "null" in types):
+        return value
+    try:
+        return json.loads(
+            value.lower() if value in ("True", "False", "None") else value, parse_constant=_refuse
+        )
+    except (ValueError, RecursionError):
+        return value
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _types(schema: Any, root: dict[str, Any]) -> tuple[str, ...]:
+    """The types that a value may have; a text where nothing is said."""
+    schema = _resolved(schema, root)
+    if "anyOf" in schema:
+        return tuple(kind for one in _dicts(schema["anyOf"]) for kind in _types(one, root))
+    found = schema.get("type", _UNTYPED)
+    return (found,) if isinstance(found, str) else tuple(map(str, found))
+
+
+def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """What ``$ref`` refers to, within the schema."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, dict):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        found: Any = root
+        for key in reference[2:].split("/"):
+            found = found.get(key) if isinstance(found, dict) else None
+        schema = found
+    return {}
+
+
+def _parameters(name: str, root: dict[str, Any]) -> Iterator[tuple[str, bool, list[Any]]]:
+    """Each key, whether it is required, and what its value may be: a schema, a text, or None for any text."""
+    properties = root.get("properties", {})
+    if not isinstance(properties, dict) or {"$ref", "anyOf", "oneOf", "allOf"} & root.keys():
+        raise CannotHold(f"the parameters of {name!r} are not properties of one object")
+    required = root.get("required")
+    for key, schema in properties.items():
+        if not key or set(key) & set(">\n"):
+            raise CannotHold(
+                f"the parameter {key!r} of {name!r} cannot be written in this model's form of calls"
+            )
+        needed = isinstance(required, list) and key in required
+        yield key, needed, _values(f"{name}.{key}", schema, root)
+
+
+def _values(place: str, schema: Any, root: dict[str, Any]) -> list[Any]:
+    schema = _resolved(schema, root)
+    if "anyOf" in schema:
+        return [value for one in _dicts(schema["anyOf"]) for value in _values(place, one, root)]
+    words = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return words
+    if "string" not in _types(schema, root):
+        return [{**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}]
+    if len(_types(schema, root)) > 1 or schema.keys() - _HOLDABLE or words is not None:
+        off = ", ".join(sorted(schema.keys() - _HOLDABLE)) or "several types"
+        raise CannotHold(
+            f"{place} is a text with {off}, which cannot be enforced in this model's form of calls"
+        )
+    return [None]
+
+
+def _dicts(value: Any) -> list[Any]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

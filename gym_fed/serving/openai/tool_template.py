@@ -1,0 +1,182 @@
+"""Tools in the chat template of one model: which form it writes is found out by what it makes of a call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+from gym_fed.kinds import TOOL_FORMATS
+from gym_fed.serving.engine.grammars import MAX_SCHEMA_CHARACTERS
+from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.tool_calls import Call, CallParser
+from gym_fed.serving.openai.tool_formats._reading import Tools
+from gym_fed.serving.openai.tool_formats.base import CannotHold, Row, ToolFormat, with_control_tokens
+
+AUTO = "auto"
+_FALLBACK = "described"
+_QUESTION: list[Row] = [{"role": "user", "content": "x"}]
+_PROBE: Row = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Finds out whether the template shows tools.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
+}
+_ARGUMENTS = {"x": 1}
+_CALL: Row = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": _ARGUMENTS}}
+    ],
+}
+
+Render = Callable[..., str]
+"""Messages, tools and ``prompt`` (whether an answer begins) to a text; raises ``RequestError``."""
+
+
+class ToolTemplate:
+    """Tools in the chat template of one model.
+
+    Args:
+        render: The template.
+        control: Ids of the tokenizer's control tokens, by their texts.
+        name: Of the format; ``auto`` finds it out.
+    """
+
+    def __init__(self, render: Render, control: Mapping[str, int], name: str = AUTO) -> None:
+        self._render, self._control, self._name = render, control, name
+
+    @cached_property
+    def format(self) -> ToolFormat:
+        """The form of the model's calls.
+
+        Raises:
+            RequestError: For a template that shows tools and has calls in no known form.
+        """
+        if self._name != AUTO:
+            form = TOOL_FORMATS.new(self._name)
+            form.learn(self._written)
+            return self._usable(form)
+        if not self._shows_tools:
+            return TOOL_FORMATS.new(_FALLBACK)
+        forms = sorted(
+            ((name, TOOL_FORMATS.new(name)) for name in TOOL_FORMATS.usable()),
+            key=lambda one: (one[1].order, one[0] not in TOOL_FORMATS.own(), one[0]),
+        )
+        for _, form in forms:
+            if _reads(form, self._written) and form.learn(self._written):
+                return form
+        for _, form in forms:
+            if form.hinted(self._shown):
+                return form
+        raise RequestError(
+            "field 'tools' is not supported: this model's chat template has calls in a form that is not known here",
+            param="tools",
+            name="unsupported_parameter",
+            hint=f"the server's tool_format: {_FALLBACK} describes tools in a system message instead",
+        )
+
+    def prepare(self, rows: list[Row], tools: list[Row] | None) -> tuple[list[Row], list[Row] | None]:
+        """Messages and tools for the template.
+
+        Raises:
+            RequestError: As ``format``; where calls among the messages would not be shown.
+        """
+        if not tools and not any("tool_calls" in row or row["role"] == "tool" for row in rows):
+            return rows, tools
+        form = self.format
+        found = form.prepare(rows, tools or (), system=self._takes_system)
+        if form.describes:
+            return found, None
+        if any("tool_calls" in row for row in found):
+            self._require_calls_shown(found, tools)
+        return found, tools
+
+    def shown_ids(self) -> tuple[int, ...]:
+        """Control tokens that must be in an answer's text, for the calls to be found."""
+        form = self.format
+        return tuple(self._control[text] for text in (*form.marks, *form.controls) if text in self._control)
+
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> str:
+        """The grammar of an answer, as the engine takes it.
+
+        Raises:
+            RequestError: For parameters that the form cannot be held to.
+        """
+        try:
+            made = self.format.grammar(tools, one=one, required=required)
+        except CannotHold as error:
+            raise RequestError(
+                f"field 'tools': {error}",
+                param="tools",
+                name="invalid_json_schema",
+                hint="leave strict and tool_choice out, or make the schema simpler",
+            ) from error
+        lark = with_control_tokens(made.lark, self._control)
+        text = json.dumps({"lark": f"{lark}TEXT: /(.|\\n)*/\n", "schemas": made.schemas})
+        if len(text) > MAX_SCHEMA_CHARACTERS:
+            raise RequestError(
+                f"field 'tools': schemas of {len(text):,} characters; {MAX_SCHEMA_CHARACTERS:,} are allowed",
+                param="tools",
+                name="invalid_json_schema",
+            )
+        return text
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        return self._shown != self._render(_QUESTION, None)
+
+    @cached_property
+    def _shown(self) -> str:
+        return self._render(_QUESTION, [_PROBE])
+
+    @cached_property
+    def _written(self) -> str:
+        """What the template makes of a call; empty where it refuses it."""
+        try:
+            whole = self._render([*_QUESTION, _CALL], [_PROBE], prompt=False)
+        except RequestError:
+            return ""
+        same = next(
+            (at for at, pair in enumerate(zip(self._shown, whole, strict=False)) if pair[0] != pair[1]), -1
+        )
+        return whole[len(self._shown) if same < 0 else same :]
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        try:
+            shown = self._render([{"role": "system", "content": "a system's message"}, *_QUESTION], None)
+        except RequestError:
+            return False
+        return "a system's message" in shown
+
+    def _usable(self, form: ToolFormat) -> ToolFormat:
+        if form.describes or self._shows_tools:
+            return form
+        raise RequestError(
+            "field 'tools' is not supported: this model's chat template does not show tools",
+            param="tools",
+            name="unsupported_parameter",
+            hint=f"the server's tool_format: {AUTO} describes them in a system message instead",
+        )
+
+    def _require_calls_shown(self, rows: list[Row], tools: list[Row] | None) -> None:
+        silent = [{key: value for key, value in row.items() if key != "tool_calls"} for row in rows]
+        if self._render(rows, tools) == self._render(silent, tools):
+            raise RequestError(
+                "tool_calls in messages are not supported: this model's chat template does not show them",
+                param="messages",
+                name="unsupported_parameter",
+            )
+
+
+def _reads(form: ToolFormat, written: str) -> bool:
+    """Whether a format finds the call in what the template made of it."""
+    parser = CallParser(form, {"probe": None})
+    found = [*parser.feed(written)[1], *parser.end()[1]]
+    return [(call.name, json.loads(call.arguments)) for call in found if isinstance(call, Call)] == [
+        ("probe", _ARGUMENTS)
+    ]
