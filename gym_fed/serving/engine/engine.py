@@ -15,10 +15,8 @@ its tokens are computed again later. Only a request that would not fit alone is 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +24,21 @@ from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.generation import Generation, PendingEmbedding
+from gym_fed.serving.engine.input_processor import InputProcessor, end_ids
+from gym_fed.serving.engine.input_queue import InputQueue
+from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engine.loop import EngineLoop
-from gym_fed.serving.engine.request import GenerationRequest, Limits
-from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence, ScheduledRequest
+from gym_fed.serving.engine.request import GenerationRequest
+from gym_fed.serving.engine.sequence import GenerationSequence
 from gym_fed.serving.engine.stats import Counters, EngineStats
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.guided import GuideFactory
     from gym_fed.serving.forward.loaded import VariantSource
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 log = logging.getLogger("gym_fed")
 
 _VARIANT_POLL_SECONDS = 0.001
-_LONGEST_RETRY = 600
 _IDLE_SECONDS = 1.0
 """After so long without requests the engine releases the last step's variants: the source decides which to keep."""
 
@@ -68,26 +67,20 @@ class Engine:
         self.config = config or EngineConfig()
         pool = served.new_pool(self.config.kv_cache_size)
         self.limits = Limits(
-            context=_context(served.model.config, self.config.max_context),
+            context=context_length(served.model.config, self.config.max_context),
             vocab_size=served.vocabulary,
             kv_bytes_per_token=served.bytes_per_token,
             kv_bytes=pool.num_blocks * pool.block_bytes,
         )
         self.end_ids = end_ids(served.model, tokenizer)
-        self._source = source
-        self._tokenizer = tokenizer
-        self._decoder = TextDecoder(tokenizer)
-        self._guides: GuideFactory | None = None
-        self._guides_lock = threading.Lock()
         self._counters = Counters()
         self._model = served
+        self._decoder = TextDecoder(tokenizer)
         self._loop = EngineLoop(served, pool, self._decoder, source, self.config, self._counters)
-        self._changed = threading.Condition()
-        self._arrived: list[ScheduledRequest] = []
-        self._cancelled: list[ScheduledRequest] = []
-        self._refused = 0
-        self._closing = False
-        self._broken: GymError | None = None
+        self._queue = InputQueue(self.config, self._loop, self._counters)
+        self._inputs = InputProcessor(
+            tokenizer, self._decoder, self.limits, self.end_ids, source, self._queue, self.config
+        )
         self._thread = threading.Thread(target=self._run, name="gym-fed-engine", daemon=True)
         self._thread.start()
 
@@ -100,7 +93,7 @@ class Engine:
                 ``BUSY`` when too many wait, with the seconds in its hint; ``UNAVAILABLE`` after ``close``.
         """
         sequence = self._sequence(request)
-        self._enqueue([sequence])
+        self._queue.put([sequence])
         return sequence.generation
 
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -114,28 +107,12 @@ class Engine:
         """
         sequences = [self._sequence(request) for request in requests]
         if sequences:
-            self._enqueue(sequences)
+            self._queue.put(sequences)
         return [sequence.generation for sequence in sequences]
 
     def _sequence(self, request: GenerationRequest) -> GenerationSequence:
-        params = request.sampling
-        self.limits.check_prompt(request.prompt_ids)
-        self.limits.check_sampling(params)
-        max_tokens = self.limits.answer_tokens(request)
-        self._require_room(request.user)  # before compiling a grammar and loading a variant
-        guide = None if params.json_schema is None else self._guide_factory().guide(params.json_schema)
-        self._prefetch(request.variant)
-        own_ends = frozenset(params.stop_token_ids)
-        generation = Generation(request)
-        sequence = GenerationSequence(
-            generation,
-            self._decoder,
-            max_tokens=max_tokens,
-            end_ids=own_ends if params.ignore_eos else own_ends | self.end_ids,
-            guide=guide,
-            speculative_tokens=0 if self.config.speculative == "off" else self.config.speculative_tokens,
-        )
-        generation._on_cancel = partial(self._cancel, sequence)
+        sequence = self._inputs.sequence(request)
+        sequence.generation._on_cancel = partial(self._queue.cancel, sequence)
         return sequence
 
     def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
@@ -144,19 +121,18 @@ class Engine:
         Raises:
             GymError: As ``submit``.
         """
-        self.limits.check_prompt(prompt_ids)
-        self.limits.check_kv_cache(len(prompt_ids), 0)
-        self._require_room(user)
-        self._prefetch(variant)
-        request = EmbeddingSequence(prompt_ids, variant, user, Future())
-        self._enqueue([request])
-        request.future.add_done_callback(lambda future: self._cancel(request) if future.cancelled() else None)
+        request = self._inputs.embedding(prompt_ids, variant, user)
+        self._queue.put([request])
+        request.future.add_done_callback(
+            lambda future: self._queue.cancel(request) if future.cancelled() else None
+        )
         return PendingEmbedding(request.future)
 
     @property
     def healthy(self) -> bool:
         """Whether the loop is alive and its last three steps did not all fail."""
-        return self._thread.is_alive() and self._broken is None and not self._closing and self._loop.healthy
+        queue = self._queue
+        return self._thread.is_alive() and queue.broken is None and not queue.closing and self._loop.healthy
 
     def stats(self) -> EngineStats:
         """Counters and gauges of the engine."""
@@ -164,9 +140,9 @@ class Engine:
         return EngineStats(
             healthy=self.healthy,
             running=self._loop.running,
-            queued=self._loop.waiting + len(self._arrived),
+            queued=self._loop.waiting + len(self._queue),
             finished=dict(counters.finished),
-            refused=self._refused,
+            refused=self._queue.refused,
             prompt_tokens=counters.prompt_tokens,
             generated_tokens=counters.generated_tokens,
             embeddings=counters.embeddings,
@@ -190,17 +166,12 @@ class Engine:
         )
 
     def retry_after_seconds(self) -> int:
-        """Expected wait of a new request: the mean time of the last answers divided by how many run at once."""
-        seconds = self._counters.seconds_a_request()
-        if seconds is None:
-            return 1
-        return min(_LONGEST_RETRY, max(1, math.ceil(seconds / max(1, self._loop.running))))
+        """Expected wait of a new request, in whole seconds."""
+        return self._queue.retry_after_seconds()
 
     def close(self) -> None:
         """Cancel all requests, release all variants, and wait for the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._queue.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -209,60 +180,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # On the caller's threads.
-
-    def _prefetch(self, variant: str | None) -> None:
-        if variant is None:
-            return
-        if self._source is None:
-            raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r}: only the base is served here")
-        self._source.prefetch(variant)
-
-    def _guide_factory(self) -> GuideFactory:
-        with self._guides_lock:
-            if self._guides is None:
-                from gym_fed.serving.engine.guided import GuideFactory
-
-                self._guides = GuideFactory(self._tokenizer, self.limits.vocab_size, self.end_ids)
-            return self._guides
-
-    def _require_room(self, user: str) -> None:
-        """Raises:
-        GymError: ``BUSY`` or ``UNAVAILABLE``.
-        """
-        with self._changed:
-            self._check_room(user)
-
-    def _check_room(self, user: str, num_new: int = 1) -> None:
-        if self._broken is not None:
-            raise self._broken
-        if self._closing:
-            raise GymError(ErrorCode.UNAVAILABLE, "the engine is closed", "start it again")
-        free = max(0, self.config.max_concurrent - self._loop.running)
-        waiting = self._loop.waiting + len(self._arrived)
-        own = self._loop.waiting_of(user) + sum(request.user == user for request in self._arrived)
-        for count, most, who in (
-            (waiting, self.config.max_queued, "requests"),
-            (own, self.config.max_queued_per_user, "requests of this user"),
-        ):
-            if count + num_new > most + free:
-                self._refused += 1
-                seconds = self.retry_after_seconds()
-                raise GymError(
-                    ErrorCode.BUSY, f"{count} {who} are waiting already", f"try again in {seconds} seconds"
-                )
-
-    def _enqueue(self, requests: Sequence[ScheduledRequest]) -> None:
-        with self._changed:
-            self._check_room(requests[0].user, len(requests))
-            self._arrived += requests
-            self._changed.notify_all()
-
-    def _cancel(self, request: ScheduledRequest) -> None:
-        with self._changed:
-            self._cancelled.append(request)
-            self._changed.notify_all()
 
     # On the engine's thread.
 
@@ -273,63 +190,21 @@ class Engine:
         try:
             with torch.inference_mode():
                 while self._take():
-                    if not self._loop.step():
-                        self._pause()
+                    if not self._loop.step():  # every waiting request waits for its variant
+                        self._queue.wait(_VARIANT_POLL_SECONDS)
         except BaseException as broken:
             log.exception("the engine's loop broke")
             error = GymError(
                 ErrorCode.INTERNAL, f"the engine broke: {broken!r}", "the log has the trace; start it again"
             )
-        with self._changed:
-            self._closing = True
-            self._broken = error
-            arrived, self._arrived = self._arrived, []
-        self._loop.end_all(arrived, error)
+        self._loop.end_all(self._queue.shut(error), error)
 
     def _take(self) -> bool:
         """Take over new requests and cancellations, waiting for them when idle; False to end."""
-        with self._changed:
-            timeout: float | None = _IDLE_SECONDS
-            while not (self._closing or self._arrived or self._cancelled) and self._loop.idle:
-                if not self._changed.wait(timeout):
-                    self._loop.release_variants()
-                    timeout = None
-            if self._closing:
-                return False
-            for request in self._arrived:
-                self._loop.put(request)
-            self._arrived.clear()
-            cancelled, self._cancelled = self._cancelled, []
-        for request in cancelled:
+        if self._loop.idle and not self._queue.wait(_IDLE_SECONDS):
+            self._loop.release_variants()
+            self._queue.wait(None)
+        cancelled = self._queue.take()
+        for request in cancelled or ():
             self._loop.cancel(request)
-        return True
-
-    def _pause(self) -> None:
-        """Every waiting request waits for its variant: wait a moment before the next step."""
-        with self._changed:
-            if not (self._closing or self._arrived or self._cancelled):
-                self._changed.wait(_VARIANT_POLL_SECONDS)
-
-
-def _context(config: Any, wanted: int | None) -> int:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = int(text.max_position_embeddings)
-    if wanted is not None and wanted > limit:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"max_context: {wanted} is more than the model's {limit}",
-            "leave it out",
-        )
-    return wanted or limit
-
-
-def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """End tokens of generation_config.json, config.json and the tokenizer; each has an id, a list, or nothing."""
-    found: set[int] = set()
-    for value in (
-        getattr(getattr(model, "generation_config", None), "eos_token_id", None),
-        getattr(model.config, "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ):
-        found.update(value if isinstance(value, (list, tuple)) else () if value is None else (value,))
-    return frozenset(found)
+        return cancelled is not None

@@ -1,8 +1,7 @@
 """From logits to sampled tokens, for all rows of a step together, in as few operations as their settings allow.
 
-Temperature, top-k, top-p, min-p and the repetition penalty are transformers' logits processors, in its order. (Two of
-them sort; the same result is found faster here.) Presence and frequency penalties and the bias are OpenAI's: added to
-the logits before the temperature, the penalties for tokens of the answer only.
+Temperature, top-k, top-p, min-p and the repetition penalty are ``logits_processors``. Presence and frequency penalties
+and the bias are OpenAI's: added to the logits before the temperature, the penalties for tokens of the answer only.
 
 Sampling is an exponential race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): the token with the
 smallest ``exponential noise / probability`` wins. Blocks of 128 neighbouring tokens race first, then the tokens of the
@@ -18,8 +17,7 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,15 +25,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.engine.logits_processors import repetition_penalty, warpers
 from gym_fed.serving.engine.request import SamplingParams, TokenLogprob
 
 _COLDEST = 1e-4
 """Temperatures below this are greedy: the limit, without its overflows."""
 
 _BLOCK = 128
-_NUCLEUS = 256
-"""Likeliest tokens among which a nucleus is looked for first."""
-
 _SMALLEST_NOISE = 1e-300
 """Above 0, so that what has no share never wins."""
 
@@ -63,7 +59,7 @@ class RowSampler:
         """Penalties and bias, in place, on ``[vocab] float32``."""
         if self._repetition:
             ids = torch.tensor([list(self._seen)], device=scores.device)
-            scores.copy_(_repetition_penalty(self._params.repetition_penalty)(ids, scores[None])[0])
+            scores.copy_(repetition_penalty(self._params.repetition_penalty)(ids, scores[None])[0])
         if self._penalised or self._params.logit_bias:
             if self._added is None:
                 self._added = np.zeros(scores.shape[0], dtype=np.float32)
@@ -165,7 +161,7 @@ def _choose_specially(
             groups[rows[number].sampler.settings].append(place)
     for settings, places in groups.items():
         group = scores if len(places) == len(special) else scores[places]
-        for warper in _warpers(settings):
+        for warper in warpers(settings):
             group = warper(None, group)
         size = noise_size(group.shape[1])
         noise = torch.stack([rows[special[place]].sampler.noise(size) for place in places])
@@ -231,61 +227,6 @@ def _logprobs(
         )
         found[number] = TokenLogprob(ids[number], token_text(ids[number]), own, top)
     return found
-
-
-@lru_cache(maxsize=256)
-def _warpers(settings: tuple[float, int, float, float]) -> tuple[Any, ...]:
-    from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
-
-    temperature, top_k, top_p, min_p = settings
-    wanted: list[Any] = []
-    if temperature != 1.0:
-        wanted.append(TemperatureLogitsWarper(temperature))
-    if top_k:
-        wanted.append(TopKLogitsWarper(top_k))
-    if top_p < 1.0:
-        wanted.append(_TopP(top_p))
-    if min_p > 0.0:
-        wanted.append(partial(_min_p, min_p))
-    return tuple(wanted)
-
-
-class _TopP:
-    """transformers' ``TopPLogitsWarper``, without its sort of the vocabulary where the nucleus is small."""
-
-    def __init__(self, top_p: float) -> None:
-        from transformers.generation.logits_process import TopPLogitsWarper
-
-        self._top_p = top_p
-        self._whole = TopPLogitsWarper(top_p)
-
-    def __call__(self, _ids: None, scores: Tensor) -> Tensor:
-        if scores.shape[1] <= _NUCLEUS:
-            return cast("Tensor", self._whole(None, scores))
-        values, places = scores.topk(_NUCLEUS, dim=-1)
-        sums = (values - scores.logsumexp(dim=-1, keepdim=True)).exp().cumsum(dim=-1)
-        if bool((sums[:, -1] < self._top_p).any()):
-            large = sums[:, -1] < self._top_p
-            kept = scores.clone()
-            kept[large] = self._whole(None, scores[large])
-            if not bool(large.all()):
-                kept[~large] = self(None, scores[~large])
-            return kept
-        # A token stays if those before it do not make up top_p yet.
-        values[:, 1:].masked_fill_(sums[:, :-1] >= self._top_p, -math.inf)
-        return torch.full_like(scores, -math.inf).scatter_(1, places, values)
-
-
-def _min_p(min_p: float, _ids: None, scores: Tensor) -> Tensor:
-    """As transformers' ``MinPLogitsWarper``, which sorts the vocabulary for it."""
-    return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + math.log(min_p), -math.inf)
-
-
-@lru_cache(maxsize=256)
-def _repetition_penalty(penalty: float) -> Any:
-    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
-
-    return RepetitionPenaltyLogitsProcessor(float(penalty))
 
 
 def _not_numbers(peak: float) -> GymError:

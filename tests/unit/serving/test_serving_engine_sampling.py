@@ -11,8 +11,10 @@ import torch
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.engine.request import GenerationRequest, Limits, SamplingParams
-from gym_fed.serving.engine.sampling import Row, RowSampler, SampledToken, _draw, _warpers, choose, noise_size
+from gym_fed.serving.engine.limits import Limits
+from gym_fed.serving.engine.logits_processors import warpers
+from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+from gym_fed.serving.engine.sampling import Row, RowSampler, SampledToken, _draw, choose, noise_size
 
 VOCAB = 1000
 
@@ -44,7 +46,7 @@ def normal(rows: int = 1, seed: int = 0) -> torch.Tensor:
 def test_the_same_tokens_stay_as_in_transformers(settings: Any, warper: Any) -> None:
     logits = normal(6) * torch.tensor([0.2, 0.5, 1.0, 2.0, 4.0, 0.1])[:, None]
     found = logits
-    for one in _warpers(settings):
+    for one in warpers(settings):
         found = one(None, found)
     assert torch.equal(found, warper(None, logits))
 

@@ -1,0 +1,134 @@
+"""What enters the engine: new requests and cancellations, put in by any thread and taken out by the engine's own.
+
+A request beyond ``max_queued`` is refused here, with the seconds after which to try again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.config.serving import EngineConfig
+    from gym_fed.serving.engine.loop import EngineLoop
+    from gym_fed.serving.engine.sequence import ScheduledRequest
+    from gym_fed.serving.engine.stats import Counters
+
+_LONGEST_RETRY = 600
+
+
+class InputQueue:
+    """Requests and cancellations that the engine's thread has not taken yet.
+
+    Args:
+        config: How many may wait.
+        loop: Those that wait and run there count too.
+        counters: From them the seconds of a refusal are estimated.
+
+    Attributes:
+        refused: Requests that were refused because too many waited.
+        closing: Whether nothing is taken any more.
+        broken: Why the engine's loop ended, if it broke.
+    """
+
+    def __init__(self, config: EngineConfig, loop: EngineLoop, counters: Counters) -> None:
+        self._config, self._loop, self._counters = config, loop, counters
+        self._changed = threading.Condition()
+        self._arrived: list[ScheduledRequest] = []
+        self._cancelled: list[ScheduledRequest] = []
+        self.refused = 0
+        self.closing = False
+        self.broken: GymError | None = None
+
+    # For any thread.
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def require_room(self, user: str) -> None:
+        """Raises:
+        GymError: ``BUSY`` or ``UNAVAILABLE``.
+        """
+        with self._changed:
+            self._check_room(user, 1)
+
+    def put(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Append requests of one user, which the engine's thread takes together.
+
+        Raises:
+            GymError: As ``require_room``, with none of them appended.
+        """
+        with self._changed:
+            self._check_room(requests[0].user, len(requests))
+            self._arrived += requests
+            self._changed.notify_all()
+
+    def cancel(self, request: ScheduledRequest) -> None:
+        """Have a request ended that was put in before."""
+        with self._changed:
+            self._cancelled.append(request)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Refuse all that comes, and end the engine's thread."""
+        with self._changed:
+            self.closing = True
+            self._changed.notify_all()
+
+    def retry_after_seconds(self) -> int:
+        """Expected wait of a new request: the mean time of the last answers divided by how many run at once."""
+        seconds = self._counters.seconds_a_request()
+        if seconds is None:
+            return 1
+        return min(_LONGEST_RETRY, max(1, math.ceil(seconds / max(1, self._loop.running))))
+
+    def _check_room(self, user: str, num_new: int) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self.closing:
+            raise GymError(ErrorCode.UNAVAILABLE, "the engine is closed", "start it again")
+        free = max(0, self._config.max_concurrent - self._loop.running)
+        waiting = self._loop.waiting + len(self._arrived)
+        own = self._loop.waiting_of(user) + sum(request.user == user for request in self._arrived)
+        for count, most, who in (
+            (waiting, self._config.max_queued, "requests"),
+            (own, self._config.max_queued_per_user, "requests of this user"),
+        ):
+            if count + num_new > most + free:
+                self.refused += 1
+                seconds = self.retry_after_seconds()
+                raise GymError(
+                    ErrorCode.BUSY, f"{count} {who} are waiting already", f"try again in {seconds} seconds"
+                )
+
+    # For the engine's thread.
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until there is something to take or the engine closes; False after ``timeout`` seconds."""
+        with self._changed:
+            return self._changed.wait_for(self._ready, timeout)
+
+    def take(self) -> list[ScheduledRequest] | None:
+        """Move what has arrived into the loop, and return what to cancel; None when the engine closes."""
+        with self._changed:
+            if self.closing:
+                return None
+            for request in self._arrived:
+                self._loop.put(request)
+            self._arrived.clear()
+            cancelled, self._cancelled = self._cancelled, []
+        return cancelled
+
+    def shut(self, error: GymError | None) -> list[ScheduledRequest]:
+        """Refuse all that comes, because of ``error`` if there is one. Returns what the loop never got."""
+        with self._changed:
+            self.closing, self.broken = True, error
+            arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def _ready(self) -> bool:
+        return bool(self.closing or self._arrived or self._cancelled)

@@ -1,0 +1,178 @@
+"""What a model and its engine allow a request, checked at its submission. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model and its engine allow a request.
+
+    Attributes:
+        context: Most tokens of prompt and answer together.
+        vocab_size: Width of the logits.
+        kv_bytes_per_token: Bytes of one token in the KV cache.
+        kv_bytes: Of all blocks of the KV cache.
+    """
+
+    context: int
+    vocab_size: int
+    kv_bytes_per_token: int
+    kv_bytes: int
+
+    def check_prompt(self, ids: list[int]) -> None:
+        """Raises:
+        GymError: ``USAGE`` for no tokens or unknown ones, ``TOO_LARGE`` where no token of an answer would fit.
+        """
+        if not ids:
+            raise GymError(ErrorCode.USAGE, "the prompt is empty", "give at least one token")
+        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            off = next(token_id for token_id in ids if not 0 <= token_id < self.vocab_size)
+            raise GymError(
+                ErrorCode.USAGE, f"the prompt has token {off}; the model has 0 to {self.vocab_size - 1}"
+            )
+        if len(ids) >= self.context:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"the prompt has {len(ids)} tokens; the context has {self.context}, for the answer too",
+                "shorten the prompt",
+            )
+
+    def answer_tokens(self, request: GenerationRequest) -> int:
+        """Most tokens of this answer: ``max_tokens``, or what context and KV cache have left.
+
+        Raises:
+            GymError: ``TOO_LARGE`` where prompt and answer need more KV cache than there is.
+        """
+        left = self.context - len(request.prompt_ids)
+        wanted = request.sampling.max_tokens
+        if wanted is None:
+            wanted = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
+        tokens = min(wanted, left)
+        self.check_kv_cache(len(request.prompt_ids), tokens)
+        return tokens
+
+    def check_kv_cache(self, prompt: int, answer: int) -> None:
+        """Raises:
+        GymError: ``TOO_LARGE`` where that is more KV cache than there is.
+        """
+        need = (prompt + answer) * self.kv_bytes_per_token
+        if need > self.kv_bytes:
+            also = f" and an answer of {answer}" if answer else ""
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"a prompt of {prompt} tokens{also} may need {need:,} bytes of KV cache; kv_cache_size has room "
+                f"for {self.kv_bytes:,}",
+                "ask for fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
+            )
+
+    def check_sampling(self, params: SamplingParams) -> None:
+        """Raises:
+        GymError: ``USAGE`` naming the first invalid parameter.
+        """
+        known = params.logit_bias
+        rules: tuple[tuple[str, Any, bool, str], ...] = (
+            (
+                "max_tokens",
+                params.max_tokens,
+                params.max_tokens is None or params.max_tokens >= 1,
+                "at least 1",
+            ),
+            ("temperature", params.temperature, _in(params.temperature, 0, 100), "from 0 to 100"),
+            ("top_p", params.top_p, _in(params.top_p, 0, 1), "from 0 to 1"),
+            ("top_k", params.top_k, params.top_k >= 0, "0 (all) or more"),
+            ("min_p", params.min_p, _in(params.min_p, 0, 1), "from 0 to 1"),
+            (
+                "presence_penalty",
+                params.presence_penalty,
+                _in(params.presence_penalty, -100, 100),
+                "-100 to 100",
+            ),
+            (
+                "frequency_penalty",
+                params.frequency_penalty,
+                _in(params.frequency_penalty, -100, 100),
+                "-100 to 100",
+            ),
+            (
+                "repetition_penalty",
+                params.repetition_penalty,
+                _in(params.repetition_penalty, 0.01, 100),
+                "from 0.01 to 100",
+            ),
+            (
+                "logit_bias",
+                "a token",
+                all(0 <= i < self.vocab_size for i in known),
+                f"below {self.vocab_size}",
+            ),
+            ("logit_bias", "a bias", all(_in(v, -1000, 1000) for v in known.values()), "from -1000 to 1000"),
+            ("stop", params.stop, all(params.stop), "texts of at least one character"),
+            (
+                "stop_token_ids",
+                params.stop_token_ids,
+                all(_whole(i) and 0 <= i < self.vocab_size for i in params.stop_token_ids),
+                f"tokens from 0 to {self.vocab_size - 1}",
+            ),
+            (
+                "shown_token_ids",
+                params.shown_token_ids,
+                all(_whole(i) and 0 <= i < self.vocab_size for i in params.shown_token_ids),
+                f"tokens from 0 to {self.vocab_size - 1}",
+            ),
+            ("seed", params.seed, params.seed is None or _whole(params.seed), "a whole number"),
+            (
+                "logprobs",
+                params.logprobs,
+                params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS,
+                f"from 0 to {MAX_LOGPROBS}",
+            ),
+        )
+        for name, value, holds, allowed in rules:
+            if not holds:
+                raise GymError(ErrorCode.USAGE, f"{name}: {value!r} is not {allowed}")
+        if params.json_schema is not None and params.grammar is not None:
+            raise GymError(ErrorCode.USAGE, "json_schema and grammar cannot be used together")
+        if params.json_schema is not None and (params.stop or params.stop_token_ids):
+            raise GymError(
+                ErrorCode.USAGE,
+                "stop and json_schema cannot be used together: a value that is cut short is not JSON",
+                "leave one of them out",
+            )
+
+
+def _in(value: float, low: float, high: float) -> bool:
+    return math.isfinite(value) and low <= value <= high
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def context_length(config: Any, wanted: int | None) -> int:
+    """Tokens of a context: the model's own, or fewer.
+
+    Args:
+        config: Of a transformers model.
+        wanted: ``max_context``; None: the model's own.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for more than the model has.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = int(text.max_position_embeddings)
+    if wanted is not None and wanted > limit:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"max_context: {wanted} is more than the model's {limit}",
+            "leave it out",
+        )
+    return wanted or limit
