@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 _UNKNOWN = "�"
@@ -51,16 +51,22 @@ class TextDecoder:
             self._texts[token_id] = found
         return found
 
-    def stream(self, prompt_ids: Sequence[int]) -> TextStream:
-        """A stream that continues this prompt: the texts of prompt and answer join to the text of all their tokens."""
-        return TextStream(self, prompt_ids)
+    def stream(self, prompt_ids: Sequence[int], shown: Collection[int] = ()) -> TextStream:
+        """A stream that continues this prompt: the texts of prompt and answer join to the text of all their tokens.
+
+        Args:
+            prompt_ids: The prompt.
+            shown: Special tokens that are part of the answer's text.
+        """
+        return TextStream(self, prompt_ids, shown)
 
 
 class TextStream:
     """One answer's text. With each new token a window of the last ones is decoded, and its new text is returned."""
 
-    def __init__(self, decoder: TextDecoder, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, decoder: TextDecoder, prompt_ids: Sequence[int], shown: Collection[int] = ()) -> None:
         self._decoder = decoder
+        self._special = frozenset(shown)
         for kept in range(_KEPT, _WINDOW):
             self._window = list(prompt_ids[-kept:])
             shown = decoder.text(self._window)
@@ -71,6 +77,8 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """The text that this token makes certain."""
+        if token_id in self._special:
+            return self._push_special(token_id)
         self._window.append(token_id)
         text = self._decoder.text(self._window)
         if not text.endswith(_UNKNOWN):
@@ -95,6 +103,14 @@ class TextStream:
         return (
             self._decoder.text(self._window).rstrip(_UNKNOWN)[len(self._shown) :] if self._unsettled else ""
         )
+
+    def _push_special(self, token_id: int) -> str:
+        """A special token's text; half a character before it is dropped."""
+        before = self.finish()
+        self._unsettled = 0
+        self._window.append(token_id)
+        self._settle(self._decoder.text(self._window))
+        return before + self._decoder.token(token_id)
 
     def _settle(self, text: str) -> None:
         self._shown = text

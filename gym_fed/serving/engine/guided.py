@@ -1,25 +1,18 @@
-"""Guided decoding by a JSON schema: before each token, those that cannot continue a valid value are masked out.
+"""Guided decoding: before each token, those that cannot continue what the answer is held to are masked out.
 
-The grammar and the masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it
-cannot enforce is refused, never relaxed. White space between two parts of a value is a space, or a line break and an
-indent, so that a weak model cannot fill its answer with it.
+The masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it cannot enforce
+is refused, never relaxed. White space between two parts of a JSON value is a space, or a line break and an indent, so
+that a weak model cannot fill its answer with it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
-
-_OPTIONS: Any = {
-    "lenient": False,
-    "coerce_one_of": False,
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"( |\n {0,8}|\n\t{1,3})?",
-}
-MAX_SCHEMA_CHARACTERS = 200_000
+from gym_fed.serving.engine.grammars import compiled, not_enforced, said_of
+from gym_fed.serving.engine.request import Grammar
 
 
 class GuideFactory:
@@ -44,51 +37,39 @@ class GuideFactory:
             raise _refused(tokenizer, str(error).splitlines()[0] if str(error) else repr(error)) from error
         self._vocab_size = vocab_size
 
-    def guide(self, schema: str) -> Guide:
+    def guide(self, grammar: Grammar) -> Guide:
         """A guide for one answer.
 
-        Args:
-            schema: JSON Schema as JSON text; ``{}`` allows any object.
-
         Raises:
-            GymError: ``DATA_INVALID`` for a schema that is none, or that cannot be enforced, with the reason.
+            GymError: As ``compiled``, with the reason.
         """
         from llguidance import LLMatcher
 
-        if len(schema) > MAX_SCHEMA_CHARACTERS:
-            raise GymError(
-                ErrorCode.TOO_LARGE,
-                f"a JSON schema of {len(schema):,} characters; {MAX_SCHEMA_CHARACTERS:,} are allowed",
-            )
-        try:
-            value = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise GymError(ErrorCode.DATA_INVALID, f"the JSON schema is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise GymError(ErrorCode.DATA_INVALID, f"a JSON schema is an object, not {schema[:40]!r}")
-        text = schema if value else '{"type": "object"}'
-        try:
-            grammar = LLMatcher.grammar_from_json_schema(text, overrides=_OPTIONS)
-        except ValueError as error:  # nested too deep for the library
-            raise _not_enforced(str(error)) from error
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = LLMatcher(self._tokenizer, compiled(grammar), log_level=0)
+        words = said_of(grammar)
         if matcher.is_error():
-            raise _not_enforced(matcher.get_error())
-        return Guide(matcher, self._vocab_size)
+            raise not_enforced(words, matcher.get_error())
+        return Guide(matcher, self._vocab_size, words)
 
 
 class Guide:
-    """The state of one answer in its grammar."""
+    """The state of one answer in its grammar.
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher = matcher
+    Args:
+        matcher: Of llguidance.
+        vocab_size: Width of the logits.
+        words: What errors call the grammar.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int, words: str) -> None:
+        self._matcher, self._words = matcher, words
         self._vocab_size = vocab_size
         first = self._bitmask()
         self._try_a_token(matcher, first)
         self._first: bytes | None = first
 
     def _try_a_token(self, matcher: Any, first: bytes) -> None:
-        """Refuse schemas at submission that prove too complex, or allow nothing, only when they are used."""
+        """Refuse grammars at submission that prove too complex, or allow nothing, only when they are used."""
         if not matcher.is_error():
             trial = matcher.deep_copy()
             trial.consume_token(int(self._unpacked(first).argmin()))
@@ -96,7 +77,7 @@ class Guide:
                 trial.compute_bitmask()
             matcher = trial
         if matcher.is_error():
-            raise _not_enforced(matcher.get_error())
+            raise not_enforced(self._words, matcher.get_error())
 
     def banned(self) -> Any:
         """Tokens that may not come next: ``[vocab] bool`` of numpy.
@@ -135,7 +116,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise _not_further(self._matcher.get_error().splitlines()[0])
+            raise _not_further(self._words, self._matcher.get_error().splitlines()[0])
 
 
 def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
@@ -147,21 +128,13 @@ def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
         except GymError as error:
             found[key] = error
         except Exception as error:  # noqa: BLE001 - the library's own: it fails this answer, not the others'
-            found[key] = _not_further(repr(error))
+            found[key] = _not_further("what the answer is held to", repr(error))
     return found
 
 
-def _not_enforced(reason: str) -> GymError:
+def _not_further(words: str, reason: str) -> GymError:
     return GymError(
-        ErrorCode.DATA_INVALID,
-        f"the JSON schema cannot be enforced: {(reason.splitlines() or ['no reason given'])[0]}",
-        "leave that keyword out, make the schema simpler, or ask for plain text",
-    )
-
-
-def _not_further(reason: str) -> GymError:
-    return GymError(
-        ErrorCode.DATA_INVALID, f"the JSON schema cannot be enforced further: {reason}", "make it simpler"
+        ErrorCode.DATA_INVALID, f"{words} cannot be enforced further: {reason}", "make it simpler"
     )
 
 

@@ -13,7 +13,13 @@ from gym_fed.models import load_tokenizer
 from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.guided import GuideFactory
-from gym_fed.serving.engine.request import CompletionOutput, Event, GenerationRequest, SamplingParams
+from gym_fed.serving.engine.request import (
+    CompletionOutput,
+    Event,
+    GenerationRequest,
+    Grammar,
+    SamplingParams,
+)
 from tests.support.toy_engine import END, ToyModel
 
 PERSON = {
@@ -31,6 +37,10 @@ PERSON = {
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return load_tokenizer("gym-nano")
+
+
+def held_to(schema: str) -> Grammar:
+    return Grammar("json_schema", schema)
 
 
 def answer(tokenizer: Any, script: list[int], **sampling: Any) -> tuple[list[Event], CompletionOutput]:
@@ -193,12 +203,12 @@ def test_values_may_be_laid_out_as_is_usual(tokenizer: Any, indent: Any) -> None
         json.dumps(value, indent=indent, ensure_ascii=False),
         json.dumps(value, separators=(",", ":"), ensure_ascii=False),
     ):
-        guide = guides.guide(json.dumps(PERSON))
+        guide = guides.guide(held_to(json.dumps(PERSON)))
         for token_id in tokenizer.encode(text):
             assert not guide.banned()[token_id]
             guide.push(token_id)
         assert guide.complete
-    guide = guides.guide(json.dumps(PERSON))
+    guide = guides.guide(held_to(json.dumps(PERSON)))
     for token_id in b"{ ":
         guide.push(token_id)
     assert guide.banned()[[ord(" "), ord("\n")]].all()
@@ -207,7 +217,7 @@ def test_values_may_be_laid_out_as_is_usual(tokenizer: Any, indent: Any) -> None
 def test_a_model_that_likes_blanks_cannot_fill_its_answer_with_them(tokenizer: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     guide = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END})).guide(
-        json.dumps({**schema, "additionalProperties": False})
+        held_to(json.dumps({**schema, "additionalProperties": False}))
     )
     text = ""
     while not guide.complete:
@@ -221,7 +231,7 @@ def test_a_model_that_likes_blanks_cannot_fill_its_answer_with_them(tokenizer: A
 
 def test_a_value_that_may_go_on_ends_with_an_end_token(tokenizer: Any) -> None:
     guides = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END}))
-    guide = guides.guide('{"type": "integer"}')
+    guide = guides.guide(held_to('{"type": "integer"}'))
     assert guide.banned()[END]
     guide.push(ord("4"))
     assert not guide.banned()[[END, ord("2")]].any()

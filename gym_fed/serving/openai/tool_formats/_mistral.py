@@ -7,10 +7,16 @@ import re
 import secrets
 import string
 from collections.abc import Sequence
-from typing import Any
 
 from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
-from gym_fed.serving.openai.tool_formats._reading import Part, PlainText, Reader, Reading, Tools
+from gym_fed.serving.openai.tool_formats._reading import (
+    NewCall,
+    Part,
+    PlainText,
+    Reader,
+    Reading,
+    Tools,
+)
 from gym_fed.serving.openai.tool_formats.base import Row, ToolFormat
 
 MARK, ID_MARK, ARGUMENTS_MARK = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -47,10 +53,12 @@ class MistralReader(Reader):
     """
 
     def __init__(self, mark: str, tools: Tools, fragments: bool) -> None:
-        self._mark, self._tools, self._fragments = mark, tools, fragments
+        self._tools, self._fragments = tools, fragments
+        self._lead = mark  # what is text unless a call follows
         self._held = ""
         self._call: JsonCallReader | None = None
         self._listed: bool | None = None
+        self._found = False
 
     def feed(self, text: str) -> Reading:
         self._held += text
@@ -59,35 +67,42 @@ class MistralReader(Reader):
             if self._call is not None:
                 reading = self._call.feed(self._held)
                 parts += reading.parts
+                self._found = self._found or any(isinstance(part, NewCall) for part in reading.parts)
                 if reading.rest is None:
                     self._held = ""
                     return Reading(parts)
-                self._held, self._call = reading.rest, None
+                self._held, self._call, self._lead = reading.rest, None, ""
                 if not self._listed:
                     return Reading(parts, self._held)
             kept = self._held.lstrip()
             if not kept:
                 return Reading(parts)
+            if kept[0] == "]" and self._listed:
+                end = [] if self._found else [PlainText(self._lead + self._held[: -len(kept[1:]) or None])]
+                return Reading([*parts, *end], kept[1:])
             if self._listed is None:
                 self._listed = kept[0] == "["
-                if self._listed:
-                    self._held = kept[1:]
-                    continue
-                self._call = self._reader(self._mark, lead=_NAMED)
-            elif kept[0] == "{":
-                self._held, self._call = kept, self._reader("")
-            elif kept[0] == ",":
+            if not self._listed:
+                self._call = self._reader(_NAMED)
+            elif kept[0] in "[,":
+                self._lead += self._held[: len(self._held) - len(kept) + 1]
                 self._held = kept[1:]
+            elif kept[0] == "{":
+                self._call = self._reader()
             else:
-                return Reading(parts, kept[1:] if kept[0] == "]" else self._held)
+                return Reading([*parts, *self._unsaid()], self._held)
 
     def end(self) -> list[Part]:
         if self._call is not None:
             return self._call.end()
-        return [PlainText(self._mark + self._held)] if self._listed is None else []
+        self._lead += self._held
+        return self._unsaid()
 
-    def _reader(self, mark: str, **more: Any) -> JsonCallReader:
-        return JsonCallReader(mark, self._tools, fragments=self._fragments, **more)
+    def _unsaid(self) -> list[Part]:
+        return [PlainText(self._lead)] if self._lead and not self._found else []
+
+    def _reader(self, lead: str = r"\s*") -> JsonCallReader:
+        return JsonCallReader(self._lead, self._tools, fragments=self._fragments, lead=lead)
 
 
 def _with_short_ids(row: Row) -> Row:

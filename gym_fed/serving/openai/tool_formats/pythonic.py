@@ -77,6 +77,8 @@ class PythonicReader(Reader):
 
     def _after(self) -> Reading:
         assert self._calls is not None
+        if isinstance(self._calls[0], PlainText):
+            return Reading(self._calls, self._text)
         kept = self._text.lstrip()
         if self._mark == MARK and len(kept) < len(CLOSE) and CLOSE.startswith(kept):
             return Reading()

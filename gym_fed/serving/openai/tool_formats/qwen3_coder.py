@@ -115,6 +115,8 @@ class XmlReader(Reader):
 
     def _after(self) -> Reading:
         assert self._call is not None
+        if isinstance(self._call[0], PlainText):
+            return Reading(self._call, self._text)
         kept = self._text.lstrip()
         if len(kept) < len(CLOSE) and CLOSE.startswith(kept):
             return Reading()
