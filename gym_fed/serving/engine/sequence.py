@@ -87,7 +87,7 @@ class GenerationSequence(ScheduledRequest):
         decoder: Of the tokenizer.
         max_tokens: Most tokens of the answer.
         end_ids: Tokens that end it.
-        guide: Of its JSON schema.
+        guide: Of what its text is held to.
         speculative_tokens: Most tokens of a proposal (``ngram``); 0: nothing is proposed.
     """
 
@@ -112,7 +112,7 @@ class GenerationSequence(ScheduledRequest):
         self.last_token_at = 0.0
         self.submitted = time.monotonic()
         self._end_ids = end_ids
-        self._text = decoder.stream(request.prompt_ids)
+        self._text = decoder.stream(request.prompt_ids, request.sampling.shown_token_ids)
         self._stops = StopTexts(request.sampling.stop)
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -212,7 +212,8 @@ class GenerationSequence(ScheduledRequest):
     def _event(self, text: str, reason: FinishReason | None = None) -> Event:
         self._texts.append(text)
         start, self._reported = self._reported, len(self.token_ids)
-        return Event(text, tuple(self.token_ids[start:]), tuple(self._logprobs[start:]), reason)
+        cached = 0 if reason is None else self.cached_tokens
+        return Event(text, tuple(self.token_ids[start:]), tuple(self._logprobs[start:]), reason, cached)
 
 
 class EmbeddingSequence(ScheduledRequest):
