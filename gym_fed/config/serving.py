@@ -10,8 +10,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from gym_fed.config.content_filter import FilterConfig
 from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
+from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.train.adapters import Folders
 from gym_fed.config.train.compute import Dtype
+from gym_fed.kinds import TOOL_FORMATS
 
 _UNITS = {
     "B": 1,
@@ -106,6 +108,19 @@ class ConnectionsConfig(StrictModel):
     """A client that takes nothing of its answer for so long is given up."""
 
 
+class StoredAnswersConfig(StrictModel):
+    """Answers that are kept in memory, so that a later request may go on from one (``store``)."""
+
+    keep_seconds: float = Field(default=86_400.0, gt=0)
+    """How long an answer is kept at most."""
+
+    bytes_per_key: Bytes = 16 * 2**20
+    """Of one API key; beyond it the oldest go first. 0 keeps nothing, and ``store: true`` is refused."""
+
+    max_bytes: Bytes = 256 * 2**20
+    """Of all keys; beyond it the oldest of the key that holds most go first."""
+
+
 class TlsConfig(StrictModel):
     """The server's certificate, in PEM; with it there is no plain HTTP."""
 
@@ -127,6 +142,10 @@ class ServingConfig(ReadsOtherWords):
 
     chat_template: str | None = Field(default=None, min_length=1)
     """Instead of the model's own template: a name such as ``chatml``, the path of a Jinja file, or Jinja itself."""
+
+    tool_format: Annotated[str, MemberOf(TOOL_FORMATS, also=("auto",))] = "auto"
+    """How the model writes tool calls. auto goes by its chat template, and takes ``described`` where that knows no
+    tools: a system message then describes them."""
 
     served_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""
@@ -175,6 +194,7 @@ class ServingConfig(ReadsOtherWords):
     request_timeout_seconds: float = Field(default=600.0, gt=0)
 
     connections: ConnectionsConfig = ConnectionsConfig()
+    stored_answers: StoredAnswersConfig = StoredAnswersConfig()
     filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")

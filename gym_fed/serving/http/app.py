@@ -26,9 +26,12 @@ from gym_fed.serving.http.metrics import Metrics
 from gym_fed.serving.http.rate_limits import RateLimited
 from gym_fed.serving.http.waiting import ClientGone, EventStream, RequestTimeout
 from gym_fed.serving.openai.adapters import LOAD, UNLOAD, Adapters
+from gym_fed.serving.openai.answers import StreamChunk
+from gym_fed.serving.openai.fields import unsupported
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
-from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
+from gym_fed.serving.openai.responses import RESPONSES
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, STORED, URLS
 from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
 from gym_fed.version import __version__
 
@@ -93,6 +96,13 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def embeddings(request: Request) -> Response:
         return await _answer(gateway, EMBEDDINGS, request)
 
+    @app.post(RESPONSES)
+    async def responses(request: Request) -> Response:
+        return await _answer(gateway, RESPONSES, request)
+
+    for url in STORED:
+        _serve_stored(app, gateway, url)
+
     @app.post(TOKENIZE)
     async def tokenize(request: Request) -> Response:
         return await _tokens(gateway, TOKENIZE, request)
@@ -111,6 +121,30 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     _handle_errors(app, gateway)
     return app
+
+
+def _serve_stored(app: FastAPI, gateway: Gateway, url: str) -> None:
+    """Read and delete the answers that a caller has stored."""
+
+    @app.get(f"{url}/{{answer_id}}")
+    async def stored(answer_id: str, request: Request) -> JSONResponse:
+        caller = gateway.gate.caller(request.headers)
+        service = gateway.open().service
+        _refuse_query(request)
+        return JSONResponse(await run_in_threadpool(service.stored, url, answer_id, caller))
+
+    @app.delete(f"{url}/{{answer_id}}")
+    async def delete_stored(answer_id: str, request: Request) -> JSONResponse:
+        caller = gateway.gate.caller(request.headers)
+        service = gateway.open().service
+        return JSONResponse(await run_in_threadpool(service.delete_stored, url, answer_id, caller))
+
+
+def _refuse_query(request: Request) -> None:
+    """Refuse to stream what is stored, or to add to it."""
+    for name, value in request.query_params.items():
+        if (name, value) != ("stream", "false"):
+            raise unsupported(name[:80])
 
 
 async def _tokens(gateway: Gateway, url: str, request: Request) -> Response:
@@ -179,12 +213,15 @@ async def _stream(
     async def next_one() -> dict[str, Any]:
         return await anext(chunks)
 
+    def failure(error: GymError) -> StreamChunk:
+        return pending.failure(gateway.errors.body(error))
+
     try:
         first = await timeout.wait(next_one())
     except BaseException:
         end()
         raise
-    return EventStream(first, chunks, timeout, gateway.errors.body, end)
+    return EventStream(first, chunks, timeout, failure, end, with_done=pending.ends_with_done)
 
 
 def _handle_errors(app: FastAPI, gateway: Gateway) -> None:

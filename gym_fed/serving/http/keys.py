@@ -174,6 +174,7 @@ class ApiKey(StrictModel):
             self.manage_variants,
             self.requests_per_minute,
             self.tokens_per_minute,
+            self.sha256,
         )
 
 

@@ -25,6 +25,7 @@ ROUTES = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/responses",
     "/v1/models",
     "/tokenize",
     "/detokenize",
@@ -34,6 +35,9 @@ ROUTES = (
     "/ready",
     "/metrics",
 )
+_BY_ID = ("/v1/models", "/v1/responses", "/v1/chat/completions")
+"""Routes with names or ids below them."""
+
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 _ENGINE_COUNTS = {
@@ -109,13 +113,17 @@ class Metrics:
 
     def observe(self, path: str, status: int, seconds: float) -> None:
         """Count a request that has ended; 499 is one whose client disconnected."""
-        route = path if path in ROUTES else "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
+        route = path if path in ROUTES else _route_of_id(path)
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def text(self) -> tuple[bytes, str]:
         """The exposition, and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+def _route_of_id(path: str) -> str:
+    return next((f"{route}/{{id}}" for route in _BY_ID if path.startswith(f"{route}/")), "other")
 
 
 class _Served(Collector):

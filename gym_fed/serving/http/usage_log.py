@@ -66,6 +66,10 @@ class UsageLog:
         }
         if use.end_user is not None:
             line["user"] = use.end_user
+        if use.safety_identifier is not None:
+            line["safety_identifier"] = use.safety_identifier
+        if use.metadata:
+            line["metadata"] = dict(use.metadata)
         text = json.dumps(line, ensure_ascii=True)
         try:
             with self._alone():

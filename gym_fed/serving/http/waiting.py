@@ -76,14 +76,16 @@ class RequestTimeout:
 class EventStream(Response):
     """A stream whose first chunk is there, so that earlier refusals had a status of their own.
 
-    A later failure is reported by an event ``{"error": ...}``, after which there is no ``[DONE]``.
+    A later failure is reported by a last chunk, after which there is no ``[DONE]``. Chunks that have a ``type``, those
+    of the Responses API, are events of that name.
 
     Args:
         first: Its first chunk.
         later: The others.
         timeout: Of the whole request.
-        error_body: What of an error the caller gets.
+        failure: The last chunk of a stream that fails.
         on_end: Called once the stream has ended, however it did.
+        with_done: Whether ``[DONE]`` follows the last chunk.
     """
 
     def __init__(
@@ -91,16 +93,19 @@ class EventStream(Response):
         first: StreamChunk,
         later: AsyncIterator[StreamChunk],
         timeout: RequestTimeout,
-        error_body: Callable[[GymError], dict[str, Any]],
+        failure: Callable[[GymError], StreamChunk],
         on_end: Callable[[], None],
+        *,
+        with_done: bool,
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._first = first
         self._later = later
         self._timeout = timeout
-        self._error_body = error_body
+        self._failure = failure
         self._on_end = on_end
+        self._done = b"data: [DONE]\n\n" if with_done else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -109,9 +114,9 @@ class EventStream(Response):
             )
             try:
                 await self._timeout.wait(self._send_all(send))
-                last = b"data: [DONE]\n\n"
+                last = self._done
             except GymError as error:
-                last = _event(self._error_body(error))
+                last = _event(self._failure(error))
             await send({"type": "http.response.body", "body": last})
         except ClientGone:
             pass
@@ -124,5 +129,6 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": _event(chunk), "more_body": True})
 
 
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def _event(data: StreamChunk) -> bytes:
+    name = f"event: {data['type']}\n".encode() if "type" in data else b""
+    return name + b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
-from gym_fed.serving.openai.tools import Call, FreeCalls, RequiredCall
+from gym_fed.serving.openai.tool_calls import Call, CallParser, CallPart
 
 StreamChunk = dict[str, Any]
 
@@ -19,7 +19,9 @@ class Shown(NamedTuple):
     """What of a choice may be sent now."""
 
     text: str
-    calls: Sequence[Call]
+    calls: Sequence[CallPart]
+    """Calls; or where they come in parts a call's beginning, and more of the last one's arguments."""
+
     logprobs: Sequence[TokenLogprob]
 
 
@@ -27,11 +29,12 @@ class Shown(NamedTuple):
 class AnswerChoice:
     """One choice of an answer so far."""
 
-    parser: FreeCalls | RequiredCall | None = None
+    parser: CallParser | None = None
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_tokens: int = 0
+    cached_tokens: int = 0
     finish_reason: str | None = None
 
     def take(self, event: Event) -> Shown:
@@ -45,6 +48,7 @@ class AnswerChoice:
     def _read(self, event: Event) -> Shown:
         """Count an event's tokens, and split calls from text."""
         self.num_tokens += len(event.token_ids)
+        self.cached_tokens += event.cached_tokens
         if self.parser is None:
             return Shown(event.text, (), event.logprobs)
         text, calls = self.parser.feed(event.text)
@@ -55,7 +59,12 @@ class AnswerChoice:
 
     def _show(self, shown: Shown) -> None:
         self.text += shown.text
-        self.calls += shown.calls
+        for part in shown.calls:
+            if isinstance(part, Call):
+                self.calls.append(part)
+            else:
+                last = self.calls[-1]
+                self.calls[-1] = replace(last, arguments=last.arguments + part.text)
         self.logprobs += shown.logprobs
 
     def _finish(self, reason: str) -> None:
@@ -72,8 +81,13 @@ class Answer(ABC):
         with_logprobs: Whether they were requested.
         include_usage: Whether the stream ends with the counts.
         fingerprint: Names the weights of the base.
+        per_prompt: How many choices a prompt has.
+
+    Attributes:
+        ends_with_done: Whether a stream has the line ``[DONE]`` after its last chunk.
     """
 
+    ends_with_done = True
     _prefix: str
     _object: str
     _chunk_object: str
@@ -87,6 +101,7 @@ class Answer(ABC):
         with_logprobs: bool,
         include_usage: bool,
         fingerprint: str,
+        per_prompt: int = 1,
     ) -> None:
         self.model = model
         self.prompt_tokens = prompt_tokens
@@ -94,6 +109,7 @@ class Answer(ABC):
         self.with_logprobs = with_logprobs
         self._include_usage = include_usage
         self._fingerprint = fingerprint
+        self._per_prompt = per_prompt
         self.id = f"{self._prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
@@ -101,12 +117,20 @@ class Answer(ABC):
     def completion_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self.choices)
 
-    def usage(self) -> dict[str, int]:
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that needed no prefill for any of their choices."""
+        found = [choice.cached_tokens for choice in self.choices]
+        starts = range(0, len(found), self._per_prompt)
+        return sum(min(found[start : start + self._per_prompt]) for start in starts)
+
+    def usage(self) -> dict[str, Any]:
         prompt, completion = self.prompt_tokens, self.completion_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
     def ended(self, index: int) -> bool:
@@ -132,6 +156,10 @@ class Answer(ABC):
             return []
         return [{**self._head(self._chunk_object), "choices": [], "usage": self.usage()}]
 
+    def failure(self, error: dict[str, Any]) -> StreamChunk:
+        """The last chunk of a stream that fails, given the error in OpenAI's form."""
+        return error
+
     @abstractmethod
     def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]: ...
 
@@ -150,11 +178,40 @@ class Answer(ABC):
 
 
 class ChatAnswer(Answer):
-    """Of ``/v1/chat/completions``."""
+    """Of ``/v1/chat/completions``.
+
+    Args:
+        model: See ``Answer``, like everything but:
+        metadata: Of the request; given back.
+        keep: Gets the id and the whole answer at its end; None: it is not to be stored.
+    """
 
     _prefix = "chatcmpl"
     _object = "chat.completion"
     _chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        model: str,
+        prompt_tokens: int,
+        choices: list[AnswerChoice],
+        *,
+        metadata: dict[str, str] | None = None,
+        keep: Callable[[str, dict[str, Any]], object] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(model, prompt_tokens, choices, **more)
+        self._metadata = metadata
+        self._keep = keep
+
+    def body(self) -> dict[str, Any]:
+        found = super().body()
+        return found if self._metadata is None else {**found, "metadata": self._metadata}
+
+    def closing(self) -> list[StreamChunk]:
+        if self._keep is not None:
+            self._keep(self.id, self.body())
+        return super().closing()
 
     def opening(self) -> list[StreamChunk]:
         delta = {"role": "assistant", "content": ""}
@@ -167,8 +224,11 @@ class ChatAnswer(Answer):
         chunks = []
         if text or (logprobs and not calls and choice.finish_reason is None):
             chunks.append(self._delta(index, {"content": text}, logprobs))
-        for number, call in enumerate(calls, earlier):
-            delta = {"tool_calls": [{"index": number, **call.to_dict()}]}
+        number = earlier - 1
+        for part in calls:
+            number += isinstance(part, Call)
+            shown = part.to_dict() if isinstance(part, Call) else {"function": {"arguments": part.text}}
+            delta = {"tool_calls": [{"index": number, **shown}]}
             chunks.append(self._delta(index, delta, () if chunks else logprobs))
         if choice.finish_reason is not None:
             left = () if chunks else logprobs

@@ -29,6 +29,7 @@ class Caller:
         manage_variants: Whether variants may be added and removed.
         requests_per_minute: None: as many as there is room for.
         tokens_per_minute: Of prompts and answers; None: no limit.
+        key_sha256: Digest of the key; empty without keys.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Caller:
     manage_variants: bool = False
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    key_sha256: str = ""
 
     def may_use(self, variant: VariantRecord) -> bool:
         return self.everything or variant.name in self.variants or variant.owner in self.owners

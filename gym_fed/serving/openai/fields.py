@@ -81,6 +81,25 @@ def only(*neutral: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def known_type(what: str, *supported: str) -> BeforeValidator:
+    """For a nested object, or a text, with a ``type``: refuse those that are not supported by their names.
+
+    What has no type, or is no object, is left to the schema.
+    """
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in supported:
+            raise PydanticCustomError(
+                "unsupported",
+                "{what} of type {kind} are not supported here: {supported} alone",
+                {"what": what, "kind": repr(kind[:80]), "supported": ", ".join(supported)},
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
 def unsupported(field: str, neutral: tuple[Any, ...] = ()) -> RequestError:
     """A field that is in OpenAI's specification, but not in what this server can do."""
     allowed = f"leave it out, or give {' or '.join(map(repr, neutral))}" if neutral else "leave it out"
@@ -131,12 +150,13 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+Identifier = Annotated[str, Field(min_length=1, max_length=256)]
+
 NEUTRAL: Neutral = {
-    "store": (False,),
-    "metadata": ({},),
     "service_tier": ("auto", "default"),
-    "safety_identifier": (),
-    "prompt_cache_key": (),
     "prompt_cache_retention": (),
     "prompt_cache_options": (),
     "moderation": (),
@@ -163,11 +183,16 @@ class SamplingFields(RequestModel):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[StopText], Field(max_length=4), BeforeValidator(_as_list)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
-    """Goes into the usage log; the queue is fair by API key."""
+    """Goes into the usage log, like the two below; the queue is fair by API key."""
+
+    safety_identifier: Identifier | None = None
+    metadata: Metadata | None = None
+    """Given back with the answer, too."""
+
+    prompt_cache_key: Identifier | None = None
+    """Prompts take KV blocks only of prompts with the same one."""
 
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """Not OpenAI's, but vLLM's, like all fields below; 0 and -1 are all tokens."""
@@ -178,18 +203,12 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
 
     @model_validator(mode="after")
-    def _options_of_a_stream(self) -> SamplingFields:
-        if self.stream_options is not None and not self.stream:
-            raise off("stream_options", "stream_options needs stream: true")
+    def _biases_of_tokens(self) -> SamplingFields:
         for key in self.logit_bias or {}:
             if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS):
                 shown = key if len(key) <= _MAX_DIGITS else f"{key[:_MAX_DIGITS]}..."
                 raise off("logit_bias", f"logit_bias has {shown!r}, which is no token id")
         return self
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
         """The engine's parameters; what was not given is OpenAI's default."""
@@ -213,3 +232,20 @@ class SamplingFields(RequestModel):
             **{key: value for key, value in given.items() if value is not None},
             **more,
         )
+
+
+class ChoiceFields(SamplingFields):
+    """What chat and completions have in common besides."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> ChoiceFields:
+        if self.stream_options is not None and not self.stream:
+            raise off("stream_options", "stream_options needs stream: true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)

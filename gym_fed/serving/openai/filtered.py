@@ -12,7 +12,7 @@ from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration, Refu
 from gym_fed.serving.filter.content_filter import ContentFilter, texts_in
 from gym_fed.serving.filter.held_text import HeldText
 from gym_fed.serving.openai.answers import AnswerChoice, Shown
-from gym_fed.serving.openai.tools import Call, FreeCalls, RequiredCall
+from gym_fed.serving.openai.tool_calls import Call, CallParser
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.generation import Generation
@@ -52,7 +52,7 @@ class Screening:
         """Choices of a refused request."""
         return [RefusedChoice(self._filter.config.text) for _ in range(number)]
 
-    def choice(self, parser: FreeCalls | RequiredCall | None, before: str) -> AnswerChoice:
+    def choice(self, parser: CallParser | None, before: str) -> AnswerChoice:
         """One choice of an answer that continues the text ``before``."""
         held = self._filter.held_text(before)
         return AnswerChoice(parser) if held is None else FilteredChoice(self._filter, held, parser)
@@ -76,7 +76,7 @@ class FilteredChoice(AnswerChoice):
     """
 
     def __init__(
-        self, content_filter: ContentFilter, held: HeldText, parser: FreeCalls | RequiredCall | None = None
+        self, content_filter: ContentFilter, held: HeldText, parser: CallParser | None = None
     ) -> None:
         super().__init__(parser)
         self._filter = content_filter
@@ -88,7 +88,10 @@ class FilteredChoice(AnswerChoice):
 
     def take(self, event: Event) -> Shown:
         last = event.finish_reason is not None
-        text, calls, logprobs = self._read(event)
+        text, parts, logprobs = self._read(event)
+        calls = [
+            call for call in parts if isinstance(call, Call)
+        ]  # the parser of a filtered answer gives whole ones
         self._calls += calls
         self._logprobs += logprobs
         text = self._held.push(text, last=last)

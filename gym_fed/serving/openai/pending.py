@@ -48,6 +48,15 @@ class Pending:
         """Of prompt and answer so far."""
         return self._answer.prompt_tokens + self._answer.completion_tokens
 
+    @property
+    def ends_with_done(self) -> bool:
+        """See ``Answer``."""
+        return self._answer.ends_with_done
+
+    def failure(self, error: dict[str, Any]) -> StreamChunk:
+        """See ``Answer``."""
+        return self._answer.failure(error)
+
     def run(self) -> dict[str, Any]:
         """The whole answer."""
         for _ in self.chunks():

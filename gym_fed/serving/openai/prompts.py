@@ -6,24 +6,13 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from queue import LifoQueue
 from typing import Any
 
 from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, UserMessage, text_of
-
-CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
-_PROBE: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "Finds out whether the template shows tools.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
-
+from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 
 _COPIES = 2
 _CHARACTERS_A_TOKEN = 8
@@ -42,9 +31,15 @@ class Prompts:
         tokenizer: Of the base; copies are used, because this setting would affect its other users.
         vocab_size: Rows of the model's embedding: the token ids that exist.
         context: Tokens of the longest prompt; None: the engine alone judges lengths.
+        tool_format: How the model writes tool calls; ``auto`` goes by its template.
+
+    Attributes:
+        tools: How the template takes tools.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, context: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, context: int | None = None, tool_format: str = AUTO
+    ) -> None:
         self._vocab_size = vocab_size
         self._context = context
         self._has_template = bool(tokenizer.chat_template)
@@ -52,6 +47,8 @@ class Prompts:
         self._free: LifoQueue[Any] = LifoQueue()
         for _ in range(_COPIES):
             self._free.put(copy.deepcopy(tokenizer))
+        control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.tools = ToolTemplate(self._render, control, tool_format)
 
     def of_messages(
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None, *, open_call: bool = False
@@ -61,7 +58,7 @@ class Prompts:
         Args:
             messages: Validated.
             tools: As OpenAI's ``tools``; rendered by the template.
-            open_call: Whether the answer has begun with ``<tool_call>``.
+            open_call: Whether the answer has begun with what begins a call.
 
         Raises:
             RequestError: For a model without a chat template, or a conversation that its template refuses.
@@ -73,17 +70,13 @@ class Prompts:
                 name="unsupported_parameter",
                 hint="POST the text to /v1/completions",
             )
-        if tools:
-            self.require_tools()
-        rows = [_row(message) for message in messages]
-        if any("tool_calls" in row for row in rows):
-            self._require_calls_shown(rows, tools)
+        rows, tools = self.tools.prepare([_row(message) for message in messages], tools)
         if self._may_be_long(json.dumps([rows, tools])):
             self._require_fits(self._render(rows, tools), "messages")
-        ids = self._template(rows, tools, tokenize=True, return_dict=True, sanitize_control_tokens=True)[
-            "input_ids"
-        ]
-        return [*ids, *(self._ids(f"{CALL_OPEN}\n", "messages", special=False) if open_call else ())]
+        how = {"tokenize": True, "return_dict": True, "sanitize_control_tokens": True}
+        ids = self._template(rows, tools, add_generation_prompt=True, **how)["input_ids"]
+        opening = self.tools.format.opening if open_call else ""
+        return [*ids, *(self._ids(opening, "messages", special=False) if opening else ())]
 
     def of_input(self, given: str | list[int], param: str, *, special: bool = True) -> list[int]:
         """Token ids of a text, with the tokenizer's own first and last tokens unless ``special`` is False, or checked
@@ -125,55 +118,17 @@ class Prompts:
         with self._a_tokenizer() as tokenizer:
             return list(tokenizer.convert_ids_to_tokens(token_ids))
 
-    def require_tools(self) -> None:
-        """Refuse ``tools`` where the template does not show them, or its form of calls is not known here.
-
-        Known is that of Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": ...}</tool_call>``.
-        """
-        if not self._tools_shown:
-            raise RequestError(
-                "field 'tools' is not supported: this model's chat template does not show tools",
-                param="tools",
-                name="unsupported_parameter",
-            )
-        if not self._calls_known:
-            raise RequestError(
-                "field 'tools' is not supported: this model's chat template has calls in a form that is not known here",
-                param="tools",
-                name="unsupported_parameter",
-                hint=f'known is {CALL_OPEN}{{"name": ..., "arguments": ...}}{CALL_CLOSE}',
-            )
-
-    @cached_property
-    def _tools_shown(self) -> bool:
-        rows = [{"role": "user", "content": "x"}]
-        return self._render(rows, [_PROBE]) != self._render(rows, None)
-
-    @cached_property
-    def _calls_known(self) -> bool:
-        text = self._render([{"role": "user", "content": "x"}], [_PROBE])
-        return CALL_OPEN in text and '"arguments"' in text and "<function=" not in text
-
-    def _require_calls_shown(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> None:
-        silent = [{k: v for k, v in row.items() if k != "tool_calls"} for row in rows]
-        if self._render(rows, tools) == self._render(silent, tools):
-            raise RequestError(
-                "tool_calls in messages are not supported: this model's chat template does not show them",
-                param="messages",
-                name="unsupported_parameter",
-            )
-
-    def _render(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        return str(self._template(rows, tools, tokenize=False))
+    def _render(
+        self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, prompt: bool = True
+    ) -> str:
+        return str(self._template(rows, tools, tokenize=False, add_generation_prompt=prompt))
 
     def _template(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **how: Any) -> Any:
         from jinja2 import TemplateError
 
         try:
             with self._a_tokenizer() as tokenizer:
-                return tokenizer.apply_chat_template(
-                    rows, tools=tools or None, add_generation_prompt=True, **how
-                )
+                return tokenizer.apply_chat_template(rows, tools=tools or None, **how)
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError(
                 f"this model's chat template refuses the conversation: {error}", param="messages"

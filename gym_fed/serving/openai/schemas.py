@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from gym_fed.serving.openai.fields import NEUTRAL, Neutral, RequestModel, SamplingFields, off, only
+from gym_fed.serving.engine.request import Grammar
+from gym_fed.serving.openai.fields import (
+    NEUTRAL,
+    Neutral,
+    RequestModel,
+    known_type,
+    off,
+    only,
+)
+from gym_fed.serving.openai.guided_fields import GuidedFields
 
 
 class TextPart(RequestModel):
@@ -100,13 +110,14 @@ def text_of(content: str | list[TextPart] | None) -> str:
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
 CHAT_NEUTRAL: Neutral = {
     **NEUTRAL,
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
     "web_search_options": (),
     "functions": (),
     "function_call": (),
@@ -118,7 +129,7 @@ class Function(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Enforced where a call is required; elsewhere it cannot be, and true is refused."""
+    """Whether calls are held to ``parameters`` also where ``tool_choice`` requires none."""
 
 
 class Tool(RequestModel):
@@ -133,15 +144,6 @@ class NamedFunction(RequestModel):
 class NamedTool(RequestModel):
     type: Literal["function"]
     function: NamedFunction
-
-
-def _known_choice(value: Any) -> Any:
-    """Refuse ``allowed_tools`` and ``custom`` by their names."""
-    if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "function":
-        raise PydanticCustomError(
-            "unsupported", "one of type {kind} is not supported here", {"kind": repr(value["type"])}
-        )
-    return value
 
 
 class PlainFormat(RequestModel):
@@ -166,7 +168,7 @@ class SchemaFormat(RequestModel):
 ResponseFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(GuidedFields):
     """The messages of a conversation."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -177,9 +179,14 @@ class ChatRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(_known_choice)
+        Literal["none", "auto", "required"] | NamedTool | None, known_type("tool_choice", "function")
     ] = None
     parallel_tool_calls: bool | None = None
+    store: bool | None = None
+    """Kept for a while, so that it can be read again by its id."""
+
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
 
     @model_validator(mode="after")
     def _combinations(self) -> ChatRequest:
@@ -198,31 +205,18 @@ class ChatRequest(SamplingFields):
             raise off("tools", "two tools have the same name")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise off("tool_choice", f"{self.tool_choice.function.name!r} is not in tools")
-        if self.tools and self.tool_choice != "none" and self.json_schema is not None:
-            raise off(
-                "response_format", "response_format and tools cannot be held to at once: give one of them"
-            )
+        if self.tools and self.tool_choice != "none" and self.guided is not None:
+            field = self.guided[0]
+            raise off(field, f"{field} and tools cannot be held to at once: give one of them")
         self._require_enforceable()
         self._require_known_calls()
         return self
 
     def _require_enforceable(self) -> None:
-        held = self.json_schema is not None
-        if self.tools and self.tool_choice in (None, "auto"):
-            for index, tool in enumerate(self.tools):
-                if tool.function.strict:
-                    raise off(
-                        f"tools[{index}].function.strict",
-                        "arguments are held to their schema only where tool_choice requires a call",
-                    )
-        elif self.tools and self.tool_choice != "none":
-            held = True
-        if held:
-            for name, given in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
-                if given:
-                    raise off(
-                        name, "an answer that is held to a schema cannot be cut short: give one of them"
-                    )
+        required = self.tool_choice not in (None, "auto", "none")
+        strict = self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or [])
+        if required or strict:
+            self.require_uncut()
 
     def _require_known_calls(self) -> None:
         known: set[str] = set()
@@ -243,14 +237,14 @@ class ChatRequest(SamplingFields):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    @property
-    def json_schema(self) -> dict[str, Any] | None:
-        """The enforced schema; an empty one is any object."""
-        if isinstance(self.response_format, SchemaFormat):
-            return self.response_format.json_schema.schema_
-        if self.response_format is not None and self.response_format.type == "json_object":
-            return {}
-        return None
+    def _given(self) -> list[tuple[str, Grammar]]:
+        found = super()._given()
+        if self.response_format is None or self.response_format.type == "text":
+            return found
+        schema = (
+            self.response_format.json_schema.schema_ if isinstance(self.response_format, SchemaFormat) else {}
+        )
+        return [("response_format", Grammar("json_schema", json.dumps(schema))), *found]
 
 
 MAX_PROMPTS = 128
@@ -283,11 +277,11 @@ Inputs = Annotated[
     ),
 ]
 
-COMPLETION_NEUTRAL: Neutral = {**NEUTRAL, "suffix": (), "best_of": (1,)}
+COMPLETION_NEUTRAL: Neutral = {**NEUTRAL, "store": (False,), "suffix": (), "best_of": (1,)}
 EMBEDDING_NEUTRAL: Neutral = {"dimensions": ()}
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(GuidedFields):
     """Text to be continued; several at once are answered at once."""
 
     prompt: Inputs

@@ -6,23 +6,23 @@ for many answers at once.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.engine.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, ChatAnswer, CompletionAnswer, StreamChunk
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
-from gym_fed.serving.openai.fields import SamplingFields, parse
+from gym_fed.serving.openai.engine_errors import EngineErrors
+from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
-from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts, texts_of
-from gym_fed.serving.openai.refusals import RequestError, model_not_found
+from gym_fed.serving.openai.prompts import Prompts, texts_of
+from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.responses import RESPONSES, ChatForm, begin_response, store_of
 from gym_fed.serving.openai.schemas import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -33,8 +33,12 @@ from gym_fed.serving.openai.schemas import (
     EmbeddingRequest,
     as_list,
 )
+from gym_fed.serving.openai.stored_answers import StoredAnswers
 from gym_fed.serving.openai.tokenizing import Tokenizing
-from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
+from gym_fed.serving.openai.tool_calls import CallParser
+from gym_fed.serving.openai.tool_template import AUTO
+from gym_fed.serving.openai.tools import ToolUse
+from gym_fed.serving.openai.truncation import ids_that_fit
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.engine import Engine
@@ -42,7 +46,9 @@ if TYPE_CHECKING:
     from gym_fed.serving.filter.content_filter import ContentFilter
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
+URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
+STORED = {CHAT: "chatcmpl-", RESPONSES: "resp_"}
+"""URLs below which stored answers are, and how the ids of each begin."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Use:
         model: The requested name.
         caller: Name of the caller.
         end_user: The request's ``user``, if any.
+        safety_identifier: The request's, if any.
+        metadata: The request's, if any.
         prompt_tokens: Tokens of the prompts.
         completion_tokens: Tokens of the answers, also of cancelled ones.
     """
@@ -64,6 +72,8 @@ class Use:
     end_user: str | None
     prompt_tokens: int
     completion_tokens: int
+    safety_identifier: str | None = None
+    metadata: Mapping[str, str] | None = None
 
 
 OnUse = Callable[[Use], None]
@@ -82,6 +92,8 @@ class OpenAIService:
         context: Tokens of prompt and answer together; far longer prompts are refused early.
         on_use: Gets the usage of each request, once it has ended.
         content_filter: Refuses requests and answers for text; None lets everything through.
+        stored: Keeps answers for later requests; None keeps none.
+        tool_format: How the model writes tool calls; ``auto`` goes by its chat template.
     """
 
     def __init__(
@@ -96,18 +108,22 @@ class OpenAIService:
         context: int | None = None,
         on_use: OnUse | None = None,
         content_filter: ContentFilter | None = None,
+        stored: StoredAnswers | None = None,
+        tool_format: str = AUTO,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
-        self._prompts = Prompts(tokenizer, vocab_size, context)
+        self._prompts = Prompts(tokenizer, vocab_size, context, tool_format)
         self.tokenizing = Tokenizing(catalogue, self._prompts, context)
         self._fingerprint = fingerprint
         self._max_at_once = max_at_once
+        self._context = context
+        self._stored = stored
         self._on_use = on_use or (lambda use: None)
         self._screening = None if content_filter is None else self._screening_by(content_filter)
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
-        """Answer a request as a whole; waits for it.
+        """Answer a request as a whole; waits for it. It is not stored: the caller has it.
 
         Args:
             url: One of ``URLS``.
@@ -123,7 +139,7 @@ class OpenAIService:
             raise RequestError(
                 "field 'stream' is not possible here: the answer is given whole", param="stream"
             )
-        return self.begin(url, body, caller).run()
+        return self._begin(url, body, caller, None).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
         """Answer a request chunk by chunk, whether or not ``stream`` is set; raises as ``handle``."""
@@ -131,8 +147,42 @@ class OpenAIService:
 
     def begin(self, url: str, body: Any, caller: Caller) -> Pending:
         """Accept a request for text, without waiting for its answer; raises as ``handle``."""
+        return self._begin(url, body, caller, self._stored)
+
+    def stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
+        """An answer that this caller has stored.
+
+        Args:
+            url: One of ``STORED``.
+            answer_id: Of the answer.
+            caller: The authenticated user.
+
+        Raises:
+            GymError: ``NOT_FOUND``, the same for what is another's.
+        """
+        return self._storage().get(caller, answer_id, STORED[url]).to_dict()
+
+    def delete_stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
+        """Forget such an answer; raises as ``stored``."""
+        self._storage().delete(caller, answer_id, STORED[url])
+        kind = "response" if url == RESPONSES else "chat.completion.deleted"
+        return {"id": answer_id, "object": kind, "deleted": True}
+
+    def _storage(self) -> StoredAnswers:
+        if self._stored is None:
+            raise RequestError("no answers are kept here", code=ErrorCode.NOT_FOUND)
+        return self._stored
+
+    def _begin(self, url: str, body: Any, caller: Caller, stored: StoredAnswers | None) -> Pending:
+        if url == RESPONSES:
+            return begin_response(body, caller, self._chat, stored)
         if url == CHAT:
-            return self._chat(parse(ChatRequest, body, CHAT_NEUTRAL), caller)
+            request = parse(ChatRequest, body, CHAT_NEUTRAL)
+            keeping = store_of(request.store, stored, default=False)
+            keep = None if keeping is None else partial(keeping.put, caller)
+            return self._chat(
+                request, caller, ChatForm(CHAT, partial(ChatAnswer, metadata=request.metadata, keep=keep))
+            )
         if url == COMPLETIONS:
             return self._completion(parse(CompletionRequest, body, COMPLETION_NEUTRAL), caller)
         raise RequestError(
@@ -149,7 +199,7 @@ class OpenAIService:
         given = as_list(request.input)
         self._require_room_for(len(given), "texts in one request:", "input")
         prompts = [self._prompts.of_input(one, "input") for one in given]
-        refusals = _EngineErrors(model, "input")
+        refusals = EngineErrors(model, "input")
         started: list[PendingEmbedding] = []
         try:
             for ids in prompts:
@@ -167,46 +217,37 @@ class OpenAIService:
         lengths = [len(ids) for ids in prompts]
         return PendingVectors(model.name, started, lengths, encoding, refusals.translate, on_end)
 
-    def _chat(self, request: ChatRequest, caller: Caller) -> Pending:
+    def _chat(self, request: ChatRequest, caller: Caller, form: ChatForm) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
-        tools, forced = shown_tools(request), schema_of_calls(request)
-        ids = self._prompts.of_messages(request.messages, tools, open_call=forced is not None)
-        schema = forced if forced is not None else request.json_schema
-        one_call = bool(tools) and forced is None and request.parallel_tool_calls is False
-        schema_text = None if schema is None else json.dumps(schema)
-        if schema_text is not None and len(schema_text) > MAX_SCHEMA_CHARACTERS:
-            raise RequestError(
-                f"a JSON schema of {len(schema_text):,} characters; {MAX_SCHEMA_CHARACTERS:,} are allowed",
-                param="response_format" if forced is None else "tools",
-                name="invalid_json_schema",
-            )
+        tools = ToolUse(request, self._prompts.tools)
+        render = partial(self._prompts.of_messages, tools=tools.shown, open_call=tools.required)
+        if form.truncate and self._context is not None:
+            ids = ids_that_fit(request.messages, render, self._context, request.longest)
+        else:
+            ids = render(request.messages)
         sampling = request.sampling(
             max_tokens=request.longest,
             logprobs=request.num_logprobs,
-            json_schema=schema_text,
-            also_stop=(CALL_CLOSE,) if one_call else (),
+            **request.guiding(),
+            **tools.sampling(),
         )
         answer = partial(
-            ChatAnswer,
+            form.answer,
             model.name,
             with_logprobs=bool(request.logprobs),
             include_usage=request.include_usage,
             fingerprint=self._fingerprint,
+            per_prompt=request.n or 1,
         )
         screening = self._screening
-        if screening is not None and screening.refuses(texts_of(request.messages, tools), caller.name):
+        if screening is not None and screening.refuses(texts_of(request.messages, tools.shown), caller.name):
             return PendingRefusal(answer(0, screening.refusals(request.n or 1)))
-        refusals = _EngineErrors(model, "messages", "response_format" if forced is None else "tools")
+        refusals = EngineErrors(model, "messages", "tools" if tools.held else request.guiding_field)
         generations = self._submit([ids], sampling, request, model, caller, "messages", refusals)
-        names = {tool.function.name for tool in request.tools or []}
-
-        def parser() -> FreeCalls | RequiredCall | None:
-            if forced is not None:
-                return RequiredCall()
-            return FreeCalls(names) if tools else None
-
-        choices = [self._choice(parser()) for _ in generations]
-        return self._pending(CHAT, answer(len(ids), choices), generations, request, caller, refusals)
+        choices = [self._choice(tools.parser(fragments=screening is None)) for _ in generations]
+        return self._pending(
+            form.url, answer(len(ids), choices), generations, request, caller, refusals, form.renamed
+        )
 
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
@@ -215,6 +256,7 @@ class OpenAIService:
         sampling = request.sampling(
             max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
             logprobs=request.logprobs,
+            **request.guiding(),
         )
         needed = request.echo or self._screening is not None
         times = request.n or 1
@@ -227,10 +269,11 @@ class OpenAIService:
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
             fingerprint=self._fingerprint,
+            per_prompt=times,
         )
         if self._screening is not None and self._screening.refuses(dict.fromkeys(texts), caller.name):
             return PendingRefusal(answer(0, self._screening.refusals(len(texts))))
-        refusals = _EngineErrors(model, "prompt")
+        refusals = EngineErrors(model, "prompt", request.guiding_field)
         generations = self._submit(prompts, sampling, request, model, caller, "prompt", refusals)
         choices = [self._choice(before=text) for text in texts]
         prompt_tokens = sum(map(len, prompts))
@@ -238,7 +281,7 @@ class OpenAIService:
             COMPLETIONS, answer(prompt_tokens, choices), generations, request, caller, refusals
         )
 
-    def _choice(self, parser: FreeCalls | RequiredCall | None = None, before: str = "") -> AnswerChoice:
+    def _choice(self, parser: CallParser | None = None, before: str = "") -> AnswerChoice:
         """One that is filtered where answers are; ``before`` is the text that it continues."""
         return AnswerChoice(parser) if self._screening is None else self._screening.choice(parser, before)
 
@@ -253,11 +296,11 @@ class OpenAIService:
         self,
         prompts: list[list[int]],
         sampling: SamplingParams,
-        request: SamplingFields,
+        request: ChoiceFields,
         model: Model,
         caller: Caller,
         param: str,
-        refusals: _EngineErrors,
+        refusals: EngineErrors,
     ) -> list[Generation]:
         """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
         answers = len(prompts) * (request.n or 1)
@@ -296,53 +339,15 @@ class OpenAIService:
         generations: list[Generation],
         request: SamplingFields,
         caller: Caller,
-        refusals: _EngineErrors,
+        refusals: EngineErrors,
+        renamed: Callable[[GymError], GymError] = lambda error: error,
     ) -> Pending:
         def on_end() -> None:
             tokens = answer.prompt_tokens, answer.completion_tokens
-            self._on_use(Use(url, answer.model, caller.name, request.user, *tokens))
+            more = request.safety_identifier, request.metadata
+            self._on_use(Use(url, answer.model, caller.name, request.user, *tokens, *more))
 
         answers: Sequence[Generation | JudgedGeneration] = generations
         if self._screening is not None:
             answers = self._screening.judged(generations, caller.name)
-        return Pending(answer, answers, refusals.translate, on_end)
-
-
-class _EngineErrors:
-    """The engine's errors in OpenAI's form; as a context manager, those of ``submit`` and ``embed``.
-
-    Args:
-        model: The requested model.
-        param: The field that has the text.
-        schema_param: The field that has the schema.
-    """
-
-    def __init__(self, model: Model, param: str, schema_param: str = "response_format") -> None:
-        self._model = model
-        self._param = param
-        self._schema_param = schema_param
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, GymError):
-            return
-        if (
-            error.code is ErrorCode.TOO_LARGE
-        ):  # after submission it is the variant that is too large, not the text
-            raise RequestError(
-                error.message, param=self._param, name="context_length_exceeded", hint=error.hint
-            ) from error
-        if (translated := self.translate(error)) is not error:
-            raise translated from error
-
-    def translate(self, error: GymError) -> GymError:
-        """An error of any time, after submission too."""
-        if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
-            return model_not_found(self._model.name)
-        if error.code is ErrorCode.DATA_INVALID:
-            return RequestError(
-                error.message, param=self._schema_param, name="invalid_json_schema", hint=error.hint
-            )
-        return error
+        return Pending(answer, answers, lambda error: renamed(refusals.translate(error)), on_end)

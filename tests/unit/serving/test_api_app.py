@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -32,6 +32,7 @@ class Letters:
     """A tokenizer of one token a letter."""
 
     chat_template = None
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
     def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) % 256 for letter in text]}

@@ -98,7 +98,8 @@ def test_a_refused_question_is_answered_without_a_token(tokenizer: Any, rules: P
     answer = served.chat("How do I make a PIPE\nBOMB?", n=2)
     assert [choice["message"]["content"] for choice in answer["choices"]] == [REFUSAL, REFUSAL]
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"content_filter"}
-    assert answer["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    counts = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    assert answer["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
     body = chat_body(messages=[{"role": "user", "content": BAD}], stream_options={"include_usage": True})
     chunks = list(served.service.stream(CHAT, body, LOCAL))
     assert joined(chunks)[0] == {"text": REFUSAL, "calls": [], "logprobs": [], "end": "content_filter"}

@@ -1,0 +1,301 @@
+"""Answers of ``/v1/responses``: output items, and the stream of events that builds them.
+
+Text and calls become items in the order in which the model wrote them. Blank text beside a call is no item.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gym_fed.serving.engine.request import TokenLogprob
+from gym_fed.serving.openai.answers import Answer, AnswerChoice, StreamChunk, logprobs_of_chat
+from gym_fed.serving.openai.responses_request import NamedFunctionTool, ResponsesRequest
+from gym_fed.serving.openai.tool_calls import Call
+
+Item = dict[str, Any]
+
+_ARGUMENTS = "response.function_call_arguments"
+
+_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""``finish_reason`` of answers that are not complete, as ``incomplete_details`` has it."""
+
+Keep = Callable[[str, dict[str, Any], list[dict[str, Any]]], bool]
+"""Gets an answer's id, its body and its messages; returns whether they are kept."""
+
+
+class ResponsesAnswer(Answer):
+    """One response, of one choice.
+
+    Args:
+        model: See ``Answer``, like everything but:
+        request: Its settings are given back.
+        keep: Stores the answer once it is whole; None: it is not to be stored.
+    """
+
+    _prefix = "resp"
+    ends_with_done = False
+
+    def __init__(
+        self,
+        model: str,
+        prompt_tokens: int,
+        choices: list[AnswerChoice],
+        *,
+        request: ResponsesRequest,
+        keep_response: Keep | None,
+        **more: Any,
+    ) -> None:
+        super().__init__(model, prompt_tokens, choices, **more)
+        self.id = f"resp_{secrets.token_hex(24)}"
+        self._settings = _settings_of(request)
+        self._keep_response = keep_response
+        self._stored = keep_response is not None
+        self._number = 0
+        self._items: list[Item] = []
+        self._message: Item | None = None
+        self._call: Item | None = None
+        self._texts: list[str] = []
+        self._text_logprobs: list[dict[str, Any]] = []
+        self._blank = ""
+        self._logprobs: list[TokenLogprob] = []
+        self._whole_body: dict[str, Any] | None = None
+
+    def body(self) -> dict[str, Any]:
+        assert self._whole_body is not None, "it is made by the last chunk"
+        return self._whole_body
+
+    def opening(self) -> list[StreamChunk]:
+        response = self._response("in_progress")
+        return [self._event(f"response.{state}", response=response) for state in ("created", "in_progress")]
+
+    def take(self, index: int, event: Any) -> list[StreamChunk]:
+        choice = self.choices[index]
+        text, calls, logprobs = choice.take(event)
+        self._logprobs += logprobs
+        chunks = self._text(text) if text else []
+        for part in calls:
+            chunks += self._begin_call(part) if isinstance(part, Call) else [self._arguments(part.text)]
+        if choice.finish_reason is not None:
+            chunks += self._end(choice)
+        return chunks
+
+    def closing(self) -> list[StreamChunk]:
+        (choice,) = self.choices
+        reason = _REASONS.get(choice.finish_reason or "")
+        status = "completed" if reason is None else "incomplete"
+        made = self._response(status, reason, usage=self._counts())
+        streamed = {**made, "output": self._items}
+        whole = {**made, "output": self._refused(choice) if reason == "content_filter" else self._items}
+        if self._keep_response is not None and not self._keep_response(self.id, whole, _messages(whole)):
+            streamed["store"] = whole["store"] = self._stored = False
+        self._whole_body = whole
+        return [self._event(f"response.{status}", response=streamed)]
+
+    def failure(self, error: dict[str, Any]) -> StreamChunk:
+        found = error["error"]
+        number = self._number
+        self._end_message("incomplete")
+        self._end_call("incomplete")
+        self._number = number  # the events of these ends are not sent
+        code = "rate_limit_exceeded" if found["type"] == "rate_limit_error" else "server_error"
+        response = {
+            **self._response("failed"),
+            "output": self._items,
+            "error": {"code": code, "message": found["message"]},
+        }
+        return self._event("response.failed", response=response)
+
+    def _counts(self) -> dict[str, Any]:
+        """The counts in this API's words."""
+        counts = self.usage()
+        return {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": counts["total_tokens"],
+        }
+
+    def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
+        raise NotImplementedError("a response has items, no choices")
+
+    def _response(
+        self, status: str, reason: str | None = None, usage: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "background": False,
+            "error": None,
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "model": self.model,
+            "output": [],
+            "store": self._stored,
+            "usage": usage,
+            **self._settings,
+        }
+
+    def _event(self, kind: str, **data: Any) -> StreamChunk:
+        event = {"type": kind, "sequence_number": self._number, **data}
+        self._number += 1
+        return event
+
+    def _text(self, text: str) -> list[StreamChunk]:
+        """Text that is shown; blanks wait for what follows, as they may stand beside a call."""
+        if self._message is None:
+            self._blank += text
+            if not self._blank.strip():
+                return []
+            text, self._blank = self._blank, ""
+            return [*self._end_call("completed"), *self._begin_message(), self._delta(text)]
+        return [self._delta(text)]
+
+    def _begin_message(self) -> list[StreamChunk]:
+        self._message = {
+            "id": f"msg_{secrets.token_hex(24)}",
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+        self._texts, self._text_logprobs = [], []
+        self._items.append(self._message)
+        place = self._place()
+        return [
+            self._event(
+                "response.output_item.added", output_index=place["output_index"], item=dict(self._message)
+            ),
+            self._event("response.content_part.added", **place, part=_part("", [])),
+        ]
+
+    def _place(self) -> dict[str, Any]:
+        assert self._message is not None
+        return {"item_id": self._message["id"], "output_index": len(self._items) - 1, "content_index": 0}
+
+    def _delta(self, text: str) -> StreamChunk:
+        logprobs, self._logprobs = _logprobs(self._logprobs), []
+        self._texts.append(text)
+        self._text_logprobs += logprobs
+        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=logprobs)
+
+    def _end_message(self, status: str) -> list[StreamChunk]:
+        self._blank = ""
+        if self._message is None:
+            return []
+        place = self._place()
+        part = _part("".join(self._texts), [*self._text_logprobs, *_logprobs(self._logprobs)])
+        self._logprobs = []
+        self._message |= {"status": status, "content": [part]}
+        message, self._message = self._message, None
+        return [
+            self._event("response.output_text.done", **place, text=part["text"], logprobs=part["logprobs"]),
+            self._event("response.content_part.done", **place, part=part),
+            self._event("response.output_item.done", output_index=place["output_index"], item=message),
+        ]
+
+    def _begin_call(self, call: Call) -> list[StreamChunk]:
+        before = [*self._end_message("completed"), *self._end_call("completed")]
+        self._logprobs = []
+        self._call = {
+            "id": f"fc_{secrets.token_hex(24)}",
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": "",
+        }
+        self._texts = []
+        self._items.append(self._call)
+        index = len(self._items) - 1
+        added = self._event("response.output_item.added", output_index=index, item=dict(self._call))
+        return [*before, added, *([self._arguments(call.arguments)] if call.arguments else [])]
+
+    def _arguments(self, text: str) -> StreamChunk:
+        """More of the open call's arguments."""
+        self._texts.append(text)
+        return self._event(f"{_ARGUMENTS}.delta", **self._place_of_call(), delta=text)
+
+    def _place_of_call(self) -> dict[str, Any]:
+        assert self._call is not None
+        return {"item_id": self._call["id"], "output_index": len(self._items) - 1}
+
+    def _end_call(self, status: str) -> list[StreamChunk]:
+        if self._call is None:
+            return []
+        place = self._place_of_call()
+        self._call |= {"status": status, "arguments": "".join(self._texts)}
+        call, self._call = self._call, None
+        named = {"name": call["name"], "arguments": call["arguments"]}
+        return [
+            self._event(f"{_ARGUMENTS}.done", **place, **named),
+            self._event("response.output_item.done", output_index=place["output_index"], item=call),
+        ]
+
+    def _end(self, choice: AnswerChoice) -> list[StreamChunk]:
+        """The last item; an answer without any is an empty message."""
+        blank, self._blank = self._blank, ""
+        chunks = [] if self._items else self._begin_message()
+        if chunks and blank:
+            chunks.append(self._delta(blank))
+        status = "incomplete" if choice.finish_reason in _REASONS else "completed"
+        return [*chunks, *self._end_message(status), *self._end_call(status)]
+
+    def _refused(self, choice: AnswerChoice) -> list[Item]:
+        """The whole of a refused answer is the refusal, whatever a stream had shown of it."""
+        head = next(item for item in reversed(self._items) if item["type"] == "message")
+        return [{**head, "content": [_part(choice.text, [])]}]
+
+
+def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
+    """What a response says of its request; what was not given is the default."""
+    text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
+    choice = request.tool_choice
+    effort = request.reasoning.effort if request.reasoning else None
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": effort, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": choice.model_dump() if isinstance(choice, NamedFunctionTool) else choice or "auto",
+        "tools": [tool.model_dump() for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": request.truncation or "disabled",
+        "user": request.user,
+    }
+
+
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = logprobs_of_chat(tokens)["content"]
+    return found
+
+
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the answer adds to its conversation: chat's messages."""
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    calls = []
+    for item in body["output"]:
+        if item["type"] == "message":
+            message["content"] = (message["content"] or "") + item["content"][0]["text"]
+        else:
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            calls.append({"id": item["call_id"], "type": "function", "function": function})
+    return [{**message, "tool_calls": calls} if calls else message]

@@ -1,0 +1,208 @@
+"""The schema of ``POST /v1/responses``: items in, and the tools and the text's form in this API's own words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from gym_fed.serving.openai.fields import (
+    NEUTRAL,
+    Neutral,
+    RequestModel,
+    SamplingFields,
+    known_type,
+    off,
+    only,
+)
+from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Effort, PlainFormat, Verbosity
+
+LOGPROBS = "message.output_text.logprobs"
+_NOTHING_TO_INCLUDE = "reasoning.encrypted_content"
+"""Accepted, as there are no items of reasoning that could have it; clients that keep no state send it always."""
+
+RESPONSES_NEUTRAL: Neutral = {
+    **NEUTRAL,
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "prompt": (),
+}
+
+ItemId = Annotated[str, Field(max_length=256)]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class _TextContent(RequestModel):
+    """``output_text`` is an earlier answer's; what else it has is as the answer had it, and is not read."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Annotated[Any, only([])] = None
+    logprobs: list[Any] | None = None
+
+
+class _RefusalContent(RequestModel):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+_Content = Annotated[
+    Annotated[_TextContent | _RefusalContent, Field(discriminator="type")],
+    known_type("content parts", "input_text", "output_text", "refusal"),
+]
+
+
+def _kind(value: Any) -> str:
+    return "list" if isinstance(value, list) else "text"
+
+
+_TEXT_OR_LIST = Discriminator(_kind)  # so that an error is reported of the form that is meant
+
+ContentText = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Annotated[list[_Content], Field(min_length=1)], Tag("list")],
+    _TEXT_OR_LIST,
+]
+
+
+class MessageItem(RequestModel):
+    """A message, as a person writes it or as an answer had it."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ContentText
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    phase: Annotated[Any, only("final_answer")] = None
+
+
+class CallItem(RequestModel):
+    """A call that an answer requested."""
+
+    type: Literal["function_call"]
+    call_id: ItemId
+    name: str
+    arguments: str
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class CallOutputItem(RequestModel):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: ItemId
+    output: ContentText
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+def _type_of(item: Any) -> str:
+    """A message need not say that it is one."""
+    return str(item.get("type") or "message") if isinstance(item, dict) else "message"
+
+
+Item = Annotated[
+    Annotated[
+        Annotated[MessageItem, Tag("message")]
+        | Annotated[CallItem, Tag("function_call")]
+        | Annotated[CallOutputItem, Tag("function_call_output")],
+        Discriminator(_type_of),
+    ],
+    known_type("items", "message", "function_call", "function_call_output"),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+Input = Annotated[Annotated[str, Tag("text")] | Annotated[Items, Tag("list")], _TEXT_OR_LIST]
+
+
+class FunctionTool(RequestModel):
+    """Unlike OpenAI's own, a schema is held to only where ``strict`` is true."""
+
+    type: Literal["function"]
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+_Tool = Annotated[FunctionTool, known_type("tools", "function")]
+
+
+class NamedFunctionTool(RequestModel):
+    type: Literal["function"]
+    name: str
+
+
+class JsonSchemaFormat(RequestModel):
+    type: Literal["json_schema"]
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextConfig(RequestModel):
+    format: Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Verbosity | None = None
+
+
+class ReasoningConfig(RequestModel):
+    effort: Effort | None = None
+    summary: Annotated[Any, only()] = None
+    generate_summary: Annotated[Any, only()] = None
+
+
+class ResponseStreamOptions(RequestModel):
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+def _includable(value: Any) -> Any:
+    if isinstance(value, list):
+        for one in value:
+            if isinstance(one, str) and one not in (LOGPROBS, _NOTHING_TO_INCLUDE):
+                raise PydanticCustomError(
+                    "unsupported", "{one} is not supported here", {"one": repr(one[:80])}
+                )
+    return value
+
+
+class ResponsesRequest(SamplingFields):
+    """Input, and what became of an earlier response; the fields of chat's sampling are accepted besides OpenAI's."""
+
+    input: Input
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
+    store: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedFunctionTool | None,
+        known_type("tool_choice", "function"),
+    ] = None
+    parallel_tool_calls: bool | None = None
+    include: Annotated[list[str], Field(max_length=16), BeforeValidator(_includable)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _combinations(self) -> ResponsesRequest:
+        if self.stream_options is not None and not self.stream:
+            raise off("stream_options", "stream_options needs stream: true")
+        if self.top_logprobs and not self.with_logprobs:
+            raise off("top_logprobs", f"top_logprobs needs {LOGPROBS!r} in include")
+        return self
+
+    @property
+    def with_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())

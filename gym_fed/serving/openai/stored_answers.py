@@ -1,0 +1,160 @@
+"""Answers that are kept for their callers, so that a later request may read one, go on from it, or delete it.
+
+They are in memory alone, and end with the process. What one key has stored no other key can read, go on from or delete.
+Bounds are in bytes: of each key, whose oldest answers go first, and of all keys together. There the key that holds most
+gives up its oldest. So a key that stores much takes no other key's answers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.config.serving import StoredAnswersConfig
+from gym_fed.errors import ErrorCode
+from gym_fed.serving.openai.catalogue import Caller
+from gym_fed.serving.openai.refusals import RequestError
+
+Owner = tuple[str, str]
+"""A key's name and its digest: a key that was made again under an earlier one's name is another."""
+
+_ENTRY_BYTES = 1024
+"""What an answer takes besides its text."""
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    """One answer.
+
+    Attributes:
+        body: As it was given, as JSON.
+        messages: The conversation up to its end, as JSON; instructions are not of it.
+        until: When it is forgotten.
+    """
+
+    body: bytes
+    messages: bytes
+    until: float
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.body) + len(self.messages) + _ENTRY_BYTES
+
+    def to_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    def conversation(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.messages)
+        return found
+
+
+class StoredAnswers:
+    """The stored answers of all keys; from any thread.
+
+    Args:
+        config: The bounds.
+        now: Seconds of a clock that never goes back.
+    """
+
+    def __init__(self, config: StoredAnswersConfig, now: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self._now = now
+        self._lock = threading.Lock()
+        self._owners: dict[Owner, OrderedDict[str, StoredAnswer]] = {}
+        self._bytes: dict[Owner, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all keys."""
+        with self._lock:
+            return sum(self._bytes.values())
+
+    def put(self, caller: Caller, answer_id: str, body: dict[str, Any], messages: str = "[]") -> bool:
+        """Keep an answer; False where it alone is larger than a key's share.
+
+        Args:
+            caller: Whose it is.
+            answer_id: Of the answer.
+            body: As it is given.
+            messages: The conversation up to its end, as JSON.
+        """
+        answer = StoredAnswer(
+            json.dumps(body, ensure_ascii=False).encode(),
+            messages.encode(),
+            self._now() + self.config.keep_seconds,
+        )
+        if answer.num_bytes > min(self.config.bytes_per_key, self.config.max_bytes):
+            return False
+        owner = _owner(caller)
+        with self._lock:
+            self._forget_old()
+            self._owners.setdefault(owner, OrderedDict())[answer_id] = answer
+            self._bytes[owner] = self._bytes.get(owner, 0) + answer.num_bytes
+            while self._bytes[owner] > self.config.bytes_per_key:
+                self._drop(owner)
+            while sum(self._bytes.values()) > self.config.max_bytes:
+                self._drop(max(self._bytes, key=lambda one: (self._bytes[one], one != owner)))
+        return True
+
+    def get(self, caller: Caller, answer_id: str, prefix: str, param: str | None = None) -> StoredAnswer:
+        """An answer of this caller.
+
+        Args:
+            caller: Who stored it.
+            answer_id: Of the answer.
+            prefix: Of the ids of this kind of answer; no other kind is found.
+            param: The request's field that names it.
+
+        Raises:
+            RequestError: The same for what is another's and for what does not exist. ``NOT_FOUND``; for a field
+                ``USAGE``, as OpenAI has it.
+        """
+        with self._lock:
+            self._forget_old()
+            found = self._owners.get(_owner(caller), OrderedDict()).get(answer_id)
+        if found is None or not answer_id.startswith(prefix):
+            raise _not_stored(answer_id, param)
+        return found
+
+    def delete(self, caller: Caller, answer_id: str, prefix: str) -> None:
+        """Forget an answer; arguments and errors as of ``get``."""
+        owner = _owner(caller)
+        with self._lock:
+            self._forget_old()
+            if answer_id not in self._owners.get(owner, {}) or not answer_id.startswith(prefix):
+                raise _not_stored(answer_id, None)
+            self._drop(owner, answer_id)
+
+    def _forget_old(self) -> None:
+        now = self._now()
+        for owner in list(self._owners):
+            while owner in self._owners and next(iter(self._owners[owner].values())).until <= now:
+                self._drop(owner)
+
+    def _drop(self, owner: Owner, answer_id: str | None = None) -> None:
+        """Forget one answer, by default the owner's oldest."""
+        answers = self._owners[owner]
+        dropped = answers.popitem(last=False)[1] if answer_id is None else answers.pop(answer_id)
+        self._bytes[owner] -= dropped.num_bytes
+        if not answers:
+            del self._owners[owner], self._bytes[owner]
+
+
+def _owner(caller: Caller) -> Owner:
+    return caller.name, caller.key_sha256
+
+
+def _not_stored(answer_id: str, param: str | None) -> RequestError:
+    return RequestError(
+        f"no answer {answer_id[:80]!r} is stored for this key",
+        param=param,
+        name="not_found" if param is None else f"{param.removesuffix('_id')}_not_found",
+        code=ErrorCode.NOT_FOUND if param is None else ErrorCode.USAGE,
+        hint="store: true keeps an answer for a while, in this process alone",
+    )

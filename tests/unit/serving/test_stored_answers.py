@@ -1,0 +1,75 @@
+"""Stored answers: bounded by time and by bytes, for each key and for all together."""
+
+from __future__ import annotations
+
+import pytest
+
+from gym_fed.config.serving import StoredAnswersConfig
+from gym_fed.serving.openai.catalogue import Caller
+from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.stored_answers import StoredAnswers
+
+ANN, BOB = Caller("ann", key_sha256="1"), Caller("bob", key_sha256="2")
+SIZE = 10_000
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def put(stored: StoredAnswers, caller: Caller, name: str) -> bool:
+    return stored.put(caller, f"resp_{name}", {"text": "x" * (SIZE - 1100)})
+
+
+def is_there(stored: StoredAnswers, caller: Caller, name: str) -> bool:
+    try:
+        stored.get(caller, f"resp_{name}", "resp_")
+    except RequestError:
+        return False
+    return True
+
+
+def test_an_answer_is_forgotten_after_its_time() -> None:
+    clock = Clock()
+    stored = StoredAnswers(StoredAnswersConfig(keep_seconds=10), clock)
+    put(stored, ANN, "a")
+    clock.now = 9.9
+    assert is_there(stored, ANN, "a")
+    clock.now = 10.0
+    assert not is_there(stored, ANN, "a")
+    assert stored.num_bytes == 0
+
+
+def test_beyond_a_key_s_share_its_oldest_go() -> None:
+    stored = StoredAnswers(StoredAnswersConfig(bytes_per_key=3 * SIZE))
+    for number in range(5):
+        assert put(stored, ANN, str(number))
+        assert stored.num_bytes <= 3 * SIZE
+    assert [is_there(stored, ANN, str(number)) for number in range(5)] == [False, False, True, True, True]
+    assert not stored.put(ANN, "resp_large", {"text": "x" * 3 * SIZE})
+    assert is_there(stored, ANN, "4")
+
+
+def test_a_key_that_stores_much_takes_no_other_key_s_answers() -> None:
+    stored = StoredAnswers(StoredAnswersConfig(bytes_per_key=10 * SIZE, max_bytes=4 * SIZE))
+    put(stored, BOB, "b")
+    for number in range(20):
+        put(stored, ANN, str(number))
+        assert stored.num_bytes <= 4 * SIZE
+    assert is_there(stored, BOB, "b")
+    assert [number for number in range(20) if is_there(stored, ANN, str(number))] == [17, 18, 19]
+
+
+def test_deleting_gives_back_the_bytes() -> None:
+    stored = StoredAnswers(StoredAnswersConfig())
+    put(stored, ANN, "a")
+    stored.delete(ANN, "resp_a", "resp_")
+    assert stored.num_bytes == 0
+    with pytest.raises(RequestError):
+        stored.delete(ANN, "resp_a", "resp_")
