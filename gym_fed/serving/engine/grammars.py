@@ -21,6 +21,7 @@ MAX_SCHEMA_CHARACTERS = 200_000
 MAX_PATTERN_CHARACTERS = 4096
 MAX_GRAMMAR_CHARACTERS = 20_000
 MAX_CHOICES = 4096
+_MAX_REASON = 500
 
 _WORDS = {
     "json_schema": ("the JSON schema", MAX_SCHEMA_CHARACTERS),
@@ -54,10 +55,12 @@ def compiled(grammar: Grammar) -> str:
 
 
 def not_enforced(words: str, reason: str) -> GymError:
-    """For what llguidance refuses."""
+    """For what llguidance refuses. Of a pattern it quotes the place first, and says what is wrong with it later."""
+    lines = reason.splitlines() or ["no reason given"]
+    said = next((line for line in lines if line.startswith("error: ")), lines[0])
     return GymError(
         ErrorCode.DATA_INVALID,
-        f"{words} cannot be enforced: {(reason.splitlines() or ['no reason given'])[0]}",
+        f"{words} cannot be enforced: {said.removeprefix('error: ')[:_MAX_REASON]}",
         "leave what is named out, make it simpler, or ask for plain text",
     )
 
