@@ -21,6 +21,7 @@ MSVC = ["/std:c++17", "/O2", "/fp:precise", "/EHsc"]
 SOURCES = [
     "module",
     "attention",
+    "factors",
     "pool",
     "signs",
     "counts",
@@ -83,6 +84,8 @@ setup(
             sources=[f"quant/csrc/{name}.cpp" for name in SOURCES],
             depends=[
                 "quant/csrc/attention_body.h",
+                "quant/csrc/factors_body.h",
+                "quant/csrc/lanes.h",
                 "quant/csrc/sign_tiles.h",
                 "quant/csrc/common.h",
                 "quant/csrc/linear.h",

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "common.h"
+#include "lanes.h"
 
 #if defined(__GNUC__) || defined(__clang__)
 #define GQ_FETCH(at) __builtin_prefetch(at)
@@ -110,60 +110,7 @@ GQ_INLINE void narrow(float x, float factor, int8_t& to) {  // to nearest, ties 
 
 namespace plain {
 #define GQ_T
-struct V {
-    float x[16];
-};
 constexpr int WIDTH = 4;
-GQ_INLINE V all(float x) {
-    V r;
-    for (float& one : r.x) one = x;
-    return r;
-}
-GQ_INLINE V get(const float* at) {
-    V r;
-    std::memcpy(r.x, at, sizeof r.x);
-    return r;
-}
-GQ_INLINE V get(const uint16_t* at) {
-    V r;
-    for (int j = 0; j < 16; ++j) {
-        const uint32_t bits = static_cast<uint32_t>(at[j]) << 16;
-        std::memcpy(&r.x[j], &bits, 4);
-    }
-    return r;
-}
-GQ_INLINE V get(const int8_t* at) {
-    V r;
-    for (int j = 0; j < 16; ++j) r.x[j] = at[j];
-    return r;
-}
-GQ_INLINE void put(float* at, V v) { std::memcpy(at, v.x, sizeof v.x); }
-#define GQ_EACH(op)                      \
-    GQ_INLINE V operator op(V a, V b) {  \
-        for (int j = 0; j < 16; ++j) a.x[j] = a.x[j] op b.x[j]; \
-        return a;                        \
-    }
-GQ_EACH(+)
-GQ_EACH(-)
-GQ_EACH(*)
-#undef GQ_EACH
-GQ_INLINE V larger(V a, V b) {
-    for (int j = 0; j < 16; ++j) a.x[j] = a.x[j] > b.x[j] ? a.x[j] : b.x[j];
-    return a;
-}
-GQ_INLINE V zero_below(V x, float bound, V value) {
-    for (int j = 0; j < 16; ++j) value.x[j] = x.x[j] < bound ? 0.0f : value.x[j];
-    return value;
-}
-GQ_INLINE V power_of(V shifted) {
-    for (float& one : shifted.x) {
-        uint32_t bits;
-        std::memcpy(&bits, &one, 4);
-        bits = (bits << 23) + 0x3f800000u;
-        std::memcpy(&one, &bits, 4);
-    }
-    return shifted;
-}
 #include "attention_body.h"
 #undef GQ_T
 }  // namespace plain
@@ -171,75 +118,16 @@ GQ_INLINE V power_of(V shifted) {
 #if GQ_X86
 namespace avx2 {
 #define GQ_T GQ_AVX2
-#define GQ_OP GQ_AVX2 GQ_INLINE
-struct V {
-    __m256 a, b;
-};
 constexpr int WIDTH = 4;
-GQ_OP V all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-GQ_OP V get(const float* at) { return {_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)}; }
-GQ_OP __m256 upper(const uint16_t* at) {
-    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-}
-GQ_OP V get(const uint16_t* at) { return {upper(at), upper(at + 8)}; }
-GQ_OP __m256 whole(const int8_t* at) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
-}
-GQ_OP V get(const int8_t* at) { return {whole(at), whole(at + 8)}; }
-GQ_OP void put(float* at, V v) {
-    _mm256_storeu_ps(at, v.a);
-    _mm256_storeu_ps(at + 8, v.b);
-}
-GQ_OP V operator+(V x, V y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-GQ_OP V operator-(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
-GQ_OP V operator*(V x, V y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
-GQ_OP V larger(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-GQ_OP __m256 kept(__m256 x, float bound, __m256 value) {
-    return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(bound), _CMP_NLT_UQ), value);
-}
-GQ_OP V zero_below(V x, float bound, V value) { return {kept(x.a, bound, value.a), kept(x.b, bound, value.b)}; }
-GQ_OP __m256 power(__m256 x) {
-    const __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(x), 23);
-    return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(0x3f800000)));
-}
-GQ_OP V power_of(V x) { return {power(x.a), power(x.b)}; }
 #include "attention_body.h"
 #undef GQ_T
-#undef GQ_OP
 }  // namespace avx2
 
 namespace avx512 {
 #define GQ_T GQ_AVX512
-#define GQ_OP GQ_AVX512 GQ_INLINE
-struct V {
-    __m512 a;
-};
 constexpr int WIDTH = 16;
-GQ_OP V all(float x) { return {_mm512_set1_ps(x)}; }
-GQ_OP V get(const float* at) { return {_mm512_loadu_ps(at)}; }
-GQ_OP V get(const uint16_t* at) {
-    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
-}
-GQ_OP V get(const int8_t* at) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))))};
-}
-GQ_OP void put(float* at, V v) { _mm512_storeu_ps(at, v.a); }
-GQ_OP V operator+(V x, V y) { return {_mm512_add_ps(x.a, y.a)}; }
-GQ_OP V operator-(V x, V y) { return {_mm512_sub_ps(x.a, y.a)}; }
-GQ_OP V operator*(V x, V y) { return {_mm512_mul_ps(x.a, y.a)}; }
-GQ_OP V larger(V x, V y) { return {_mm512_max_ps(x.a, y.a)}; }
-GQ_OP V zero_below(V x, float bound, V value) {
-    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.a, _mm512_set1_ps(bound), _CMP_NLT_UQ), value.a)};
-}
-GQ_OP V power_of(V x) {
-    const __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(x.a), 23);
-    return {_mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(0x3f800000)))};
-}
 #include "attention_body.h"
 #undef GQ_T
-#undef GQ_OP
 }  // namespace avx512
 #endif
 

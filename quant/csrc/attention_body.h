@@ -1,6 +1,6 @@
 // Attention of some rows of one request and one key head; included once for each instruction set. No include guard.
 //
-// Expects GQ_T, the target attribute, V, 16 floats with the operations below, and WIDTH, the vectors V that registers
+// Expects GQ_T, the target attribute, V of lanes.h, and WIDTH, the vectors V that registers
 // hold as sums. A query's result does not depend on what is computed beside it: each of its sums runs over the tokens
 // from the first on, in tiles of TILE tokens that begin at multiples of TILE, and a token that it does not see adds 0.
 
@@ -17,14 +17,6 @@ GQ_T GQ_INLINE V exponential(V x) {
     p = p * r + all(5.0000001201e-1f);
     p = (p * r) * r + r + all(1.0f);
     return zero_below(x, -87.0f, p * power_of(shifted));
-}
-
-GQ_T GQ_INLINE float total_of(V x) {
-    float lanes[16];
-    put(lanes, x);
-    for (int step = 8; step > 0; step /= 2)
-        for (int j = 0; j < step; ++j) lanes[j] += lanes[j + step];
-    return lanes[0];
 }
 
 GQ_T GQ_INLINE float most_of(V x) {

@@ -230,6 +230,8 @@ class ResidentFactors(Resident):
     ) -> None:
         self.rows, self.cols, self.scaling = rows, cols, scaling
         self._fields, self._decode, self._device = copied(fields, device), decode, device
+        if decode is None:
+            self._fields["b"] = self._fields["b"].T.contiguous().T  # multiplied as [r, rows]
 
     @property
     def nbytes(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gym_quant import CodecError
-from gym_quant.resident import IndexArray, Resident, ResidentBatch
+from gym_quant.kernels.resident import SignBatch
+from gym_quant.resident import IndexArray, Resident, ResidentBatch, ResidentFactors
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
@@ -34,11 +36,17 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Stacked factors: ``a`` ``[R, in]``, ``b`` ``[out, R]``; ``owners`` gives the variant of each rank."""
+    """Low-rank deltas of a matrix: by variant ``a`` ``[rank, in]`` and ``b`` ``[rank, out]``, contiguous."""
 
-    a: Tensor
-    b: Tensor
-    owners: tuple[int, ...]
+    form: ClassVar[str] = ResidentFactors.form
+
+    pairs: dict[int, tuple[Tensor, Tensor]]
+
+    @cached_property
+    def stacked(self) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """All of them, ``[R, in]`` and ``[R, out]``, and the variant of each rank."""
+        a, b = (torch.cat(factors) for factors in zip(*self.pairs.values(), strict=True))
+        return a, b, tuple(v for v, (own, _) in self.pairs.items() for _ in range(len(own)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +61,7 @@ class ModulePlan:
     biases: Tensor | None
     """Of a bias, likewise."""
     lookups: dict[int, VariantWeight]
-    """Of an embedding."""
+    """Of an embedding: what is decoded variant by variant."""
 
 
 class ActiveVariants:
@@ -66,7 +74,7 @@ class ActiveVariants:
         self._layout = layout
         self._plans: dict[str, ModulePlan | None] = {}
         self.bound: dict[tuple[str, str], Any] = {}
-        """What ``bound_signs`` made of them, by first module and path."""
+        """What ``bound_terms`` made of them, by first module and path."""
 
     def plan(self, target: TargetModule) -> ModulePlan | None:
         """None where no variant changes this module."""
@@ -84,25 +92,16 @@ class ActiveVariants:
         if target.kind == "norm":
             return ModulePlan((), None, {}, self._stacked(weights), self._stacked(biases), {})
         if target.kind == "embedding":
-            lookups = {
-                v: FactorWeight(o.held.unpacked()) if isinstance(o, FactorWeight) else o
-                for v, o in weights.items()
-            }
-            return ModulePlan((), None, {}, None, None, lookups)
+            return self._embedding(weights)
         biased = self._stacked(biases) if biases else None
-        packed: dict[tuple[type[Resident], str], dict[int, Resident]] = {}
         factors: dict[int, FactorWeight] = {}
         dense: dict[int, DenseWeight] = {}
         for variant, weight in weights.items():
-            if isinstance(weight, PackedWeight):
-                kind = (type(weight.held), weight.held.form)
-                packed.setdefault(kind, {})[variant] = weight.held
-            elif isinstance(weight, FactorWeight):
+            if isinstance(weight, FactorWeight):
                 factors[variant] = weight
             elif isinstance(weight, DenseWeight):
                 dense[variant] = weight
-        groups = tuple(self._packed(form, found) for (_, form), found in packed.items())
-        return ModulePlan(groups, self._factors(factors), dense, None, biased, {})
+        return ModulePlan(self._groups(weights), self._factors(factors), dense, None, biased, {})
 
     def _of(self, parameter: str | None) -> dict[int, VariantWeight]:
         if parameter is None:
@@ -112,6 +111,27 @@ class ActiveVariants:
             for v, weights in enumerate(self._weights)
             if (weight := weights.get(parameter)) is not None
         }
+
+    def _embedding(self, weights: dict[int, VariantWeight]) -> ModulePlan:
+        batches = [
+            group
+            for group in self._groups(weights)
+            if isinstance(group.batch, SignBatch) and group.batch.native
+        ]
+        batched = {variant for group in batches for variant in group.by_variant}
+        lookups = {
+            v: FactorWeight(o.held.unpacked()) if isinstance(o, FactorWeight) else o
+            for v, o in weights.items()
+            if v not in batched
+        }
+        return ModulePlan(tuple(batches), None, {}, None, None, lookups)
+
+    def _groups(self, weights: dict[int, VariantWeight]) -> tuple[Packed, ...]:
+        packed: dict[tuple[type[Resident], str], dict[int, Resident]] = {}
+        for variant, weight in weights.items():
+            if isinstance(weight, PackedWeight):
+                packed.setdefault((type(weight.held), weight.held.form), {})[variant] = weight.held
+        return tuple(self._packed(form, found) for (_, form), found in packed.items())
 
     def _packed(self, form: str, found: dict[int, Resident]) -> Packed:
         place = None
@@ -130,9 +150,8 @@ class ActiveVariants:
     def _factors(self, found: dict[int, FactorWeight]) -> Factors | None:
         if not found:
             return None
-        factors = [o.factors(getattr(torch, self._layout.dtype)) for o in found.values()]
-        owners = tuple(v for v, (a, _) in zip(found, factors, strict=True) for _ in range(len(a)))
-        return Factors(torch.cat([a for a, _ in factors]), torch.cat([b for _, b in factors], dim=1), owners)
+        factors = {v: o.factors(getattr(torch, self._layout.dtype)) for v, o in found.items()}
+        return Factors({v: (a.contiguous(), b.T.contiguous()) for v, (a, b) in factors.items()})
 
     def _stacked(self, found: dict[int, VariantWeight]) -> Tensor | None:
         if not found:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.serving.forward import variant_terms
-from gym_fed.serving.forward.bound_signs import Targets, bound_signs
+from gym_fed.serving.forward.bound_terms import Targets, bound_terms
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.target_modules import TargetModule
+from gym_fed.serving.forward.wide_product import wide_product
 
 
 class BaseLinear(Protocol):
@@ -28,7 +29,13 @@ class BaseLinear(Protocol):
 
 
 class TorchLinear:
-    """A module's own weight, float32 or bfloat16. In bfloat16 activations are rounded to it, as in the module."""
+    """A module's own weight, float32 or bfloat16. In bfloat16 activations are rounded to it, as in the module.
+
+    Attributes:
+        wide: Whether they are not.
+    """
+
+    wide = False
 
     def __init__(self, weight: Tensor) -> None:
         self._weight, self._transposed = weight, weight.T
@@ -36,6 +43,8 @@ class TorchLinear:
     def multiply(self, x: Tensor, y: Tensor) -> None:
         if self._weight.dtype == torch.float32:
             torch.mm(x, self._transposed, out=y)
+        elif self.wide:
+            y.copy_(wide_product(x, self._weight))
         else:
             y.copy_(functional.linear(x.to(self._weight.dtype), self._weight))
 
@@ -70,6 +79,12 @@ class Projection:
             ]
             self._bias = torch.cat(wide)
 
+    def widen(self, wide: bool) -> None:
+        """Whether products with the modules' own weights in bfloat16 keep activations in float32."""
+        for linear, _ in self._linears:
+            if isinstance(linear, TorchLinear):
+                linear.wide = wide
+
     def project(self, x: Tensor, y: Tensor, step: StepRows | None) -> None:
         """``y = x @ W.T + bias``, and what the variants of the rows add.
 
@@ -97,17 +112,16 @@ class Projection:
         if not self._targets:
             return
         rows = step.head if self._targets[0][0].head else step.body
-        bound = bound_signs(step.active, self._targets, step.path)
+        bound = bound_terms(step.active, self._targets, step.path)
         targets: Targets = self._targets
-        if bound is not None and len(rows.few_index):
-            bound.add(x, y, rows)
-            step.products.update(bound.counted)
+        if bound is not None and rows.spans:
+            bound.add(x, y, rows, step.products)
             targets = self._targets if rows.bulk else bound.rest
         for target, part in targets:
             plan = step.active.plan(target)
             if plan is not None:
                 step.forget_input()
-                done = () if bound is None else bound.packed
+                done = () if bound is None else bound.done
                 variant_terms.add_linear(target, plan, step, x, y[:, part], done)
 
     def pack(self, *formats: str) -> int:

@@ -7,7 +7,8 @@ used, so that every rope type is theirs. Variants' terms are added by the functi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from gym_fed.serving.forward import attention, variant_terms
 from gym_fed.serving.forward.base_weights import Projection
 from gym_fed.serving.forward.segments import StepRows
+from gym_fed.serving.forward.step_buffers import StepBuffers
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
 
@@ -100,12 +102,24 @@ class Decoder:
             for number, layer in enumerate(body.layers)
         ]
         self._norm, self.head = norm(body.norm), fused(model.lm_head)
-        self._buffers = _Buffers(
+        self._buffers = StepBuffers(
             config.hidden_size,
             self._heads * self._dim,
             (self._heads + 2 * self._kv_heads) * self._dim,
             self._inner,
         )
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Round no activation within the block: not for serving, where that would be slow."""
+        held = [p for layer in self.layers for p in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        for projection in (*held, self.head):
+            projection.widen(True)
+        try:
+            yield
+        finally:
+            for projection in (*held, self.head):
+                projection.widen(False)
 
     def pack(self, format: str) -> int:
         """Pack the weights of all linear layers; the model's own are given up, so it computes nothing any more.
@@ -212,27 +226,3 @@ class Decoder:
             window=layer.window,
             out=at.attended.view(len(heads), self._heads, -1),
         )
-
-
-class _Buffers:
-    """The tensors of a step, kept for the next one of as many rows or fewer."""
-
-    def __init__(self, hidden: int, attended: int, qkv: int, inner: int) -> None:
-        self._widths = {"hidden": hidden, "normed": hidden, "term": hidden, "qkv": qkv, "attended": attended}
-        self._widths |= {"gate_up": 2 * inner, "gated": inner}
-        self._inner, self._rows = inner, 0
-        self._held: dict[str, Tensor] = {}
-        self._views: dict[int, SimpleNamespace] = {}
-
-    def of(self, rows: int) -> SimpleNamespace:
-        """Tensors of so many rows by name; their contents are of the step before."""
-        if rows > self._rows:
-            self._rows = max(8, 1 << (rows - 1).bit_length())
-            self._held = {name: torch.empty(self._rows, width) for name, width in self._widths.items()}
-            self._views.clear()
-        if rows not in self._views:
-            views = {name: held[:rows] for name, held in self._held.items()}
-            gate_up = views["gate_up"]
-            views["gate"], views["up"] = gate_up[:, : self._inner], gate_up[:, self._inner :]
-            self._views[rows] = SimpleNamespace(**views)
-        return self._views[rows]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from gym_quant.kernels.attention import BLOCK_TOKENS
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.forward import attention, servable
+from gym_fed.serving.forward import attention, servable, trial
 from gym_fed.serving.forward.chunk import Chunk, packed_tokens
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.formats import base_format_for, kernel_for
@@ -82,16 +83,20 @@ class MultiVariantModel:
         self.attends_plainly, self.packed, self.base_format = False, False, self.layout.dtype
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         self._device = torch.device(self.layout.device)
-        self.pool = KVPool(dtype=self.layout.dtype, device=self._device)
-        name, why_not, stock = type(model).__name__, servable.unfit(model), servable.stock_logits(model)
+        name, why_not = type(model).__name__, servable.unfit(model)
+        self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
+        with nullcontext() if why_not else trial.in_float32(model):
+            stock = trial.stock_logits(model)
         self._hooked = HookedForward(model, self.layout)
         setattr(model, servable.MARK, True)
         try:
-            windows = self._try(stock)
-            servable.require_windows(model, windows)
+            with nullcontext() if why_not else trial.in_float32(model):
+                trial.require_same(self, stock)
+            trial.require_windows(model, self._windows)
             if not why_not:
-                self._decoder = Decoder(model, self.layout, windows)
-                self._try(stock)
+                self._decoder = Decoder(model, self.layout, self._windows)
+                with self._decoder.in_float32():
+                    trial.require_same(self, stock)
             packed = base_format and base_format_for(base_format, self.layout.dtype, why_not, name)
             if packed and self._decoder is not None:
                 self._decoder.pack(packed)
@@ -239,12 +244,3 @@ class MultiVariantModel:
     def release_variants(self) -> None:
         """Drop the references to the last step's variants; the next step takes its own."""
         self._variants.release()
-
-    def _try(self, stock: Tensor) -> dict[int, int | None]:
-        """Compare packed steps with the stock forward. Returns the windows of the layers."""
-        cache, other = self.new_cache(), self.new_cache()
-        found = []
-        for part in servable.trial_parts(self.vocabulary):
-            found.append(self.step([Chunk([1 % self.vocabulary], other), Chunk(part, cache)])[1])
-        servable.require_same(self.model, self.forward, torch.stack(found), stock[2:])
-        return self._windows

@@ -97,6 +97,11 @@ class Segments:
             self._places[key] = packed.place[self.few_index]
         return self._places[key]
 
+    def all_in(self, packed: Packed) -> IndexArray:
+        """``owners`` in the numbers of a layer's own batch."""
+        found: IndexArray = self.owners.numpy()
+        return found if packed.place is None else packed.place[found]
+
     def foreign(self, owners: tuple[int, ...]) -> Tensor:
         """``[owned rows, ranks] bool``: true where a rank belongs to another variant than the row."""
         found = self._masks.get(owners)

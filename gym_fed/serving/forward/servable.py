@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gym_fed.errors import ErrorCode, GymError
 
@@ -86,57 +86,3 @@ def unfit(model: Any) -> str:
         if isinstance(module, nn.Linear | nn.Embedding) and type(module) not in (nn.Linear, nn.Embedding):
             return f"{name} is a {type(module).__name__}"
     return ""
-
-
-def trial(vocabulary: int) -> list[int]:
-    """Five tokens of a vocabulary, none of its first, which are often special: models answer these as they will."""
-    return [(2 * at + 3) * vocabulary // 14 for at in range(5)]
-
-
-def trial_parts(vocabulary: int) -> list[list[int]]:
-    """These tokens as a prompt in chunks, so that the last three have logits."""
-    ids = trial(vocabulary)
-    return [ids[:3], ids[3:4], ids[4:]]
-
-
-@torch.inference_mode()
-def stock_logits(model: Any) -> Tensor:
-    """What transformers' own forward gives for the tokens of ``trial``: ``[5, vocabulary]`` float32."""
-    embedding = model.get_input_embeddings().weight
-    ids = torch.tensor(trial(embedding.shape[0]), device=embedding.device)
-    places = torch.arange(len(ids), device=embedding.device)
-    out = model(input_ids=ids[None], position_ids=places[None], use_cache=False)
-    return torch.as_tensor(out.logits[0]).to(torch.float32)
-
-
-def require_same(model: nn.Module, forward: str, found: Tensor, wanted: Tensor) -> None:
-    """Compare the logits of packed steps with those of the stock forward."""
-    off = float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
-    # SmolLM2 in bfloat16 is up to 0.15 from itself in float32, for tokens in no order; a lost state gives about 1.
-    most = 1e-3 if next(model.parameters()).dtype == torch.float32 else 3e-1
-    if not off <= most:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{type(model).__name__} cannot be served: its logits in a packed step by {forward} are off by {off:.1e} "
-            "of their norm, so it has state besides keys and values",
-            "use a decoder with ordinary attention, such as Llama, Qwen3 or Mistral",
-        )
-
-
-def require_windows(model: Any, windows: dict[int, int | None]) -> None:
-    """Every layer must have passed the sliding window of its config: a trial is too short to show it."""
-    config: Any = model.config.get_text_config()
-    size = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        slides = size is not None and getattr(config, "use_sliding_window", True)
-        kinds = ["sliding_attention" if slides else "full_attention"] * config.num_hidden_layers
-    for layer, kind in enumerate(kinds):
-        wanted = size if kind == "sliding_attention" else None
-        if layer not in windows or windows[layer] != wanted:
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"{type(model).__name__} cannot be served: layer {layer} should have a sliding window of "
-                f"{wanted}, but its attention uses {windows.get(layer, 'no keys at all')}",
-                "use a model that passes its window to its attention, such as Mistral or Qwen3",
-            )

@@ -10,7 +10,7 @@ import torch
 from gym_quant.kernels import dispatch
 from gym_quant.kernels.lookup import MODES
 from gym_quant.kernels.resident import ResidentSigns
-from gym_quant.resident import ResidentLevels
+from gym_quant.resident import ResidentFactors, ResidentLevels
 
 from gym_fed.serving.forward.active_variants import ActiveVariants
 from gym_fed.serving.forward.loaded import LoadedVariant
@@ -74,9 +74,9 @@ class StepVariants:
         return {kernel: self.products[ResidentSigns.form, kernel] for kernel in (*MODES, "decoded")}
 
     def packed_products(self) -> dict[str, int]:
-        """Products of all other packed deltas by form."""
+        """Products of all other packed deltas by form, without those of factors."""
         found = Counter({ResidentLevels.form: 0})
         for (form, _), count in dict(self.products).items():
-            if form != ResidentSigns.form:
+            if form not in (ResidentSigns.form, ResidentFactors.form):
                 found[form] += count
         return dict(found)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
+from gym_quant.kernels.resident import SignBatch
 from gym_quant.resident import IndexArray
 from torch import Tensor
 
-from gym_fed.serving.forward.active_variants import ModulePlan, Packed
+from gym_fed.serving.forward.active_variants import Factors, ModulePlan, Packed
 from gym_fed.serving.forward.segments import Segments, StepRows
 from gym_fed.serving.forward.target_modules import TargetModule, normal_form
 
@@ -22,11 +23,11 @@ def add_linear(
     step: StepRows,
     x: Tensor,
     output: Tensor,
-    bound: Collection[Packed] = (),
+    bound: Collection[Packed | Factors] = (),
 ) -> None:
     """Of a linear layer with the input ``x`` ``[..., in]``; added to ``output`` ``[..., out]``.
 
-    Rows that are multiplied one by one have the terms of ``bound`` already.
+    Of ``bound`` all rows have the terms of factors already, and rows that are multiplied one by one the packed terms.
     """
     rows = step.head if target.head else step.body
     flat, y = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
@@ -40,13 +41,13 @@ def add_linear(
             if held is not None:
                 step.products[packed.form, "decoded"] += 1
                 held.add(flat[start:stop], y[start:stop])
-    if plan.factors is not None and len(rows.owner):
+    if plan.factors is not None and plan.factors not in bound and len(rows.owner):
+        step.products[Factors.form, "torch"] += 1
+        a, b, owners = plan.factors.stacked
         some = flat if rows.owned is None else flat.index_select(0, rows.owned)
         # Filled, not multiplied by 0: another variant's factors may be so large that they give infinities here.
-        inner = (some.to(plan.factors.a.dtype) @ plan.factors.a.T).masked_fill_(
-            rows.foreign(plan.factors.owners), 0.0
-        )
-        _add_to(y, rows.owned, inner @ plan.factors.b.T)
+        inner = (some.to(a.dtype) @ a.T).masked_fill_(rows.foreign(owners), 0.0)
+        _add_to(y, rows.owned, inner @ b)
     if plan.dense:
         for variant, start, stop in rows.spans:
             if variant in plan.dense:
@@ -76,7 +77,14 @@ def add_embedding(
 ) -> None:
     """Of an embedding of ``ids``; added to ``output`` ``[..., hidden]``."""
     flat, y = ids.reshape(-1), output.view(-1, output.shape[-1])
-    for variant, start, stop in step.body.spans:
+    for packed in plan.packed:
+        assert isinstance(packed.batch, SignBatch)
+        direct = y.dtype == torch.float32 and target.multiplier == 1.0
+        to = y if direct else torch.zeros(y.shape, dtype=torch.float32)
+        packed.batch.add_rows(step.body.all_in(packed), flat, to)
+        if not direct:
+            y += to * target.multiplier
+    for variant, start, stop in step.body.spans if plan.lookups else ():
         weight = plan.lookups.get(variant)
         if weight is not None:
             term = weight.rows(flat[start:stop])

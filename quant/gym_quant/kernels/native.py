@@ -56,6 +56,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "gq_add_norm": [c_int] * 2 + [c_void_p] * 5 + [c_float] + [c_int64] * 2 + [c_void_p],
     "gq_rotate": [c_int] * 2 + [c_void_p] + [c_int64] * 4 + [c_void_p] * 3 + [c_float] + [c_void_p] * 2,
     "gq_gate": [c_int] * 2 + [c_void_p] * 2 + [c_int64] * 3 + [c_void_p],
+    "gq_factors_add": [c_int] * 3
+    + [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "gq_linear": [c_int] * 3 + [c_void_p, c_int, c_void_p, c_int64, c_void_p],
     "gq_linear_kernel": [],
     "gq_linear_pack": [c_int] * 2 + [c_void_p, c_int] + [c_void_p] * 2,

@@ -10,7 +10,8 @@ class Bfloat16Linear(TiledLinear):
     """Two bytes per weight. Up to 16 rows the activations stay float32; more are multiplied in bfloat16.
 
     On SmolLM2 float32 activations lower the divergence from the float32 model from 1.2e-4 to 7e-5. Up to four rows they
-    cost no time.
+    cost no time. From five on products in bfloat16 would be faster, but up to 16 rows a row has the same bits alone as
+    beside others.
     """
 
     format = "bfloat16"

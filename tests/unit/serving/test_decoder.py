@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gym_quant.kernels import dispatch
+from gym_quant.kernels.decode import NormWeight
 
-from gym_fed.serving.forward import variant_terms
+from gym_fed.errors import GymError
+from gym_fed.serving.forward import multi_variant, variant_terms
 from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.decoder import Decoder, Norm
 from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.variants import load, write_random_delta
@@ -144,6 +148,35 @@ def test_a_wrong_window_rotation_norm_or_bias_would_show(name: str, fault: str) 
         assert off(in_chunks(served, [text], [[23]])[0], wanted) > 100 * CLOSE
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", ["rope", "norm", "bias", None])
+def test_a_fault_of_the_forward_is_refused_at_the_start(
+    dtype: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Faulty(Decoder):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            if fault == "rope":
+                self._rotary = build(
+                    "llama", rope_parameters={"rope_type": "default", "rope_theta": 2e4}
+                ).model.rotary_emb
+            if fault == "norm":
+                weight = self.layers[-1].mlp_norm.weight
+                missing = Norm(NormWeight(torch.ones_like(weight.weight), weight.eps), None)
+                self.layers[-1] = dataclasses.replace(self.layers[-1], mlp_norm=missing)
+            if fault == "bias":
+                self.layers[1].down._bias = None
+
+    monkeypatch.setattr(multi_variant, "Decoder", Faulty)
+    model = build("llama biases").to(getattr(torch, dtype))
+    if fault is None:
+        with MultiVariantModel(model) as served:
+            assert served.forward == "decoder"
+        return
+    with pytest.raises(GymError, match="logits in a packed step by decoder are off by"):
+        MultiVariantModel(model)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "llama biases", "qwen2"])
 def test_variants_of_every_form_get_what_the_hooked_forward_adds(tmp_path: Path, name: str) -> None:
     model = build(name)
@@ -205,6 +238,38 @@ def test_signs_alone_are_added_by_one_call_a_projection_to_their_own_rows(
     assert off(found, wanted) < 10 * CLOSE
     assert torch.equal(found[1], base[1])
     assert off(found[[0, 2, 3]], base[[0, 2, 3]]) > 100 * CLOSE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_factors_are_added_by_one_call_a_projection_to_their_own_rows(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("llama biases", hidden_size=64, intermediate_size=96)
+    paths = [write_random_delta(model, tmp_path / f"{n}.gymdelta", RULES["lora"], seed=n) for n in range(3)]
+    model, wholes = model.to(getattr(torch, dtype)), texts(5, 3, 40, 1)
+    with MultiVariantModel(model) as served:
+        variants = [load(paths[0], served.layout), None, *(load(path, served.layout) for path in paths[1:])]
+
+        def logits() -> torch.Tensor:
+            chunks = [Chunk(t, served.new_cache(), v) for t, v in zip(wholes, variants, strict=True)]
+            return served.step(chunks)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(variant_terms, "add_linear", lambda *_: 1 / 0)
+            found = logits()
+            alone = served.step([Chunk(wholes[2], served.new_cache(), variants[2])])
+        linear = sum(target.kind == "linear" for target in served.layout.target_modules)
+        assert served.products["factors", "native"] == 2 * linear
+        assert served.products["factors", "torch"] == 0
+        base = served.step([Chunk(text, served.new_cache()) for text in wholes])
+        served._decoder = None
+        wanted = logits()
+        assert served.products["factors", "torch"] == linear
+    assert off(found, wanted) < (10 * CLOSE if dtype == "float32" else 0.05)
+    assert torch.equal(found[1], base[1])
+    assert off(found[[0, 2, 3]], base[[0, 2, 3]]) > (100 * CLOSE if dtype == "float32" else 0.25)
+    if dtype == "float32":
+        assert off(alone, found[2:3]) < CLOSE
 
 
 def test_a_row_gets_the_same_tokens_beside_others_as_alone() -> None:

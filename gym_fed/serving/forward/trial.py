@@ -1,0 +1,115 @@
+"""The comparison of packed steps with transformers' own forward, on five tokens, before a model is served.
+
+A model that ``Decoder`` computes is compared in float32, whatever its weights are in, so that only what is computed
+differs, and no rounding. Others are computed in their own number format by both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.wide_product import wide_product
+
+if TYPE_CHECKING:
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+
+_CLOSE = 1e-3
+"""Of the norm of the logits, in float32."""
+_CLOSE_ROUNDED = 3e-1
+"""In bfloat16. Its rounding alone moves logits of tokens in no order by up to 0.15; a lost state gives about 1."""
+
+
+def tokens(vocabulary: int) -> list[int]:
+    """Five tokens of a vocabulary, none of its first, which are often special: models answer these as they will."""
+    return [(2 * at + 3) * vocabulary // 14 for at in range(5)]
+
+
+def parts(vocabulary: int) -> list[list[int]]:
+    """These tokens as a prompt in chunks, so that the last three have logits."""
+    ids = tokens(vocabulary)
+    return [ids[:3], ids[3:4], ids[4:]]
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Compute all activations in float32 within the block, by the same weights. They are widened block by block.
+
+    Args:
+        model: Of ``torch.nn``'s own linear layers and embeddings, and of norms that follow their input's dtype.
+    """
+    undo = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
+            module.forward = partial(_linear, module)
+            undo.append(partial(delattr, module, "forward"))
+        elif isinstance(module, nn.Embedding):
+            undo.append(module.register_forward_hook(lambda _module, _args, output: output.float()).remove)
+    try:
+        yield
+    finally:
+        for step in undo:
+            step()
+
+
+def _linear(module: nn.Linear, x: Tensor) -> Tensor:
+    found = wide_product(x, module.weight)
+    return found if module.bias is None else found + module.bias.float()
+
+
+@torch.inference_mode()
+def stock_logits(model: Any) -> Tensor:
+    """What transformers' own forward gives for ``tokens``: ``[5, vocabulary]`` float32."""
+    embedding = model.get_input_embeddings().weight
+    ids = torch.tensor(tokens(embedding.shape[0]), device=embedding.device)
+    places = torch.arange(len(ids), device=embedding.device)
+    out = model(input_ids=ids[None], position_ids=places[None], use_cache=False)
+    return torch.as_tensor(out.logits[0]).to(torch.float32)
+
+
+def require_same(served: MultiVariantModel, stock: Tensor) -> None:
+    """Compare the logits of packed steps, a prompt in chunks beside another request, with those of the stock forward.
+
+    Args:
+        served: The model; its pool is in float32 where activations are.
+        stock: Of ``stock_logits``.
+    """
+    cache, other = served.new_cache(), served.new_cache()
+    found = []
+    for part in parts(served.vocabulary):
+        found.append(served.step([Chunk([1 % served.vocabulary], other), Chunk(part, cache)])[1])
+    wanted = stock[2:]
+    off = float((torch.stack(found) - wanted).norm() / wanted.norm().clamp_min(1e-6))
+    if not off <= (_CLOSE if served.pool.dtype == "float32" else _CLOSE_ROUNDED):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{type(served.model).__name__} cannot be served: its logits in a packed step by {served.forward} are off "
+            f"by {off:.1e} of their norm, so it has state besides keys and values",
+            "use a decoder with ordinary attention, such as Llama, Qwen3 or Mistral",
+        )
+
+
+def require_windows(model: Any, windows: dict[int, int | None]) -> None:
+    """Every layer must have passed the sliding window of its config: a trial is too short to show it."""
+    config: Any = model.config.get_text_config()
+    size = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        slides = size is not None and getattr(config, "use_sliding_window", True)
+        kinds = ["sliding_attention" if slides else "full_attention"] * config.num_hidden_layers
+    for layer, kind in enumerate(kinds):
+        wanted = size if kind == "sliding_attention" else None
+        if layer not in windows or windows[layer] != wanted:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{type(model).__name__} cannot be served: layer {layer} should have a sliding window of "
+                f"{wanted}, but its attention uses {windows.get(layer, 'no keys at all')}",
+                "use a model that passes its window to its attention, such as Mistral or Qwen3",
+            )

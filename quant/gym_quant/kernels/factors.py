@@ -1,0 +1,110 @@
+"""Low-rank deltas of a batch: every row is multiplied with the factors of its own variant, for matrices of one input.
+
+    terms = FactorTerms([FactorMatrix(rows, column, {0: (a, b)})], variants=1, cols=576)
+    terms.add(x, index, y)                         # y[n, column:] += (x[n] @ a.T) @ b where index[n] is 0
+
+Native paths agree to the last bit, and a row's bits do not depend on the rest of the batch. Sums are float32, whatever
+the factors are in. Native code and the torch reference are within 2e-6 of the sums of absolute products, by test.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from gym_quant.errors import CodecError
+from gym_quant.kernels import dispatch, native, reference
+from gym_quant.resident import IndexArray
+
+
+@dataclass(frozen=True, eq=False)
+class FactorMatrix:
+    """The factors of one matrix.
+
+    Attributes:
+        rows: ``out``.
+        column: Its first column in ``y``.
+        pairs: By variant ``a`` ``[rank, in]`` and ``b`` ``[rank, out]``, contiguous on the CPU, in one of float32 and
+            bfloat16; variants that do not change the matrix are absent.
+    """
+
+    rows: int
+    column: int
+    pairs: Mapping[int, tuple[Tensor, Tensor]]
+
+
+class FactorTerms:
+    """The terms of matrices with one input (query, key and value), added by one native call.
+
+    Args:
+        matrices: All in one number format; kept alive.
+        variants: How many numbers of variants there are.
+        cols: ``in``.
+
+    Raises:
+        CodecError: For factors that do not go together.
+    """
+
+    def __init__(self, matrices: Sequence[FactorMatrix], variants: int, cols: int) -> None:
+        tensors = [factor for matrix in matrices for pair in matrix.pairs.values() for factor in pair]
+        dtypes = {factor.dtype for factor in tensors}
+        if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.bfloat16}:
+            raise CodecError(f"factors are in {sorted(map(str, dtypes))}, not in one of float32 and bfloat16")
+        if not all(factor.is_contiguous() and factor.is_cpu for factor in tensors):
+            raise CodecError("a factor is not contiguous on the CPU")
+        for matrix in matrices:
+            for variant, (a, b) in matrix.pairs.items():
+                if not 0 <= variant < variants or a.shape != (len(b), cols) or b.shape[1:] != (matrix.rows,):
+                    raise CodecError(
+                        f"variant {variant} of {variants} has {list(a.shape)} and {list(b.shape)}, not "
+                        f"[rank, {cols}] and [rank, {matrix.rows}]"
+                    )
+        self._matrices, self._cols = tuple(matrices), cols
+        self._wide = int(dtypes == {torch.float32})
+        self._lists = [_lists(matrix, variants) for matrix in matrices]
+        starts = [[held.buffer_info()[0] for held in lists] for lists in self._lists]
+        words = [[m.rows, m.column, *start] for m, start in zip(matrices, starts, strict=True)]
+        self._words = array("q", chain.from_iterable(words))
+
+    def add(self, x: Tensor, index: IndexArray, y: Tensor) -> None:
+        """Add the terms of all rows whose variant is not -1.
+
+        Args:
+            x: ``[batch, in]`` float32, contiguous.
+            index: ``[batch]`` int64, contiguous: of each row its variant, or -1.
+            y: ``[batch, columns]`` float32; its rows may lie apart.
+        """
+        path = dispatch.path()
+        if path != "torch":
+            self.bind(path)(x.data_ptr(), len(x), index.ctypes.data, y.data_ptr(), y.stride(0))
+            return
+        for variant, rows in reference.rows_by_variant(index.tolist()).items():
+            for matrix in self._matrices:
+                if variant in matrix.pairs:
+                    a, b = (factor.to(torch.float32) for factor in matrix.pairs[variant])
+                    y[rows, matrix.column : matrix.column + matrix.rows] += (x[rows] @ a.T) @ b
+
+    def bind(self, path: str) -> Callable[[int, int, int, int, int], None]:
+        """The native call itself, as ``BoundTerms.bind`` has it; this object must stay alive."""
+        run = native.library().gq_factors_add
+        code, threads, wide, cols = native.CODES[path], torch.get_num_threads(), self._wide, self._cols
+        rest = (len(self._matrices), self._words.buffer_info()[0])
+
+        def add(x: int, batch: int, index: int, y: int, stride: int) -> None:
+            if run(code, threads, wide, x, batch, cols, index, y, stride, *rest):
+                raise MemoryError("gq_factors_add: no memory for its work space")
+
+        return add
+
+
+def _lists(matrix: FactorMatrix, variants: int) -> tuple[array[int], array[int], array[int]]:
+    """By variant the addresses of ``a`` and ``b``, and the rank; 0 for those without."""
+    pairs = [matrix.pairs.get(variant) for variant in range(variants)]
+    a = array("Q", [0 if pair is None else pair[0].data_ptr() for pair in pairs])
+    b = array("Q", [0 if pair is None else pair[1].data_ptr() for pair in pairs])
+    return a, b, array("q", [0 if pair is None else len(pair[0]) for pair in pairs])
