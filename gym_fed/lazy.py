@@ -1,4 +1,4 @@
-"""Packages whose names are imported on first use, so that a command that needs no torch never loads it."""
+"""Names and modules that are imported on first use, so that a command that needs no torch never loads it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from gym_fed.other_words import MISSING, attribute
@@ -34,3 +35,19 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return sorted(sources), __getattr__
+
+
+class _LazyModule(ModuleType):
+    """A module that is imported when an attribute of it is first read."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def lazy_module(name: str) -> Any:
+    """Stands for a module, and imports it when an attribute of it is first read.
+
+    Args:
+        name: The whole dotted name. The module that is in ``sys.modules`` under it is always the real one.
+    """
+    return _LazyModule(name)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.linalg import signs
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.rule import Rule
 from gym_fed.soup.rule import RuleConfig as AggregatorConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Integers: TypeAlias = "NDArray[np.int64]"
 Floats: TypeAlias = "NDArray[np.float64]"

@@ -8,20 +8,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
-import torch
 from pydantic import Field, field_validator
-from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.rule import Rule, RuleConfig
 
-Score: TypeAlias = Callable[[Tensor], float]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Score: TypeAlias = "Callable[[Tensor], float]"
 """``[n]`` float64 coefficients of the deltas to how good that soup is on held-out data; higher is better."""
 
-Gate: TypeAlias = Callable[[Tensor], str | None]
+Gate: TypeAlias = "Callable[[Tensor], str | None]"
 """``[n]`` float64 coefficients to why that soup may not be, or None where it may."""
 
 

@@ -11,14 +11,15 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.rule import Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("gym_fed")
 
@@ -48,6 +49,8 @@ class OptimizerState:
         Raises:
             GymError: ``BASE_MISMATCH`` for a state of another lineage, ``STATE_CORRUPT`` for a broken one.
         """
+        from gym_fed.delta.feedback import ErrorFeedback
+
         file = ErrorFeedback.load(path, lineage)
         held = {name: tensor for name in file.names() if (tensor := file.residual(name)) is not None}
         made_by = {name.removeprefix(_RULE) for name in held if name.startswith(_RULE)}
@@ -90,6 +93,8 @@ class OptimizerState:
 
     def stage(self, path: str | Path, lineage: str) -> None:
         """Write what this round leaves, durably."""
+        from gym_fed.delta.feedback import ErrorFeedback
+
         file = ErrorFeedback(Path(path), lineage, {})
         for name, tensor in self._after().items():
             file.record(name, tensor)

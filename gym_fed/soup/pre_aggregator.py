@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix
 from gym_fed.soup.rule import Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PreAggregator(Rule):

@@ -12,13 +12,16 @@ round of Multi-Krum in place of n - 2f rounds of Krum, which is another set of u
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from gym_quant import kernels
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from gym_fed.lazy_torch import kernels, torch
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Bulyan(Aggregator):

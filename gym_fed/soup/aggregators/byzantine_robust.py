@@ -9,12 +9,15 @@ products only: the soup of sign deltas is one vote of whole numbers, and that of
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
 from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.pre_aggregators.equal_norm import EqualNorm
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_STRETCH = 1.5
 """In median squared norms. On digits 1.5 kept a lone contributor and cost nothing under attack; 2 let attacks pass."""

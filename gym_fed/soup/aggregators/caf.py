@@ -19,17 +19,19 @@ from a random start; here the search converges, and a replay finds the same.
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.ordered import Array, dot, symmetric_times
 from gym_fed.soup.linalg.spectrum import top_eigenvector
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ROUNDING = 32.0 * float(np.finfo(np.float64).eps)
 """Updates that differ by less, against their squared norms, are equal."""

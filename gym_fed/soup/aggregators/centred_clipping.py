@@ -18,16 +18,18 @@ nearer by a share of at least n / 2 - 2f of n, since half of the updates count i
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.ordered import dot, symmetric_times
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CentredClippingConfig(AggregatorConfig):

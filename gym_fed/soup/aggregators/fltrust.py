@@ -12,13 +12,15 @@ like progress. A zero update has no direction and counts as nothing.
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix, Needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FLTrust(WeightRule):

@@ -15,14 +15,17 @@ the round is refused, as by ``fltrust``.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH
 from gym_fed.soup.aggregators.caf import filtered
 from gym_fed.soup.aggregators.fltrust import trusted
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FLTrustCAF(WeightRule):

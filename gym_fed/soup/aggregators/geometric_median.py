@@ -19,15 +19,17 @@ even number of updates on one line), it is the middle of those updates that are.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.spatial_median import spatial_median
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class GeometricMedianConfig(AggregatorConfig):

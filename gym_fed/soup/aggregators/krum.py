@@ -13,13 +13,16 @@ Flower counts n - f - 2 others too; ByzFL 0.0.11 counts n - f - 1.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Krum(WeightRule):

@@ -17,14 +17,17 @@ honest one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import CoordinateRule, Floats, Integers
 from gym_fed.soup.aggregators.median import weighted_median
 from gym_fed.soup.linalg import signs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MajorityVote(CoordinateRule):

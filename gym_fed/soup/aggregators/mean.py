@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import Floats, Integers, WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix, Needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Mean(WeightRule):

@@ -8,10 +8,13 @@ the honest values by up to their spread.
 
 from __future__ import annotations
 
-from gym_quant import kernels
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from gym_fed.lazy_torch import kernels
 from gym_fed.soup.aggregator import CoordinateRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MeanAroundMedian(CoordinateRule):

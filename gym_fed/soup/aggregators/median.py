@@ -7,11 +7,13 @@ weight is reached between them. With equal weights it is the ordinary median.
 
 from __future__ import annotations
 
-import torch
-from gym_quant import kernels
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from gym_fed.lazy_torch import kernels, torch
 from gym_fed.soup.aggregator import CoordinateRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Median(CoordinateRule):

@@ -14,13 +14,16 @@ depend on the order of contributors unless distances are equal.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.vertex_cover import Conflicts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_MALICIOUS = 20
 """The search grows exponentially with f; above this it is refused."""

@@ -7,17 +7,19 @@ order of contributors wins. It withstands f malicious clients of n >= 2f + 3.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.krum import krum_scores
 from gym_fed.soup.linalg.gram import GramMatrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MultiKrumConfig(AggregatorConfig):

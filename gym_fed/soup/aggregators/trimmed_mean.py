@@ -8,14 +8,16 @@ malicious client claims.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from gym_quant import kernels
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import kernels
 from gym_fed.soup.aggregator import AggregatorConfig, CoordinateRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TrimmedMeanConfig(AggregatorConfig):

@@ -8,11 +8,13 @@ claims.
 from __future__ import annotations
 
 import math
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix, Needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class WeightedMean(WeightRule):

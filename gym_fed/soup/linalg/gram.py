@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from gym_fed.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Needs(IntEnum):

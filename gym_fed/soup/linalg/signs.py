@@ -7,10 +7,13 @@ number of threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from gym_quant.kernels import signed_combination, signed_trimmed, signed_votes
-from torch import Tensor
+from gym_fed.lazy_torch import kernels, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 COMBINATION_TOTAL = 1 << 30
 """A combination's votes add up to about this, so rounding changes none by more than 1e-9 of the whole."""
@@ -34,7 +37,7 @@ def combine(bits: Sequence[Tensor], strengths: Tensor, out: Tensor) -> None:
         out: ``[rows, cols]`` float32, filled.
     """
     votes, unit = whole_votes(strengths[None], COMBINATION_TOTAL)
-    signed_combination(bits, votes[0], unit, out.shape[1], out=out)
+    kernels.signed_combination(bits, votes[0], unit, out.shape[1], out=out)
 
 
 def trimmed_mean(bits: Sequence[Tensor], strengths: Tensor, drops: int, out: Tensor) -> bool:
@@ -53,7 +56,7 @@ def trimmed_mean(bits: Sequence[Tensor], strengths: Tensor, drops: int, out: Ten
     if total is None:
         return False
     votes, unit = whole_votes(strengths, total)
-    signed_trimmed(bits, votes, out.shape[1], drops, unit / (len(strengths) - 2 * drops), out=out)
+    kernels.signed_trimmed(bits, votes, out.shape[1], drops, unit / (len(strengths) - 2 * drops), out=out)
     return True
 
 
@@ -68,7 +71,7 @@ def majority(bits: Sequence[Tensor], weights: Tensor, magnitude: float, out: Ten
     step = max(1, _BLOCK_ELEMENTS // out.shape[1])
     for start in range(0, len(out), step):
         stop = min(len(out), start + step)
-        votes = signed_votes([matrix[start:stop] for matrix in bits], weights, out.shape[1])
+        votes = kernels.signed_votes([matrix[start:stop] for matrix in bits], weights, out.shape[1])
         out[start:stop] = torch.where(votes < 0, -magnitude, magnitude)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from gym_fed.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def whole_share(share: float, size: int) -> int:

@@ -7,12 +7,15 @@ the number of threads; a block of ``BLOCK`` elements is held in float64 at a tim
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.linalg.gram import GramMatrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 1 << 18
 

@@ -5,15 +5,17 @@ Davari & Belilovsky 2023, "Model Breadcrumbs: Scaling Multi-Task Model Merging w
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._sparsify import largest, whole_share
 from gym_fed.soup.methods._task_vectors import combination
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class BreadcrumbsConfig(MethodConfig):

@@ -5,14 +5,16 @@ Yu et al. 2024, "Language Models are Super Mario: Absorbing Abilities from Homol
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._sparsify import draws, dropped_at_random
 from gym_fed.soup.methods._task_vectors import combination
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DareConfig(MethodConfig):

@@ -5,12 +5,15 @@ Yu et al. 2024, "Language Models are Super Mario: Absorbing Abilities from Homol
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.soup.method import MergeMethod, TensorTask
 from gym_fed.soup.methods._sparsify import draws, dropped_at_random
 from gym_fed.soup.methods._task_vectors import sign_consensus
 from gym_fed.soup.methods.dare_linear import DareConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DareTies(MergeMethod):

@@ -5,16 +5,18 @@ Deep et al. 2024, "DELLA-Merging: Reducing Interference in Model Merging through
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._sparsify import draws
 from gym_fed.soup.methods._task_vectors import combination, sign_consensus
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DellaConfig(MethodConfig):

@@ -6,16 +6,18 @@ Matena & Raffel 2022, "Merging Models with Fisher-Weighted Averaging". Needs a p
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._task_vectors import blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FisherConfig(MethodConfig):

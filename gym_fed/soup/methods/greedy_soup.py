@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.method import Gate, MergeMethod, MethodConfig, Score, TensorTask
 from gym_fed.soup.methods._task_vectors import combination
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class GreedySoup(MergeMethod):

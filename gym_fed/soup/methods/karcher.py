@@ -5,16 +5,18 @@ Karcher 1977, "Riemannian center of mass and mollifier smoothing". What mergekit
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._task_vectors import combination, inner_products
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NOWHERE = 1e-9
 """Length of the mean of unit vectors below which they have no direction in common."""

@@ -5,10 +5,13 @@ Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned mod
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.soup.method import MergeMethod, TensorTask
 from gym_fed.soup.methods._task_vectors import combination
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Linear(MergeMethod):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.soup.method import MergeMethod, TensorTask
 from gym_fed.soup.methods._task_vectors import combination, inner_products
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ModelStock(MergeMethod):

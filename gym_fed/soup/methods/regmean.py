@@ -7,16 +7,17 @@ model: `gym soup statistics --kind moments`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.lora.low_rank import one_thread
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._task_vectors import combination
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RegmeanConfig(MethodConfig):
@@ -51,6 +52,8 @@ class Regmean(MergeMethod):
         self._averaged: list[str] = []
 
     def _merge(self, task: TensorTask) -> Tensor:
+        from gym_fed.soup.lora.low_rank import one_thread
+
         if not task.statistics:
             self._averaged.append(task.name)
             return combination(task.deltas, task.shares)

@@ -5,16 +5,18 @@ Wan et al. 2024, "FuseChat: Knowledge Fusion of Chat Models".
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._sparsify import largest, whole_share
 from gym_fed.soup.methods._task_vectors import blocks, sign_consensus
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SceConfig(MethodConfig):

@@ -6,10 +6,13 @@ data there, 0.3 to 0.5 for several tasks. The plain sum overshoots where tasks s
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.soup.method import MergeMethod, TensorTask
 from gym_fed.soup.methods._task_vectors import combination
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TaskArithmetic(MergeMethod):

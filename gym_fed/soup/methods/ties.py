@@ -5,14 +5,16 @@ Yadav et al. 2023, "TIES-Merging: Resolving Interference When Merging Models", a
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._sparsify import trimmed
 from gym_fed.soup.methods._task_vectors import sign_consensus
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TiesConfig(MethodConfig):

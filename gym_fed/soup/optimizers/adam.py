@@ -8,13 +8,15 @@ and the step is ``m / (sqrt(v) + tau)``. Flower adds Adam's correction of both a
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from gym_fed.soup.optimizer import OptimizerState, ServerOptimizer
 from gym_fed.soup.rule import RuleConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class AdamConfig(RuleConfig):

@@ -6,13 +6,15 @@ sec. 4.3 (FedAvgM), as torch's SGD counts momentum.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from gym_fed.soup.optimizer import OptimizerState, ServerOptimizer
 from gym_fed.soup.rule import RuleConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MomentumConfig(RuleConfig):

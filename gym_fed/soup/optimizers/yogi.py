@@ -6,10 +6,13 @@ Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: ``v <- v - (1 - b2
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gym_fed.soup.optimizer import OptimizerState, ServerOptimizer
 from gym_fed.soup.optimizers.adam import AdamConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Yogi(ServerOptimizer):

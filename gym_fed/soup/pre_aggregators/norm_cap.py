@@ -9,16 +9,18 @@ norm: exact.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.lazy_torch import torch
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class NormCapConfig(RuleConfig):
