@@ -16,13 +16,12 @@ from gym_fed.console import err
 from gym_fed.ledger.evaluations import EVALUATED
 from gym_fed.tables import TextTable, short_ids
 from gym_fed.text import plain
-from gym_server.evaluations.versions import last_evaluation, last_evaluation_line
+from gym_server.evaluations.last import last_evaluation, last_evaluation_line
 from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rounds.queue import SET_ASIDE
 from gym_server.rounds.steering import Pause
-from gym_server.rounds.versions import heights_to
 from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
 from gym_server.strategy.backoff import paused
 
@@ -88,7 +87,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
             ).order_by(accounts.c.enrolled_at)
         ).all()
         balances = {row.contributor: fed.payouts.balance_of(tx, row.contributor)["balance"] for row in rows}
-        committed = len(heights_to(tx, head.height))
+        committed = fed.round_store.depths.of(tx, head.height)
     return {
         "name": fed.config.name,
         "server": fed.server,

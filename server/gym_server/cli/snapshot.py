@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from gym_fed.text import readable_bytes, whole_number
 from gym_server.federation import Federation
 from gym_server.rounds.steering import pause_of
-from gym_server.rounds.versions import head_of, heights_to
+from gym_server.rounds.versions import head_of, newest_to
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
 
 _COUNTED_IN_BYTES = ("fetch", "upload")
@@ -117,8 +117,8 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         sent = tx.execute(select(updates).where(updates.c.server_round >= number - 1)).all()
         pause = pause_of(tx)
         version = head_of(tx, fed.base.digest).height
-        line = sorted(heights_to(tx, version), reverse=True)
-        newest = versions.c.height.in_(line[:_VERSIONS])
+        newest = versions.c.height.in_(newest_to(tx, version, _VERSIONS))
+        committed = fed.round_store.depths.of(tx, version)
         made = tx.execute(select(versions).where(newest).order_by(versions.c.height.desc())).all()
         losses = {
             row.height: loss
@@ -137,7 +137,7 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         },
         losses=losses,
         version=version,
-        committed=len(line),
+        committed=committed,
         num_rounds=fed.config.rounds.num_rounds,
         quorum=fed.config.rounds.min_contributors,
         reason=current.reason if current else "",

@@ -23,7 +23,7 @@ from gym_fed.ledger.entries import seal
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals
-from gym_server.rounds.versions import Version, head_of, heights_to, newest_height, soups_to, version_at
+from gym_server.rounds.versions import Version, VersionDepths, head_of, newest_height, soups_to, version_at
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
@@ -98,6 +98,7 @@ class RoundStore:
         self._database = database
         self._ledger = ledger
         self.base_digest = base_digest
+        self.depths = VersionDepths()
         self.at_open: list[Callable[[Connection, int], object]] = []
         self.at_commit: list[Callable[[Connection], object]] = []
         """Called at the end of a commit's transaction; ``at_open`` of an opening's, with the round's number."""
@@ -161,7 +162,7 @@ class RoundStore:
     def num_committed(self) -> int:
         """Rounds that lead to the current version: those of abandoned ones do not count."""
         with self._database.reading() as tx:
-            return len(heights_to(tx, head_of(tx, self.base_digest).height))
+            return self.depths.of(tx, head_of(tx, self.base_digest).height)
 
     def tasks(self, server_round: int) -> dict[int, tuple[str, str]]:
         """Node id to (message id, outcome) of a round."""

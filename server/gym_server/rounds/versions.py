@@ -74,6 +74,33 @@ def heights_to(tx: Connection, height: int) -> set[int]:
     return found
 
 
+def newest_to(tx: Connection, height: int, most: int) -> list[int]:
+    """The last ``most`` heights that lead from the base to one, the highest first."""
+    found: list[int] = []
+    while height and len(found) < most:
+        found.append(height)
+        height = int(tx.scalar(select(versions.c.parent).where(versions.c.height == height)) or 0)
+    return found
+
+
+class VersionDepths:
+    """How many versions lead to each. A version's parent never changes, so that a row is read once a process."""
+
+    def __init__(self) -> None:
+        self._known = {0: 0}
+
+    def of(self, tx: Connection, height: int) -> int:
+        """Versions that lead from the base to one, that one among them; 0 for the base."""
+        if height not in self._known:
+            newer = versions.c.height > max(self._known)
+            rows = tx.execute(
+                select(versions.c.height, versions.c.parent).where(newer).order_by(versions.c.height)
+            )
+            for row in rows.all():
+                self._known[int(row.height)] = self._known[int(row.parent)] + 1
+        return self._known[height]
+
+
 def soups_to(tx: Connection, height: int) -> list[SoupReference]:
     """The soups that lead from the base to a version, in order."""
     wanted = heights_to(tx, height)
