@@ -168,7 +168,8 @@ class SecureAggregationRound:
         outcome, text = "replied", None
         if reply.has_error():
             outcome = "lost" if reply.error.code == LOST else "failed"
-            log.info("round %d: %s: node %d: %s", self._number, stage.name, node, reply.error.reason)
+            who = self._fed.queue.name_of(node)
+            log.info("round %d: %s: %s: %s", self._number, stage.name, who, reply.error.reason)
         else:
             try:
                 record = reply.content.get(RECORD)
@@ -178,7 +179,8 @@ class SecureAggregationRound:
                 text = said.model_dump_json()
             except GymError as error:
                 outcome = "failed"
-                log.info("round %d: %s: node %d refused: %s", self._number, stage.name, node, error)
+                who = self._fed.queue.name_of(node)
+                log.info("round %d: %s: %s refused: %s", self._number, stage.name, who, error)
         self._stages.record_outcome(self._number, stage.name, node, outcome, text)
 
     def _checked(self, stage: Stage, node: int, text: object) -> StrictModel:

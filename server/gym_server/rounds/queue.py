@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, messages, nodes
 
@@ -42,6 +43,12 @@ class QueuedMessage:
     state: str
     reply: bytes | None
 
+
+_MOST_GIVEN_BACK = 3
+"""Lost tasks of a round after which a node that declines another is not asked again in that round."""
+_MAX_NAME = 40
+_MAX_OWN_NODE = 2**63
+"""A stock SuperLink's node ids use every bit, and SQLite's integers do not."""
 
 _OPEN = messages.c.state.in_(("queued", "leased"))
 _COLUMNS = [messages.c[field.name] for field in fields(QueuedMessage)]
@@ -77,7 +84,7 @@ class MessageQueue:
 
     def accounts_of(self, node_ids: Iterable[int]) -> dict[int, str]:
         """The account of each node that is known here; on a stock Flower grid none is."""
-        mine = [node_id for node_id in node_ids if node_id < 2**63]  # a stock SuperLink's use every bit
+        mine = [node_id for node_id in node_ids if node_id < _MAX_OWN_NODE]
         with self._database.reading() as tx:
             rows = tx.execute(
                 select(nodes.c.node_id, nodes.c.contributor).where(nodes.c.node_id.in_(mine))
@@ -192,6 +199,31 @@ class MessageQueue:
     def close(self, message_ids: Iterable[str]) -> int:
         """Take back those of some messages that are still open."""
         return self._close(messages.c.message_id.in_(list(message_ids)))
+
+    def name_of(self, node_id: int) -> str:
+        """What the account of a node calls itself, for a log."""
+        query = (
+            select(accounts.c.name)
+            .join(nodes, nodes.c.contributor == accounts.c.contributor)
+            .where(nodes.c.node_id == node_id)
+        )
+        with self._database.reading() as tx:
+            name = None if node_id >= _MAX_OWN_NODE else tx.scalar(query)
+        return f"node {node_id}" if name is None else plain(name, _MAX_NAME)
+
+    @staticmethod
+    def give_back(tx: Connection, message: QueuedMessage) -> bool:
+        """Take a task back from a contributor who may want it later, after a consent; a few times a round.
+
+        Returns:
+            False where the node has lost too many tasks of the round already; nothing is done then.
+        """
+        mine = (messages.c.node_id == message.node_id) & (messages.c.group_id == message.group_id)
+        lost = select(func.count()).select_from(messages).where(mine, messages.c.state == LOST)
+        if int(tx.scalar(lost) or 0) >= _MOST_GIVEN_BACK:
+            return False
+        tx.execute(update(messages).where(messages.c.message_id == message.message_id).values(state=LOST))
+        return True
 
     def set_aside(self, tx: Connection, message_id: str, reason: str) -> None:
         """Never read a reply again; its bytes stay. Its sender gets the verdict with the receipt, if it sends again."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from gym_server.rewards.reputations import rewards_of
 from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
-from gym_server.rounds.replies import MAX_RECORDS_BYTES, check_reply
+from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
 from gym_server.rounds.steering import PAUSED, RESUMED
 from gym_server.rpc.auth_interceptor import current_session
 from gym_server.rpc.calls import CallsBesideRounds
@@ -35,6 +36,8 @@ from gym_server.rpc.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.rpc.threads import heavily
 from gym_server.rpc.transfers import Transfers, read_ahead
 from gym_server.store.tables import accounts, credits, messages, updates
+
+log = logging.getLogger("gym_server")
 
 
 class Hub(CallsBesideRounds):
@@ -210,7 +213,13 @@ class Hub(CallsBesideRounds):
         self._transfers.check_present(contributor, request.content)
         with self._fed.database.transaction() as tx:
             check_held(tx, message.message_id, message.node_id)
-            record_reply(tx, message.message_id, request.SerializeToString(), receipt)
+            declined = request.error.code == ErrorCode.TERMS_CHANGED.exit_code
+            given_back = declined and self._fed.queue.give_back(tx, message)
+            if not given_back:
+                record_reply(tx, message.message_id, request.SerializeToString(), receipt)
+        if given_back:
+            who, why = self._fed.queue.name_of(message.node_id), plain(request.error.reason, MAX_REASON)
+            log.info("round %s: %s gave the task back: %s", message.group_id, who, why)
         return receipt
 
     def _again(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:

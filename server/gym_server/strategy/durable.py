@@ -286,7 +286,8 @@ class DurableDeltaSoup(Strategy):
         outcome = "replied"
         if reply.has_error():
             outcome = "lost" if reply.error.code == LOST else "failed"
-            log.info("round %d: node %d: %s", server_round, reply.metadata.src_node_id, reply.error.reason)
+            who = self._fed.queue.name_of(reply.metadata.src_node_id)
+            log.info("round %d: %s: %s", server_round, who, reply.error.reason)
         else:
             try:
                 self._judge(server_round, message_id, reply.content)
@@ -296,7 +297,8 @@ class DurableDeltaSoup(Strategy):
                 if isinstance(error, GymError) and error.code in _STATE:
                     raise
                 outcome = "failed"
-                log.info("round %d: node %d refused: %s", server_round, reply.metadata.src_node_id, error)
+                who = self._fed.queue.name_of(reply.metadata.src_node_id)
+                log.info("round %d: %s refused: %s", server_round, who, error)
         self._fed.round_store.record_outcome(server_round, message_id, outcome)
 
     def _judge(self, server_round: int, message_id: str, content: RecordDict) -> None:
