@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,20 @@ def test_skip_aborts_the_round_and_the_hub_takes_that_for_no_failure(fed: Federa
     assert [body["reason"] for body in entries(fed, "aborted")] == ended
     assert all(map(is_coordinators, ended))
     assert fed.ledger.verify()
+
+
+def test_skip_takes_the_tasks_of_the_round_back(fed: Federation) -> None:
+    number = collecting(fed)
+    task = fed.queue.push(7, str(number), "train", time.time(), 600.0, b"spec")
+    held = fed.queue.lease(7)
+    assert held is not None
+    assert held.message_id == task
+    fed.steering.skip()
+    ended = fed.queue.get(task)
+    assert ended is not None
+    assert ended.state == "late"
+    with pytest.raises(GymError, match="its round went on without it"):
+        fed.queue.renew(task, 7, "")
 
 
 def test_a_merge_that_the_coordinator_ends_leaves_nothing_behind(
