@@ -30,7 +30,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.other_words import OtherWordNote
 from gym_fed.renamed import RenamedWarning
 from gym_fed.system_errors import system_error
-from gym_fed.text import harmless
+from gym_fed.text import harmless, wrapped
 from gym_fed.version import __version__
 
 if TYPE_CHECKING:
@@ -56,6 +56,15 @@ class TextConsole(Console):
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if self.stderr:
+            objects = tuple(self.fitted(one) if isinstance(one, str) else one for one in objects)
+        super().print(*objects, **options)
+
+    def fitted(self, text: str) -> str:
+        """Prose as wide as the terminal; whole lines elsewhere. What goes to standard error is printed so."""
+        return wrapped(text, self.width) if self.is_terminal else text
 
     def render_str(self, text: str, **options: Any) -> Text:
         # Before rich drops some control characters without a trace.
@@ -257,8 +266,11 @@ def report_error(error: GymError) -> None:
 
 def _print_error(error: GymError) -> None:
     """An error as all commands report it on standard error without ``--json``."""
-    err.print("error", style="red", end="")
-    err.print(f" ({error.code.value}): {error.message[:MAX_ERROR]}")
+    from rich.text import Text
+
+    line = Text(err.fitted(f"error ({error.code.value}): {error.message[:MAX_ERROR]}"))
+    line.stylize("red", 0, len("error"))
+    err.print(line)
     if error.hint:
         err.print(f"  {error.hint[:MAX_ERROR]}", style="dim")
 

@@ -19,6 +19,9 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of what follows."""
 
+_PROGRAMS = frozenset({"gym", "gym-server", "gym-client", "pip", "make", "export"})
+"""Words that begin a command in a sentence."""
+
 
 def plain(text: object, limit: int = MAX_TEXT) -> str:
     """One line of at most ``limit`` characters in which everything is visible.
@@ -73,6 +76,35 @@ def _drives(character: str) -> bool:
 def _escaped(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def wrapped(text: str, width: int) -> str:
+    """Prose in lines of at most ``width`` characters, broken between words; a line's indent is that of its parts.
+
+    A command stays on one line, so that it can be copied: nothing is broken behind ``gym`` and its kin, and on neither
+    side of an option. Where a part is longer than a line, the terminal breaks it.
+    """
+    return "\n".join(line if len(line) <= width else _broken(line, width) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    words = line.split()
+    indent = line[: len(line) - len(line.lstrip())]
+    parts = words[:1]
+    for number, word in enumerate(words[1:], 1):
+        command = not _PROGRAMS.isdisjoint(words[max(0, number - 2) : number])
+        option = word.startswith("-") and word != "-"
+        if command or option or words[number - 1].startswith("--"):
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines = [indent + parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 1 + len(part) <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(indent + part)
+    return "\n".join(lines)
 
 
 def counted(number: int, noun: str) -> str:
