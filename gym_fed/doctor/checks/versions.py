@@ -24,7 +24,7 @@ class Versions(Check):
                 "version: gym-fed",
                 Level.FAIL,
                 "the package is on the import path, but not installed",
-                "make install, or pip install gym-fed",
+                "in a checkout: make install; elsewhere: pip install a wheel of it (docs/install.md)",
             )
             return
         yield Finding("version: gym-fed", Level.OK, ours.version)

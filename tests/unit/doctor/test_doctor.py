@@ -102,6 +102,17 @@ def test_every_core_dependency_is_checked_and_fits_here() -> None:
     assert {f.level for f in findings.values()} == {Level.OK}
 
 
+def test_a_package_that_is_not_installed_is_sent_to_the_page_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(versions, "installed_distribution", lambda: None)
+    (finding,) = versions.Versions().findings()
+    assert finding.level is Level.FAIL
+    assert "make install" in finding.remedy
+    assert "docs/install.md" in finding.remedy
+    assert "pip install gym-fed" not in finding.remedy, "no index has it"
+
+
 def test_a_dependency_outside_its_range_fails_with_the_command_that_fixes_it() -> None:
     finding = versions.judge_dependency(Requirement("numpy>=1,<1.1"))
     assert finding.level is Level.FAIL
