@@ -64,7 +64,7 @@ def removal_in(file: str) -> dict[str, Any]:
 
 def test_a_key_that_names_itself_as_the_variants_is_not_the_owners(home: Path) -> None:
     add("ada")
-    gym("remove", "ada", "--receipt", "r.json")
+    gym("remove", "--yes", "ada", "--receipt", "r.json")
     mallory, found = SigningKey.generate(), removal_in("r.json")
     found["revisions"][0]["signed_by"] = mallory.contributor
     Path("forged.json").write_text(signed_by(mallory, found).to_json())
@@ -75,7 +75,7 @@ def test_a_key_that_names_itself_as_the_variants_is_not_the_owners(home: Path) -
 
 def test_an_owner_that_would_print_lines_of_its_own_is_refused(home: Path) -> None:
     add("ada")
-    gym("remove", "ada", "--receipt", "r.json")
+    gym("remove", "--yes", "ada", "--receipt", "r.json")
     text = Path("r.json").read_text().replace('"owner":"', '"owner":"x\\nsigned by its owner\'s key')
     Path("r.json").write_text(text)
     assert refused("receipt", "verify", "r.json") is ErrorCode.USAGE
@@ -91,7 +91,7 @@ def test_no_more_of_a_file_is_read_than_a_receipt_can_have(home: Path) -> None:
 def test_nothing_is_removed_where_its_receipt_cannot_be_written(home: Path, place: str) -> None:
     add("ada")
     Path("file").touch()
-    assert refused("remove", "ada", "--receipt", place) is ErrorCode.FILE_EXISTS
+    assert refused("remove", "--yes", "ada", "--receipt", place) is ErrorCode.FILE_EXISTS
     assert gym("show", "ada", "--json")["name"] == "ada"
 
 
@@ -104,7 +104,7 @@ def test_a_receipt_that_cannot_be_written_after_all_is_printed(
         raise GymError(ErrorCode.DISK_FULL, "no room")
 
     monkeypatch.setattr("gym_fed.files.write_atomically", full)
-    done = CliRunner().invoke(app, ["variant", "remove", "ada", "--receipt", "r.json"])
+    done = CliRunner().invoke(app, ["variant", "remove", "--yes", "ada", "--receipt", "r.json"])
     assert isinstance(done.exception, GymError)
     signed = SignedRemoval.parse(done.stdout)
     signed.verify()
@@ -118,7 +118,7 @@ def test_a_link_in_the_store_is_not_followed_to_what_is_deleted(home: Path, fold
     precious = Path("precious") / "ada"
     precious.mkdir(parents=True)
     (home / "variants" / folder).symlink_to(Path("precious").absolute())
-    assert refused("remove", "ada") is ErrorCode.USAGE
+    assert refused("remove", "--yes", "ada") is ErrorCode.USAGE
     assert precious.is_dir()
     assert gym("show", "ada", "--json")["name"] == "ada"
 
@@ -129,10 +129,10 @@ def test_work_that_a_process_is_at_is_not_deleted_under_it(home: Path, work: str
     folder = home / "variants" / "making" / work
     folder.mkdir(parents=True)
     lock = FolderLock(folder)
-    assert refused("remove", "ada") is ErrorCode.STATE_LOCKED
+    assert refused("remove", "--yes", "ada") is ErrorCode.STATE_LOCKED
     assert gym("show", "ada", "--json")["name"] == "ada"
     lock.release()
-    assert len(gym("remove", "ada", "--json")["work"]) == 1
+    assert len(gym("remove", "--yes", "ada", "--json")["work"]) == 1
 
 
 def test_a_hub_that_repeats_another_variants_removal_is_not_believed(
@@ -154,9 +154,9 @@ def test_a_hub_that_repeats_another_variants_removal_is_not_believed(
         return reply
 
     monkeypatch.setattr(HubClient, "call", repeating)
-    found = gym("remove", "cook", "--everywhere", "--receipt", "cook.json", "--json")
+    found = gym("remove", "--yes", "cook", "--everywhere", "--receipt", "cook.json", "--json")
     assert [one["status"] for one in found["hubs"]] == ["removed"]
-    assert refused("remove", "poet", "--everywhere") is ErrorCode.SIGNATURE_INVALID
+    assert refused("remove", "--yes", "poet", "--everywhere") is ErrorCode.SIGNATURE_INVALID
     assert gym("show", "poet", "--json")["name"] == "poet"
     assert [row["variant"] for row in gym("hub", "list", *server, "--json")] == ["poet"]
 

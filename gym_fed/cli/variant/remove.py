@@ -45,6 +45,7 @@ def remove(
         Path | None,
         typer.Option("--receipt", metavar="FILE", help="Where the receipt goes.", show_default="the store"),
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     key: KeyOption = None,
     store: StoreOption = None,
     home: HomeFolder = None,
@@ -58,6 +59,7 @@ def remove(
     removed here, and the same command goes on.
     """
     from gym_client.cli.options import open_home
+    from gym_client.cli.terminal import confirm
     from gym_client.variants.removal import pushed_to, remove_everywhere
 
     from gym_fed.identity.removal import SignedRemoval
@@ -67,6 +69,12 @@ def remove(
     validate_name(name)
     with open_store(store) as opened:
         folder, record = opened.folder, _record(opened, name)
+    where = "here and at every hub" if everywhere else "here"
+    if not yes and not confirm(
+        f"All revisions of {name} are deleted {where}, and nothing brings them back. Go on?",
+        f"removing {name} needs your consent",
+    ):
+        raise GymError(ErrorCode.INTERRUPTED, "nothing was removed")
     at = open_home(home, passphrase_file)
     signer = signing_key(key, home) if record is None else owners_key(key, folder, record, home)
     path = receipt or folder / RECEIPTS / f"{name}-{_now()}-{secrets.token_hex(4)}.json"

@@ -65,10 +65,10 @@ def test_a_variant_is_added_signed_listed_shown_replaced_and_removed(home: Path)
     assert "alice" in table
     assert owner in table
     assert gym("verify", "alice") == "alice: ok\n"
-    assert "removed alice" in gym("remove", "alice")
+    assert "removed alice" in gym("remove", "--yes", "alice")
     assert answer("list") == []
     refusal(ErrorCode.NOT_FOUND, "show", "alice")
-    refusal(ErrorCode.NOT_FOUND, "remove", "alice")
+    refusal(ErrorCode.NOT_FOUND, "remove", "--yes", "alice")
 
 
 def test_list_shows_one_users_variants_and_a_store_can_be_anywhere(home: Path, tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_damaged_rows_are_reported_by_verify_and_can_be_removed(home: Path) -> N
         ("c", True),
     ]
     assert "created_at is 'hello'" in refusal(ErrorCode.STATE_CORRUPT, "show", "a")
-    assert answer("remove", "a")["name"] == "a"
-    assert "b" in gym("remove", "b")
+    assert answer("remove", "--yes", "a")["name"] == "a"
+    assert "b" in gym("remove", "--yes", "b")
     refusal(ErrorCode.NOT_FOUND, "show", "a")
 
 

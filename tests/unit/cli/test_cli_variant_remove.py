@@ -53,7 +53,7 @@ def test_all_revisions_work_and_names_are_gone_and_the_receipt_says_so(home: Pat
     for work in ("ada", f"ada.rebase-{'0' * 12}", "ada2"):
         (home / "variants" / "making" / work / "run").mkdir(parents=True)
         (home / "variants" / "making" / work / "run" / "rows.jsonl").write_text("the secret of ada")
-    printed = gym("remove", "ada")
+    printed = gym("remove", "--yes", "ada")
     receipt = Path(printed.rsplit("receipt: ", 1)[1].strip())
     assert "removed ada: 2 revisions, 1 file deleted" in printed
     assert "another variant has the same bytes" in printed
@@ -75,9 +75,9 @@ def test_all_revisions_work_and_names_are_gone_and_the_receipt_says_so(home: Pat
 def test_work_that_never_became_a_variant_can_be_removed(home: Path) -> None:
     add("bo", 1)
     (home / "variants" / "making" / "ada").mkdir(parents=True)
-    assert gym("remove", "ada", "--json")["work"] == ["making/ada"]
+    assert gym("remove", "--yes", "ada", "--json")["work"] == ["making/ada"]
     with pytest.raises(GymError) as caught:
-        gym("remove", "ada")
+        gym("remove", "--yes", "ada")
     assert caught.value.code is ErrorCode.NOT_FOUND
 
 
@@ -92,7 +92,7 @@ def test_work_that_never_became_a_variant_can_be_removed(home: Path) -> None:
 )
 def test_a_receipt_that_was_changed_is_refused(home: Path, change: Any, code: ErrorCode) -> None:
     add("ada", 1)
-    gym("remove", "ada", "--receipt", "r.json")
+    gym("remove", "--yes", "ada", "--receipt", "r.json")
     found = json.loads(Path("r.json").read_text())
     change(found)
     Path("r.json").write_text(json.dumps(found))
@@ -105,7 +105,7 @@ def test_a_receipt_is_never_written_over_another_file(home: Path) -> None:
     add("ada", 1)
     Path("r.json").write_text("mine")
     with pytest.raises(GymError) as caught:
-        gym("remove", "ada", "--receipt", "r.json")
+        gym("remove", "--yes", "ada", "--receipt", "r.json")
     assert caught.value.code is ErrorCode.FILE_EXISTS
     assert gym("show", "ada", "--json")["revision"] == 1
 
@@ -119,12 +119,33 @@ def test_everywhere_removes_it_from_the_hub_and_the_receipt_proves_it(
     for name in ("poet", "cook"):
         gym("add", delta, "--name", name)
         gym("push", name, *server)
-    printed = gym("remove", "cook")
+    printed = gym("remove", "--yes", "cook")
     assert f"hub {hub.address}: a copy is kept there: gym variant hub remove cook" in printed
-    found = gym("remove", "poet", "--everywhere", "--json")
+    found = gym("remove", "--yes", "poet", "--everywhere", "--json")
     assert [one["status"] for one in found["hubs"]] == ["removed"]
     assert [row["variant"] for row in gym("hub", "list", *server, "--json")] == ["cook"]
     verified = gym("receipt", "verify", found["file"], "--json")["hubs"]
     assert (verified[0]["proven"], verified[0]["is_same_document"]) == (True, True)
     assert verified[0]["ledger_sequence"] > 0
     assert "removed by entry" in gym("receipt", "verify", found["file"])
+
+
+def test_without_a_consent_nothing_is_removed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add("ada", 1)
+    with pytest.raises(GymError) as refused:
+        gym("remove", "ada")
+    assert (refused.value.code, refused.value.hint) == (ErrorCode.USAGE, "pass --yes")
+    asked: list[str] = []
+
+    def no(question: str, *_: str) -> bool:
+        asked.append(question)
+        return False
+
+    monkeypatch.setattr("gym_client.cli.terminal.confirm", no)
+    with pytest.raises(GymError, match="nothing was removed"):
+        gym("remove", "ada", "--everywhere")
+    assert asked == [
+        "All revisions of ada are deleted here and at every hub, and nothing brings them back. Go on?"
+    ]
+    assert "ada" in gym("list")
+    assert not list((home / "variants").glob("receipts/*"))
