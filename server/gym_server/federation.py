@@ -30,6 +30,8 @@ from gym_fed.identity.login import PLAIN_TEXT
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.identity.tls import fingerprint
 from gym_fed.kinds import AGGREGATORS
+from gym_fed.text import plain
+from gym_fed.waiting import waiting
 from gym_server.accounts.accounts import Accounts
 from gym_server.accounts.keys import Keys
 from gym_server.accounts.session_key import create_session_key, session_key
@@ -280,9 +282,10 @@ def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
     stored = database.setting(f"base:{config.base_model}", "")
     if stored:
         return BaseSpec.from_dict(json.loads(stored))
-    from gym_fed.models import load_model
+    with waiting(f"reading the base model {plain(config.base_model, 80)}"):
+        from gym_fed.models import load_model
 
-    spec = BaseSpec.of(load_model(config.base_model).model, config.base_model)
+        spec = BaseSpec.of(load_model(config.base_model).model, config.base_model)
     began_with = database.setting("base_digest", spec.digest)
     if began_with != spec.digest:
         raise GymError(

@@ -11,6 +11,7 @@ import typer
 
 from gym_fed.console import AsJson, err, out, print_event, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
@@ -58,7 +59,8 @@ def backup(
     with opened(folder) as fed:
         while True:
             try:
-                found = run_backup(fed, to, policy, keep)
+                with waiting("copying what is new"):
+                    found = run_backup(fed, to, policy, keep)
                 if as_json and pause is not None:
                     print_event(found)
                 else:
@@ -165,11 +167,12 @@ def check(
     from gym_server.backup.backup import check_backup, check_hub
 
     if backup_at is not None:
-        found = check_backup(backup_at, snapshot)
+        with waiting("checking the backup"):
+            found = check_backup(backup_at, snapshot)
     elif snapshot is not None:
         raise GymError(ErrorCode.USAGE, "--snapshot belongs to --backup")
     else:
-        with opened(folder) as fed:
+        with opened(folder) as fed, waiting("checking the hub"):
             found = check_hub(fed)
     if as_json:
         print_json({"valid": True, **found})
@@ -191,7 +194,7 @@ def gc(
     """Delete objects and leftovers that nothing names any more. The hub may be running."""
     from gym_server.backup.gc import gc as run_gc
 
-    with opened(folder) as fed:
+    with opened(folder) as fed, waiting("looking for what nothing names"):
         found = run_gc(fed, parse_duration(grace), dry_run)
     if as_json:
         print_json(found)

@@ -112,7 +112,7 @@ def _check_trainer(fed: Federation) -> None:
         return
     from gym_fed.training.run.requirements import require_package
 
-    remedy = "install gym-fed with all its requirements here (docs/install.md), or remove root and choose a rule without it"
+    remedy = "install all requirements of gym-fed here (docs/install.md), or remove root and choose a rule without it"
     for package in ("trl", "peft", "accelerate", "datasets"):
         require_package(package, "root (an update that the hub trains)", remedy=remedy)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gym_fed.console import AsJson, err, print_result
+from gym_fed.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 
@@ -37,9 +38,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate versions of the hub, running or not, and print a table by version."""
-    from gym_server.evaluations.versions import evaluate_versions, versions_table
+    with opened(folder) as fed, waiting("evaluating"):
+        from gym_server.evaluations.versions import evaluate_versions, versions_table
 
-    with opened(folder) as fed:
         found = evaluate_versions(
             fed,
             version or [],

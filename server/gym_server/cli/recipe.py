@@ -11,6 +11,7 @@ from gym_fed.config.hub.recipe_values import SECTIONS, recipe_values
 from gym_fed.console import AsJson, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
+from gym_fed.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.steering import Reason
 
@@ -44,7 +45,6 @@ def change(
     as_json: AsJson = False,
 ) -> None:
     """Change the recipe from the next round on. Contributors are shown the change, and consent anew."""
-    from gym_server.cli.checks_at_start import check_at_start
     from gym_server.rounds.recipes import with_settings
 
     said = dict(_parsed(text) for text in settings)
@@ -56,7 +56,10 @@ def change(
         # What is as in the file needs no setting, so that it follows the file again.
         kept = {key: text for key, text in wanted.items() if key not in file or values[key] != file[key]}
         before, fed.config = fed.config, after
-        check_at_start(fed)
+        with waiting("checking the data, the base model and the rules"):
+            from gym_server.cli.checks_at_start import check_at_start
+
+            check_at_start(fed)
         entry = fed.recipes.record(known, kept, before, after, reason)
     lines = [
         plain(f"{key}: {_shown(one['before'])} > {_shown(one['after'])}", 1000)

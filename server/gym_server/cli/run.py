@@ -18,6 +18,7 @@ from gym_fed.config.hub.sections import DashboardConfig, GateConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.open_files import raise_file_limit
 from gym_fed.portable import on_stop_signals
+from gym_fed.waiting import waiting
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.service import add_hub
 from gym_server.certificate import note_on_certificate, served_pair
@@ -101,7 +102,9 @@ def run_hub(
         if not insecure and (soon := note_on_certificate(folder)):
             log.warning("%s", soon)
         if server_app is None:
-            for note in check_at_start(federation):
+            with waiting("checking the data, the base model and the rules"):
+                notes = check_at_start(federation)
+            for note in notes:
                 log.warning("%s", note)
             if line := gate_line(federation.config.gate):
                 log.info("%s", line)
@@ -213,15 +216,18 @@ class _Server:
             hub.finished.set()
             self._wakeups.notify()
             if exit_when_done:
-                await self._wakeups.drain(_DRAIN_SECONDS)
+                with waiting("contributors fetch their last verdict"):
+                    await self._wakeups.drain(_DRAIN_SECONDS)
             else:
                 log.info("serving until stopped")
                 await stop_waiter
         hub_lock_keeper.cancel()
         self._stop.set()
-        await server.stop(_GRACE_SECONDS)
-        limiter.stop()
-        await asyncio.to_thread(thread.join, 60)
+        with waiting("closing connections"):
+            await server.stop(_GRACE_SECONDS)
+            limiter.stop()
+        with waiting("stopping the rounds"):
+            await asyncio.to_thread(thread.join, 60)
         done_waiter.cancel()
         stop_waiter.cancel()
         if self._failure is not None:

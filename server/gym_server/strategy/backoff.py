@@ -11,14 +11,16 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flwr.serverapp import Grid
 from sqlalchemy import select
 
 from gym_server.federation import Federation
 from gym_server.store.database import Database
 from gym_server.store.tables import settings
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
 
 log = logging.getLogger("gym_server")
 

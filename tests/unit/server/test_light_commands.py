@@ -1,0 +1,73 @@
+"""Commands that look at a hub or steer it load neither torch nor transformers: nobody waits seconds for a table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.loopback_hub import SPEC
+
+COMMANDS = """
+status
+rounds
+privacy
+rewards
+accounts
+invites create
+invites list
+pause
+resume
+recipe show
+ledger show
+ledger verify
+variants list
+certificate show
+gc --dry-run
+check
+dashboard-keys list
+"""
+PROBE = """
+import sys
+from gym_server.cli.main import app
+from gym_server.store.database import Database
+app(["init", "--yes", "--dir", "hub", "--base", "described"], standalone_mode=False)
+with_base = Database.open("sqlite:///hub.db", __import__("pathlib").Path("hub"))
+with_base.set("base:described", sys.argv[1])
+with_base.close()
+for line in sys.stdin.read().split("\\n"):
+    if line:
+        app([*line.split(), "--dir", "hub"], standalone_mode=False)
+        found = {"torch", "transformers", "flwr", "datasets"} & set(sys.modules)
+        assert not found, (line, found)
+print("none of them")
+"""
+
+
+def test_commands_that_merge_and_train_nothing_load_no_torch(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(SPEC.to_dict())],
+        input=COMMANDS,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "none of them"
+
+
+FACTS = """
+import sys
+from gym_fed.kinds import AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+for kind in (AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS):
+    for name in kind.own():
+        kind.type_of(name)
+        assert "torch" not in sys.modules, (kind.kind, name)
+print(AGGREGATORS.type_of("krum").minimum(2))
+"""
+
+
+def test_what_is_true_of_a_rule_is_read_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", FACTS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr[-2000:]
