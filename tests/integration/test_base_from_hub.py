@@ -131,9 +131,9 @@ def test_without_a_yes_the_refusal_names_licence_bytes_and_what_to_pass(
     home = tmp_path / "home"
     refused = run([*command, str(home)])
     assert refused.returncode == ErrorCode.USAGE.exit_code
-    for words in ("apache-2.0", "13.9 MB", "--yes", "--base-model"):
+    for words in ("apache-2.0", "13.9 MB", "--yes", "--base"):
         assert words in refused.stderr, refused.stderr
     assert not bases_of(home)
-    other = run([*command, str(tmp_path / "other"), "--yes", "--base-model", "gym-nano"])
+    other = run([*command, str(tmp_path / "other"), "--yes", "--base", "gym-nano"])
     assert other.returncode == ErrorCode.BASE_MISMATCH.exit_code
     assert "tensors are unlike" in other.stderr

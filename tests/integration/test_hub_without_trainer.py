@@ -55,7 +55,7 @@ def test_a_hub_without_the_trainer_makes_a_round_and_refuses_to_train(tmp_path: 
         "hub",
         "--enrolment",
         "open",
-        "--base-model",
+        "--base",
         "gym-nano",
         env=HUB,
     )

@@ -103,7 +103,7 @@ def test_gym_nano_trains_two_steps_and_is_served(tmp_path: Path) -> None:
 
 
 def test_a_contributor_joins_a_hub_for_a_round(tmp_path: Path) -> None:
-    run(tmp_path, "gym-server", "init", "--dir", "hub", "--enrolment", "open", "--base-model", "gym-nano")
+    run(tmp_path, "gym-server", "init", "--dir", "hub", "--enrolment", "open", "--base", "gym-nano")
     run(tmp_path, "gym", "data", "generate", "--task", "double", "--num", "16", "rows.jsonl")
     with server(tmp_path, "gym-server", "run", "--dir", "hub", "--exit-when-done", *ONE_ROUND) as event:
         joined = run(

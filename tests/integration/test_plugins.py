@@ -316,7 +316,7 @@ def test_a_round_is_merged_recorded_and_replayed_with_members_of_an_installed_pa
     site: Path, tmp_path: Path, tiny_base: Path
 ) -> None:
     hub = tmp_path / "hub"
-    good(site, "gym-server", "init", "--dir", hub, "--enrolment", "open", "--base-model", tiny_base)
+    good(site, "gym-server", "init", "--dir", hub, "--enrolment", "open", "--base", tiny_base)
     hub_config(hub, tiny_base, codec={"codec": "example_bytes"})
     with open(tmp_path / "hub.log", "wb") as log:
         server = subprocess.Popen(

@@ -27,7 +27,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[H
 
 def assert_refused(folder: Path, base: Path, listen: str) -> None:
     if not folder.exists():
-        gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base-model", str(base))
+        gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base", str(base))
     done = run(["gym-server", "run", "--dir", folder, "--json", "--set", f"listen='{listen}'"])
     port = listen.rpartition(":")[2]
     assert done.returncode == ErrorCode.ADDRESS_IN_USE.exit_code, done.stderr

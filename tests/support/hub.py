@@ -29,7 +29,7 @@ class HubProcess:
         self, folder: Path, config: dict[str, Any] | None = None, base_model: str = "gym-nano"
     ) -> None:
         self.folder = folder
-        gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base-model", base_model)
+        gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base", base_model)
         self.configure(_merged({"listen": "127.0.0.1:0", "limits": QUICK_ENROLMENT}, config or {}))
         self.process: WarmProcess | None = None
         self.port = 0

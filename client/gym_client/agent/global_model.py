@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NANO = "gym-nano"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
-_REMEDY = "give the folder of the federation's base with --base-model PATH"
-_REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --base-model PATH"
+_REMEDY = "give the folder of the federation's base with --base PATH"
+_REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --base PATH"
 
 
 class GlobalModel:

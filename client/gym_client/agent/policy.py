@@ -204,7 +204,7 @@ class Policy(StrictModel):
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
                 f"the hub's base has {num_bytes} bytes, over this machine's max_base_bytes of {self.max_base_bytes}",
-                "raise max_base_bytes in policy.yaml, or give your own copy with --base-model PATH",
+                "raise max_base_bytes in policy.yaml, or give your own copy with --base PATH",
             )
         self.check_total_download(num_bytes + join_bytes + (rounds or 0) * round_bytes)
 

@@ -40,7 +40,7 @@ _ELSEWHERE = (
     ErrorCode.PERMISSION_DENIED,  # a gated model, which the coordinator says may be passed on
     ErrorCode.DEADLINE_EXCEEDED,
 )
-_OWN = "give the folder of the federation's base with --base-model PATH"
+_OWN = "give the folder of the federation's base with --base PATH"
 
 
 class Retrying(Protocol):
@@ -117,7 +117,7 @@ class BaseFinder:
         """The base, loaded and checked.
 
         Args:
-            given: ``--base-model``, now or the last time: then nothing else is looked at.
+            given: ``--base``, now or the last time: then nothing else is looked at.
 
         Raises:
             GymError: ``BASE_MISMATCH`` naming what differs; ``MODEL_NOT_FOUND`` where the hub offers nothing;

@@ -51,7 +51,7 @@ def _options(version: VersionOption = False) -> None:
     """Improve a shared model with your own data: train here, send only a compressed, signed delta."""
 
 
-@app.command(cls=old_options({"--data-format": "--format"}))
+@app.command(cls=old_options({"--data-format": "--format", "--base-model": "--base", "--model": "--base"}))
 def join(
     server: Server = None,
     invite: Annotated[
@@ -75,8 +75,6 @@ def join(
         str | None,
         typer.Option(
             "--base",
-            "--base-model",
-            "--model",
             metavar="MODEL",
             help="Folder of the base model, where you have it.",
             show_default=False,

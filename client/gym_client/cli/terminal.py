@@ -68,7 +68,7 @@ class TerminalConsent(Consent):
         return self._ask(
             f"The hub trains {name}. Read your local copy of it, if there is one, to work out the terms?",
             f"the hub names the base model {name}, and reading a local copy needs your consent",
-            "--base-model PATH, or --yes",
+            "--base PATH, or --yes",
         )
 
     def base(self, offer: BaseOffer) -> bool:
@@ -84,7 +84,7 @@ class TerminalConsent(Consent):
         return self._ask(
             "Fetch it?",
             f"fetching {offer.summary()} needs your consent",
-            "--base-model PATH, or --yes",
+            "--base PATH, or --yes",
         )
 
     def offer(self, offer: Offer) -> bool:

@@ -23,9 +23,9 @@ from gym_fed.old_names import old_options
 app = typer.Typer(
     help="Create, list, check, share and remove personal variants of a base model.", no_args_is_help=True
 )
-_TakesHeldOut = old_options({"--held-out": "--heldout-share"})
-app.command(cls=_TakesHeldOut)(create)
-app.command(cls=_TakesHeldOut)(rebase)
+_Renamed = old_options({"--held-out": "--heldout-share", "--base-model": "--base"})
+app.command(cls=_Renamed)(create)
+app.command(cls=_Renamed)(rebase)
 app.command()(add)
 app.command()(sign)
 app.command()(snippets)

@@ -9,7 +9,7 @@ import typer
 
 from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import keep_old_command
+from gym_fed.old_names import keep_old_command, warn_old_name
 from gym_fed.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
@@ -22,6 +22,7 @@ Contributor = Annotated[
     str, typer.Argument(help="Id of the account, or its first characters.", show_default=False)
 ]
 _MOST = 1000
+_DAY_SECONDS = 86_400
 
 
 def add_account_commands(app: typer.Typer) -> None:
@@ -158,26 +159,39 @@ def create_invites(
         int, typer.Option(min=1, max=_MOST, help="Number of invites; each admits one contributor.")
     ] = 1,
     note: Annotated[str, typer.Option(help="A note on the receiver, kept on the hub only.")] = "",
-    valid_hours: Annotated[float, typer.Option(min=0.01, max=8760, help="Hours until it expires.")] = 168.0,
+    expires_days: Annotated[float, typer.Option(min=0.001, max=365, help="Days until they expire.")] = 7.0,
+    valid_hours: Annotated[float | None, typer.Option(min=0.01, max=8760, hidden=True)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create invites, a line each; every one works once."""
     from gym_server.accounts.invitations import address_for_others, make_invites
 
+    if valid_hours is not None:
+        warn_old_name("--valid-hours HOURS", "--expires-days DAYS")
+        expires_days = valid_hours / 24
     with opened(folder) as fed:
-        made = make_invites(fed, count, note, valid_hours * 3600)
+        made = make_invites(fed, count, note, expires_days * _DAY_SECONDS)
         where = address_for_others(fed)
     print_result(
         as_json,
-        {"invite": made[0]["invite"], "invites": made, "valid_hours": valid_hours},
+        {
+            "invite": made[0]["invite"],
+            "invites": made,
+            "expires_days": expires_days,
+            "valid_hours": expires_days * 24,
+        },
         *(one["invite"] for one in made),
-        note=f"use each once, within {valid_hours:g} h; a friend types: gym-client join --invite INVITE --data FILE"
+        note=f"use each once, within {_span(expires_days)}; a friend types: gym-client join --invite INVITE --data FILE"
         + (
             f"\nonly this machine can connect to {where.host}; for others set advertise"
             if where.is_loopback
             else ""
         ),
     )
+
+
+def _span(days: float) -> str:
+    return f"{days:g} days" if days >= 2 else f"{days * 24:g} h"
 
 
 @invites_app.command("list")

@@ -22,8 +22,10 @@ from gym_fed.console import (
     print_table,
     run_app,
 )
+from gym_fed.old_names import old_options
 from gym_fed.options import SetOption
 from gym_fed.text import plain
+from gym_fed.waiting import waiting
 from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.care import add_care_commands
 from gym_server.cli.certificate import app as certificate_app
@@ -53,14 +55,13 @@ def _options(version: VersionOption = False) -> None:
     """Coordinate a community that improves one model: collect deltas, merge them robustly, keep the record."""
 
 
-@app.command()
+@app.command(cls=old_options({"--base-model": "--base"}))
 def init(
     folder: Folder = DEFAULT_FOLDER,
     base_model: Annotated[
         str | None,
         typer.Option(
             "--base",
-            "--base-model",
             metavar="MODEL",
             help="gym-nano, a model folder, or a name of the Hub.",
             show_default="gym-nano",
@@ -158,12 +159,13 @@ def run(
         err.print(f"starting the hub in {plain(str(folder), 80)}")
     from contextlib import ExitStack
 
-    from gym_server.cli.live import HubEvent, Watcher, line_console
-    from gym_server.cli.run import run_hub
-    from gym_server.cli.show import describe_round, log_to_stderr
-    from gym_server.cli.ways_in import way_in, ways_in
-    from gym_server.federation import Federation
-    from gym_server.rounds.round_store import Round
+    with waiting("loading torch and Flower"):
+        from gym_server.cli.live import HubEvent, Watcher, line_console
+        from gym_server.cli.run import run_hub
+        from gym_server.cli.show import describe_round, log_to_stderr
+        from gym_server.cli.ways_in import way_in, ways_in
+        from gym_server.federation import Federation
+        from gym_server.rounds.round_store import Round
 
     log_to_stderr()
     served: list[Federation] = []
@@ -223,9 +225,9 @@ def run(
 
 
 def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    from gym_server.cli.checks_at_start import check_at_start
+    with opened(folder, overrides) as fed, waiting("checking the data, the base model and the rules"):
+        from gym_server.cli.checks_at_start import check_at_start
 
-    with opened(folder, overrides) as fed:
         notes = check_at_start(fed)
     if as_json:
         print_json({"ready": True, "notes": notes})
@@ -287,11 +289,9 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Write a global version as a model folder that anything can load."""
-    if not as_json:
-        err.print(f"writing a version into {plain(str(output), 80)} ...")
-    from gym_server.rounds.hub_model import write_version
+    with opened(folder) as fed, waiting(f"writing a version into {plain(str(output), 80)}"):
+        from gym_server.rounds.hub_model import write_version
 
-    with opened(folder) as fed:
         found = write_version(fed, output, version, dtype)
     print_result(
         as_json,

@@ -116,7 +116,7 @@ def test_heldout_rows_of_other_columns_are_refused_with_the_command_that_rewrite
 
 
 def test_a_base_that_is_not_on_this_machine_is_named_at_the_end(tmp_path: Path) -> None:
-    done = init(tmp_path / "hub", "--base-model", "acme/absent")
+    done = init(tmp_path / "hub", "--base", "acme/absent")
     assert done.exit_code == 0, done.output
     assert "the hub cannot run yet: no model called 'acme/absent' on this machine" in done.output
     assert "cannot run yet" not in init(tmp_path / "other", "--yes").output
@@ -192,7 +192,7 @@ def test_a_model_folder_is_known_by_its_whole_path(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny_base.parent)
-    assert init(tmp_path / "hub", "--base-model", tiny_base.name).exit_code == 0
+    assert init(tmp_path / "hub", "--base", tiny_base.name).exit_code == 0
     assert read_config(tmp_path / "hub").base_model == str(tiny_base)
 
 

@@ -51,6 +51,18 @@ OLD = [
     ("gym-client", ["join", "--home", "DIR", "--data-format", "text"], "--format"),
     ("gym-client", ["key", "revoke", "--home", "DIR", "--key-file", "DIR/absent", "--yes"], "--key"),
     ("gym", ["variant", "pull", "x", "--owner", "c0", "--home", "DIR"], "--user"),
+    (
+        "gym",
+        ["variant", "create", "--user", "ada", "--data", "DIR/none", "--base-model", "gym-nano"],
+        "--base",
+    ),
+    ("gym-client", ["join", "--home", "DIR", "--base-model", "DIR/absent"], "--base"),
+    ("gym-server", ["init", "--dir", "DIR/hub", "--yes", "--base-model", "DIR/absent"], "--base"),
+    (
+        "gym-server",
+        ["invites", "create", "--dir", "DIR/absent", "--valid-hours", "24"],
+        "--expires-days DAYS",
+    ),
 ]
 
 

@@ -268,7 +268,7 @@ def test_a_soup_whose_bytes_are_not_its_name_is_refused(rounds: Rounds) -> None:
 
 def test_another_base_than_the_federations_is_refused_with_the_remedy(rounds: Rounds) -> None:
     other = "sha256:" + "8" * 64
-    assert "--base-model" in rounds.refused(
+    assert "--base" in rounds.refused(
         ErrorCode.BASE_MISMATCH, rounds.task(base_digest=other, version_digest=other)
     )
 

@@ -139,7 +139,7 @@ def test_an_accepted_base_is_whole_checked_counted_and_found_the_next_time(
 def test_without_a_yes_nothing_is_fetched_and_nobody_enrolled(hub: BaseHub, home: Home) -> None:
     error = refused(hub, home, Accepting(to_base=False))
     assert error.code is ErrorCode.PERMISSION_DENIED
-    assert "--base-model" in str(error)
+    assert "--base" in str(error)
     assert not hub.download_offsets
     assert not hub.enrolled
     assert not kept(home)
