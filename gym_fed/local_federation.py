@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -41,11 +42,12 @@ def run_federation(
         Seconds from the first contributor's start to the hub's end.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` when a process fails, naming its log.
+        GymError: ``ROUND_ABORTED`` when a process fails, naming its log; ``MISSING_DEPENDENCY`` without the commands.
     """
     processes: dict[str, subprocess.Popen[str]] = {}
 
     def start(name: str, command: Command) -> None:
+        require_command(command)
         with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
             processes[name] = subprocess.Popen(
                 list(map(str, command)),
@@ -78,9 +80,24 @@ def run_federation(
             process.wait()
 
 
+def require_command(command: Command) -> None:
+    """Refuse a command of this installation that is not there, as where only the package's folder is on the path.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY``.
+    """
+    if shutil.which(command[0]) is None:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{command[0]}: there is no such command",
+            f"install the package for {sys.executable}, which makes its commands (docs/install.md)",
+        )
+
+
 def ask(folder: Path, *arguments: str) -> Any:
     """The JSON answer of a gym-server command."""
     command: Command = [BIN / "gym-server", *arguments, "--dir", folder / "hub", "--json"]
+    require_command(command)
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 

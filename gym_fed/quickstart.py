@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.local_federation import BIN, Command, Joiner, ask, hub_command, join_command, run_federation
+from gym_fed.local_federation import (
+    BIN,
+    Command,
+    Joiner,
+    ask,
+    hub_command,
+    join_command,
+    require_command,
+    run_federation,
+)
 
 if TYPE_CHECKING:
     from gym_fed.training.run.result import TrainResult
@@ -222,6 +231,7 @@ class VariantServer:
 
     def __init__(self, command: Command, model: str) -> None:
         """Use ``serve_variant``."""
+        require_command(command)
         self._process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -319,6 +329,7 @@ def _print_command(command: Command) -> None:
 def _run(command: Command) -> None:
     """Run a command to its end; what it refuses is refused here."""
     _print_command(command)
+    require_command(command)
     done = subprocess.run([*map(str, command), "--json"], capture_output=True, text=True)
     if done.returncode:
         raise GymError.last_in(done.stderr) or GymError(

@@ -62,6 +62,20 @@ def test_a_federation_in_a_folder_that_is_there_is_refused(tmp_path: Path) -> No
     assert refused.value.code is ErrorCode.FILE_EXISTS
 
 
+def test_commands_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart, "BIN", tmp_path / "bin")
+    for call in (lambda: quickstart.federate(1, 1, tmp_path / "new"), serve):
+        with pytest.raises(GymError) as refused:
+            call()
+        assert refused.value.code is ErrorCode.MISSING_DEPENDENCY
+        assert str(tmp_path / "bin" / "gym") in refused.value.message
+        assert "docs/install.md" in refused.value.hint
+
+
+def serve() -> None:
+    quickstart.VariantServer([quickstart.BIN / "gym", "api"], "gym-nano:ada")
+
+
 def test_a_server_that_does_not_start_is_reported() -> None:
     with pytest.raises(GymError) as refused:
         quickstart.VariantServer(["/bin/true"], "gym-nano:ada")
