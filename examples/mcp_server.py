@@ -6,7 +6,9 @@
 In a client's configuration: {"command": "python", "args": ["examples/mcp_server.py", "runs/mcp"]}.
 """
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,7 @@ from gym_fed.models import load_model
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/examples/mcp")
 server = MCPServer("gym-fed", instructions="Train a tiny language model on a named task, and ask it.")
 runs: dict[str, subprocess.Popen[bytes]] = {}
+MAX_TEXT, MAX_AT_ONCE, TAIL_BYTES = 2000, 2, 1 << 16
 
 
 @server.tool()
@@ -33,8 +36,10 @@ def train(task: str, max_steps: int = 60) -> str:
         return f"{task} is training already"
     if not 1 <= max_steps <= 500:
         return f"max_steps {max_steps}: 1 to 500"
-    data = json.dumps([{"tasks": [task], "num_examples": 800}])
-    words = ["--model", "gym-nano", "--set", f"data={data}", "--max-steps", str(max_steps)]
+    if sum(run.poll() is None for run in runs.values()) >= MAX_AT_ONCE:
+        return f"{MAX_AT_ONCE} runs may train at once"
+    rows = json.dumps([{"tasks": [task], "num_examples": 800}])
+    words = ["--model", "gym-nano", "--set", f"data={rows}", "--max-steps", str(max_steps)]
     words += ["--per-device-train-batch-size", "16", "--output-dir", str(folder / task), "--overwrite"]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{task}.log", "wb") as log:  # standard output is the protocol's
@@ -52,19 +57,22 @@ def status() -> dict[str, Any]:
 @server.tool()
 def ask(text: str, model: str = "gym-nano") -> str:
     """One answer, of `gym-nano` or of a task that was trained. Example: text `copy: abc`."""
-    if model == "gym-nano":
-        loaded = load_model(model)
-    elif model in TASKS.names() and (folder / model / "model.safetensors").exists():
-        loaded = load_model(str(folder / model))
-    else:
+    if len(text) > MAX_TEXT:
+        return f"a text of {len(text)} characters; {MAX_TEXT} at most"
+    own = model in TASKS.names() and (folder / model / "model.safetensors").exists()
+    if model != "gym-nano" and not own:
         return f"{model!r} is not trained here; call train, then status"
+    loaded = load_model(str(folder / model) if own else model)
     return str(answer(loaded.model, loaded.tokenizer, text))
 
 
 def _last(task: str) -> Any:
-    file = folder / task / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return json.loads(lines[-1]) if lines else {}
+    """The newest line of a run's figures, from the end of their file; the run may be writing another one."""
+    with contextlib.suppress(FileNotFoundError), open(folder / task / "metrics.jsonl", "rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES))
+        lines = stream.read(TAIL_BYTES).split(b"\n")[:-1]  # behind the last end of a line: half a line
+        return json.loads(lines[-1]) if lines else {}
+    return {}
 
 
 if __name__ == "__main__":

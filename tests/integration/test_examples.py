@@ -91,12 +91,22 @@ async def _speak(folder: Path) -> None:
         tools = (await client.list_tools()).tools
         assert {tool.name for tool in tools} == {"train", "status", "ask"}
         assert _text(await client.call_tool("ask", {"text": "copy: abc"})).startswith("abc")
+        assert "2000 at most" in _text(await client.call_tool("ask", {"text": "copy: " + "a" * 2000}))
         assert "no task" in _text(await client.call_tool("train", {"task": "../x"}))
-        assert "began" in _text(await client.call_tool("train", {"task": "double", "max_steps": 12}))
+        assert "1 to 500" in _text(await client.call_tool("train", {"task": "double", "max_steps": 501}))
+        for task in ("double", "shout"):
+            assert "began" in _text(await client.call_tool("train", {"task": task, "max_steps": 12}))
+        assert "may train at once" in _text(await client.call_tool("train", {"task": "dash"}))
         for _ in range(300):
-            if '"running":false' in _text(await client.call_tool("status", {})).replace(" ", ""):
+            if '"running":true' not in _text(await client.call_tool("status", {})).replace(" ", ""):
                 break
             await asyncio.sleep(0.5)
+        figures = folder / "runs" / "double" / "metrics.jsonl"
+        with open(figures, "a", encoding="utf-8") as stream:
+            stream.write(
+                '{"step": 99}\n' * 10_000 + '{"step": 100, "lo'
+            )  # and half a line, as a run may leave it
+        assert '"step":99' in _text(await client.call_tool("status", {})).replace(" ", "")
         assert _text(await client.call_tool("ask", {"text": "double: ab", "model": "double"}))
         assert "not trained" in _text(await client.call_tool("ask", {"text": "x", "model": "/etc"}))
 
