@@ -148,6 +148,11 @@ class _Served(Collector):
         yield from _plain("gym_engine", engine, _ENGINE_COUNTS, _ENGINE_STATES)
         for name, description in _ENGINE_TIMES.items():
             yield _histogram(f"gym_engine_{name}_seconds", description, getattr(engine, name))
+        yield CounterMetricFamily(
+            "gym_api_malformed_tool_calls",
+            "Texts of answers that looked like tool calls and are none.",
+            value=serving.service.malformed_tool_calls,
+        )
         if serving.usage_log is not None:
             yield CounterMetricFamily(
                 "gym_api_usage_lost",

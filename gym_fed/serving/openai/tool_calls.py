@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ class CallParser:
         fragments: Whether a grammar holds the calls, and the caller takes parts of them.
         opened: Whether the answer begins inside a call, after ``form.opening``.
         one: Whether there is one call at most; whatever follows it is dropped.
+        on_malformed: Called for each text that looked like a call and is none.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class CallParser:
         fragments: bool = False,
         opened: bool = False,
         one: bool = False,
+        on_malformed: Callable[[], object] = lambda: None,
     ) -> None:
         self._form, self._tools, self._fragments, self._one = form, tools, fragments, one
         self._held = ""
         self._may_begin = bool(form.bare)
         self._reader: Reader | None = self._new_reader("") if opened else None
         self._calls = 0
-        self.malformed = 0
-        """Texts that looked like calls and are none."""
+        self._on_malformed = on_malformed
 
     def feed(self, text: str) -> tuple[str, list[CallPart]]:
         """Take the answer's next text; returns the text that is certain by now, and calls or parts of them."""
@@ -131,7 +132,8 @@ class CallParser:
     def _take(self, parts: Sequence[Part], shown: list[str], calls: list[CallPart]) -> None:
         for part in parts:
             if isinstance(part, PlainText):
-                self.malformed += 1
+                if part.malformed:
+                    self._on_malformed()
                 shown.append(part.text)
             elif isinstance(part, MoreArguments):
                 if not (self._one and self._calls > 1):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
@@ -12,6 +14,8 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.tool_calls import Call, CallParser
 from gym_fed.serving.openai.tool_formats._reading import Tools
 from gym_fed.serving.openai.tool_formats.base import CannotHold, Row, ToolFormat, with_control_tokens
+
+log = logging.getLogger("gym_fed")
 
 AUTO = "auto"
 _FALLBACK = "described"
@@ -44,10 +48,15 @@ class ToolTemplate:
         render: The template.
         control: Ids of the tokenizer's control tokens, by their texts.
         name: Of the format; ``auto`` finds it out.
+
+    Attributes:
+        malformed: How many texts of answers looked like calls and are none.
     """
 
     def __init__(self, render: Render, control: Mapping[str, int], name: str = AUTO) -> None:
         self._render, self._control, self._name = render, control, name
+        self._lock = threading.Lock()
+        self.malformed = 0
 
     @cached_property
     def format(self) -> ToolFormat:
@@ -124,6 +133,18 @@ class ToolTemplate:
                 name="invalid_json_schema",
             )
         return text
+
+    def count_malformed(self) -> None:
+        """Note a text that looked like a call; the first one is logged."""
+        with self._lock:
+            self.malformed += 1
+            first = self.malformed == 1
+        if first:
+            log.warning(
+                "a text in an answer looked like a tool call of the form %s and is none: it is given as text "
+                "(gym_api_malformed_tool_calls of /metrics counts them)",
+                type(self.format).__name__.lower(),
+            )
 
     @cached_property
     def _shows_tools(self) -> bool:

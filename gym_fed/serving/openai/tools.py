@@ -65,6 +65,7 @@ class ToolUse:
             fragments=fragments and self.held,
             opened=self.required and bool(self._template.format.opening),
             one=self._one,
+            on_malformed=self._template.count_malformed,
         )
 
     def _callable(self) -> list[Any]:

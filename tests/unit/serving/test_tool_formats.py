@@ -86,13 +86,14 @@ NO_CALLS: list[tuple[str, str]] = [
 
 def parsed(form: str, text: str, cuts: list[str] | None = None, **how: Any) -> tuple[str, list[Any], int]:
     """Shown text, parts of calls, and how much was malformed, of an answer that comes in pieces."""
-    parser = CallParser(TOOL_FORMATS.new(form), TOOLS, **how)
+    malformed: list[int] = []
+    parser = CallParser(TOOL_FORMATS.new(form), TOOLS, on_malformed=lambda: malformed.append(1), **how)
     shown, parts = "", []
     for piece in cuts if cuts is not None else [text]:
         more, calls = parser.feed(piece)
         shown, parts = shown + more, [*parts, *calls]
     more, calls = parser.end()
-    return shown + more, [*parts, *calls], parser.malformed
+    return shown + more, [*parts, *calls], len(malformed)
 
 
 def pieces(text: str, seed: int) -> list[str]:
@@ -157,6 +158,8 @@ def test_what_is_no_call_stays_text(form: str, text: str) -> None:
         ("hermes", f"<tool_call>no</tool_call><tool_call>{ONE}</tool_call>", 1),
         ("hermes", f'<tool_call>{{"name": "weather"]</tool_call><tool_call>{ONE}</tool_call>', 1),
         ("mistral_v11", "[TOOL_CALLS]?[TOOL_CALLS]other[ARGS]{}", 2),
+        ("llama", '{"city": "Bern"} is no call', 0),
+        ("pythonic", "[1, 2, 3] are numbers", 0),
     ],
 )
 def test_malformed_calls_are_counted_and_do_not_hide_others(form: str, text: str, number: int) -> None:

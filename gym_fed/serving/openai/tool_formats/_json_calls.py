@@ -79,7 +79,7 @@ class JsonCallReader(Reader):
         self._name: str | None = None
         self._span: JsonSpan | None = None
         self._arguments: JsonSpan | None = None
-        self._started = self._checked = self._complete = False
+        self._started = self._checked = self._other = self._complete = False
 
     def feed(self, text: str) -> Reading:
         if self._complete:
@@ -155,18 +155,20 @@ class JsonCallReader(Reader):
 
     def _is_other(self) -> bool:
         """Whether an object's first key shows that it is no call."""
-        if self._checked or self._name is not None:
-            return False
-        found = _FIRST_KEY.match("".join(self._pieces[1:]))
-        self._checked = found is not None or self._length > MAX_LEAD_CHARACTERS
-        return self._checked and (found is None or found[1] not in _KEYS)
+        if not self._checked and self._name is None:
+            found = _FIRST_KEY.match("".join(self._pieces[1:]))
+            self._checked = found is not None or self._length > MAX_LEAD_CHARACTERS
+            self._other = self._checked and (found is None or found[1] not in _KEYS)
+        return self._other
 
     def _call(self, tail: str = "") -> list[Part]:
         call = call_of("".join(self._pieces[1:]), self._tools, self._name)
         return [call] if call is not None else self._no_call(tail)
 
     def _no_call(self, tail: str = "") -> list[Part]:
-        return [PlainText(self._mark + "".join(self._pieces) + tail)]
+        """After a mark it is a malformed call, whatever it is."""
+        malformed = bool(self._mark.strip()) or not self._is_other()
+        return [PlainText(self._mark + "".join(self._pieces) + tail, malformed)]
 
 
 def call_of(text: str, tools: Tools, name: str | None = None) -> NewCall | None:

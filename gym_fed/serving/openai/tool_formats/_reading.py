@@ -31,9 +31,10 @@ class MoreArguments(NamedTuple):
 
 
 class PlainText(NamedTuple):
-    """What looked like a call and is none."""
+    """What is no call: a malformed one, or what only began as a call may."""
 
     text: str
+    malformed: bool = True
 
 
 Part = NewCall | MoreArguments | PlainText

@@ -61,7 +61,7 @@ class PythonicReader(Reader):
         if self._calls is not None:
             return self._after()
         if _BEGINNING.fullmatch(self._text.lstrip()[:MAX_LEAD_CHARACTERS]) is None and self._text.strip():
-            return Reading([PlainText(self._mark)], self._text)
+            return Reading([PlainText(self._mark, malformed=self._mark == MARK)], self._text)
         stop = self._span()
         if self._depth > _MAX_DEPTH or (stop is None and len(self._text) > _MAX_CHARACTERS):
             return Reading([PlainText(self._mark + self._text)], "")
