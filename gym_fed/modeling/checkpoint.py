@@ -77,6 +77,16 @@ class Checkpoint:
             found[name] = whole
         return found
 
+    def mapped(self) -> dict[str, Tensor]:
+        """Every tensor as the file has it, mapped: its pages are read when they are used."""
+        from safetensors import safe_open
+
+        found = {}
+        for path in {entry.path for entry in self._entries.values()}:
+            with safe_open(path, "pt") as file:
+                found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        return found
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Of a tensor; None where there is none of that name."""
         entry = self._entries.get(name)

@@ -5,22 +5,31 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.delta.base import BaseSpec, model_tensors, tensor_head
-from gym_fed.models import load_adapted, load_model, model_name, resolve
+from gym_fed.errors import GymError
+from gym_fed.json_files import read_object
+from gym_fed.models import load_adapted, load_model, load_tokenizer, model_name, resolve
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from gym_fed.modeling.checkpoint import Checkpoint
+    from gym_fed.serving.forward.plain_model import PlainModel
 
 _log = logging.getLogger(__name__)
 
 
-def load_base(name: str, adapters: Sequence[str], dtype: str) -> tuple[Any, Any, BaseSpec]:
+def load_base(
+    name: str, adapters: Sequence[str], dtype: str, *, plain: bool = False
+) -> tuple[Any, Any, BaseSpec]:
     """The model in its serving type, its tokenizer, and its description.
+
+    With ``plain`` a model that ``PlainModel`` can hold is one, and transformers' models are not imported.
 
     Weights of the folder's own safetensors files are read in the serving type, and the digest is computed from the
     files, block by block. With adapters, and where a model is not made of its files' tensors one to one, it is loaded
@@ -31,11 +40,12 @@ def load_base(name: str, adapters: Sequence[str], dtype: str) -> tuple[Any, Any,
     """
     import torch
 
-    from gym_fed.modeling.adapters import merged
     from gym_fed.modeling.checkpoint import Checkpoint, config_of
 
     target = getattr(torch, dtype)
     folder = Path(resolve(name))
+    if plain and not adapters and (model := _plain(folder, target)) is not None:
+        return model, load_tokenizer(name), _spec(model, model.digest, name)
     checkpoint = None if adapters or dtype == "float32" else Checkpoint.find(folder)
     if checkpoint is not None:
         arguments: dict[str, Any] | None = None
@@ -45,16 +55,53 @@ def load_base(name: str, adapters: Sequence[str], dtype: str) -> tuple[Any, Any,
         if arguments is not None:
             _named(loaded.model, folder)
         del arguments
-        if (base := _described(loaded.model, checkpoint, model_name(name))) is not None:
-            return loaded.model, loaded.tokenizer, base
+        if (digest := checkpoint_digest(loaded.model, checkpoint)) is not None:
+            return loaded.model, loaded.tokenizer, _spec(loaded.model, digest, name)
         del loaded
     if dtype != "float32":
         why = "adapters are merged into it" if adapters else "its files are not its weights one to one"
         _log.warning("%s is loaded in float32 first, in three times its memory: %s", name, why)
+    from gym_fed.modeling.adapters import merged
+
     loaded = load_adapted(name, adapters)
-    model: Any = merged(loaded.model, name)
+    model = merged(loaded.model, name)
     base = BaseSpec.of(model, model_name(name))
     return model.to(dtype=target), loaded.tokenizer, base
+
+
+def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
+    """The model of a folder without transformers' classes; None where only those will do."""
+    import torch
+
+    from gym_fed.modeling.checkpoint import Checkpoint
+    from gym_fed.serving.forward.plain_config import plain_config
+    from gym_fed.serving.forward.plain_model import PlainModel
+
+    config = plain_config(folder)
+    checkpoint = None if config is None else Checkpoint.find(folder)
+    if config is None or checkpoint is None or dtype not in (torch.float32, torch.bfloat16):
+        return None
+    weights = checkpoint.mapped() if checkpoint.is_in(dtype) else checkpoint.tensors(dtype)
+    model = PlainModel.of(config, weights)
+    if model is None:
+        return None
+    model.digest = files_digest(checkpoint, sorted(weights))
+    with suppress(OSError, GymError):  # transformers ignores a file that it cannot read, too
+        found = read_object(folder / "generation_config.json").get("eos_token_id")
+        model.generation_config.eos_token_id = found
+    return model
+
+
+def files_digest(checkpoint: Checkpoint, names: Sequence[str]) -> str:
+    """``tensors_digest`` of the files' tensors in float32; those that are mapped are not brought into memory."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(tensor_head(name, torch.float32, checkpoint.shape(name) or ()))
+        for _, block in checkpoint.blocks(name):
+            digest.update(block.to(torch.float32).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _named(model: Any, folder: Path) -> None:
@@ -66,11 +113,9 @@ def _named(model: Any, folder: Path) -> None:
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
-def _described(model: Any, checkpoint: Checkpoint, name: str) -> BaseSpec | None:
-    digest = checkpoint_digest(model, checkpoint)
-    if digest is None:
-        return None
-    return BaseSpec(name, digest, {key: tuple(one.shape) for key, one in model_tensors(model).items()})
+def _spec(model: nn.Module, digest: str, name: str) -> BaseSpec:
+    shapes = {key: tuple(one.shape) for key, one in model_tensors(model).items()}
+    return BaseSpec(model_name(name), digest, shapes)
 
 
 def checkpoint_digest(model: nn.Module, checkpoint: Checkpoint) -> str | None:

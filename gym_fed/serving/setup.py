@@ -17,12 +17,14 @@ from gym_fed.models import model_name, pick_device
 from gym_fed.serving.base import load_base
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
+from gym_fed.serving.openai.stored_answers import StoredAnswers
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.filter.content_filter import ContentFilter
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.forward.packed_base import PackedBase
     from gym_fed.serving.http.usage_log import UsageLog
     from gym_fed.serving.store.store import VariantStore
 
@@ -91,7 +93,9 @@ def open_serving(config: ServingConfig) -> Serving:
     device = pick_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    model, own_tokenizer, base = load_base(config.base, config.adapter, config.dtype)
+    model, own_tokenizer, base = load_base(
+        config.base, config.adapter, config.dtype, plain=device.type == "cpu"
+    )
     tokenizer = use_chat_template(own_tokenizer, config.chat_template)
     model = model.to(device=device).requires_grad_(False).eval()
     with ExitStack() as stack:
@@ -101,6 +105,7 @@ def open_serving(config: ServingConfig) -> Serving:
                 kernel=config.engine.kernel,
                 base_format=config.base_format,
                 kv_dtype=config.engine.kv_dtype,
+                packed_base=_packed_base(config, base),
             )
         )
         _require_kv_cache(config.engine, served.bytes_per_token)
@@ -117,6 +122,9 @@ def open_serving(config: ServingConfig) -> Serving:
             context=engine.limits.context,
             on_use=None if usage_log is None else usage_log.write,
             content_filter=content_filter,
+            tool_format=config.tool_format,
+            stored=StoredAnswers(config.stored_answers) if config.stored_answers.bytes_per_key else None,
+            embedding_size=int(model.config.get_text_config().hidden_size),
         )
         return Serving(
             config,
@@ -153,6 +161,15 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
             f"engine.kv_cache_size: {config.kv_cache_size:,} bytes; a token of this model takes {bytes_per_token:,}",
             f"raise it to {bytes_per_token * 512:,} or more",
         )
+
+
+def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
+    """The file of the base's packed layers, which later starts map."""
+    from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
+
+    if config.base_format not in KEPT_FORMATS:
+        return None
+    return PackedBase(packed_home(), base.digest, config.dtype, config.base_format)
 
 
 def _max_at_once(config: EngineConfig) -> int:

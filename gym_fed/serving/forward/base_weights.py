@@ -7,15 +7,16 @@ stay where they are and are multiplied one by one, so that nothing is copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
-from gym_quant.linear import get_linear
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.serving.forward import variant_terms
 from gym_fed.serving.forward.bound_terms import Targets, bound_terms
+from gym_fed.serving.forward.packed_base import Pack, packed_anew
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.target_modules import TargetModule
 from gym_fed.serving.forward.wide_product import wide_product
@@ -124,11 +125,13 @@ class Projection:
                 done = () if bound is None else bound.done
                 variant_terms.add_linear(target, plan, step, x, y[:, part], done)
 
-    def pack(self, *formats: str) -> int:
+    def pack(self, *formats: str, name: str, pack: Pack = packed_anew) -> int:
         """Pack the weights; the modules' own are given up.
 
         Args:
             formats: Of every module; neighbours of one format become one matrix.
+            name: In the base's packed file.
+            pack: Packs a matrix, or takes it from that file.
 
         Returns:
             Bytes that a product with one row reads.
@@ -138,8 +141,8 @@ class Projection:
         for stop in range(1, len(formats) + 1):
             if stop < len(formats) and formats[stop] == formats[start]:
                 continue
-            weights = [module.weight.detach() for module in self._modules[start:stop]]
-            packed = get_linear(formats[start]).pack(torch.cat(weights) if len(weights) > 1 else weights[0])
+            weight = partial(_joined, self._modules[start:stop])
+            packed = pack(f"{name}.{start}", formats[start], weight)
             part = slice(self._places[start].start, self._places[stop - 1].stop)
             self._linears.append((packed, part))
             found += packed.nbytes
@@ -147,3 +150,8 @@ class Projection:
         for module in self._modules:
             module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
         return found
+
+
+def _joined(modules: Sequence[nn.Linear]) -> Tensor:
+    weights = [module.weight.detach() for module in modules]
+    return torch.cat(weights) if len(weights) > 1 else weights[0]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from gym_fed.serving.forward import attention, variant_terms
 from gym_fed.serving.forward.base_weights import Projection
+from gym_fed.serving.forward.packed_base import Pack, packed_anew
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.step_buffers import StepBuffers
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
@@ -121,7 +122,7 @@ class Decoder:
             for projection in (*held, self.head):
                 projection.widen(False)
 
-    def pack(self, format: str) -> int:
+    def pack(self, format: str, pack: Pack = packed_anew) -> int:
         """Pack the weights of all linear layers; the model's own are given up, so it computes nothing any more.
 
         The head, and in formats of 8 and 4 bits the value projections, are in bfloat16: they are a small part of the
@@ -129,14 +130,17 @@ class Decoder:
 
         Args:
             format: Of ``gym_quant.linear``.
+            pack: Packs a matrix, or takes it from the base's packed file.
 
         Returns:
             Bytes that a step of one token reads.
         """
-        found = self.head.pack("bfloat16")
+        found = self.head.pack("bfloat16", name="head", pack=pack)
         for layer in self.layers:
-            found += layer.qkv.pack(format, format, "bfloat16")
-            found += layer.output.pack(format) + layer.gate_up.pack(format, format) + layer.down.pack(format)
+            found += layer.qkv.pack(format, format, "bfloat16", name=f"{layer.number}.qkv", pack=pack)
+            found += layer.output.pack(format, name=f"{layer.number}.output", pack=pack)
+            found += layer.gate_up.pack(format, format, name=f"{layer.number}.gate_up", pack=pack)
+            found += layer.down.pack(format, name=f"{layer.number}.down", pack=pack)
         return found
 
     def forward(

@@ -25,7 +25,10 @@ from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.kv_pool import KVPool
 from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.forward.packed_base import PackedBase, pack_base
 from gym_fed.serving.forward.padded import BatchAttention
+from gym_fed.serving.forward.plain_layout import plain_layout
+from gym_fed.serving.forward.plain_model import PlainModel
 from gym_fed.serving.forward.step_variants import StepVariants
 from gym_fed.serving.forward.target_modules import ModelLayout
 
@@ -46,6 +49,7 @@ class MultiVariantModel:
         base_format: Of the linear layers: a packed format of ``gym_quant.linear``, for which the model's own weights
             are given up, also after ``close``; ``auto`` as ``formats.base_format_for``. None: the model's own weights.
         kv_dtype: Of the KV cache: ``float32``, ``bfloat16``, ``int8``, or ``auto``, the weights' own.
+        packed_base: The file of the layers in ``base_format``. A ``PlainModel`` with one was tried when it was written.
 
     Attributes:
         forward: What computes steps: ``decoder`` or ``transformers``.
@@ -70,12 +74,13 @@ class MultiVariantModel:
         kernel: Literal["auto", "exact", "lookup", "lookup16"] = "exact",
         base_format: str | None = None,
         kv_dtype: str = "auto",
+        packed_base: PackedBase | None = None,
     ) -> None:
         chosen = kernel_for(kernel, base_format, model)
         servable.require_servable(model, chosen)
-        self.model = model
-        self.model.eval()
-        self.layout = ModelLayout.of(model, chosen)
+        self.model = model.eval()
+        plain = isinstance(model, PlainModel)
+        self.layout = (plain_layout if plain else ModelLayout.of)(model, chosen)
         self.forwards = Counter(_FORWARDS)
         self._variants = StepVariants(self.layout)
         self.products = self._variants.products
@@ -85,36 +90,43 @@ class MultiVariantModel:
         self._device = torch.device(self.layout.device)
         name, why_not = type(model).__name__, servable.unfit(model)
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
+        self._windows: dict[int, int | None] = {}
+        known = plain and packed_base is not None and packed_base.is_mapped
         with nullcontext() if why_not else trial.in_float32(model):
-            stock = trial.stock_logits(model)
-        self._hooked = HookedForward(model, self.layout)
+            stock = torch.empty(0) if known else trial.stock_logits(model)
+        self._hooked = None if plain else HookedForward(model, self.layout)
         setattr(model, servable.MARK, True)
         try:
-            with nullcontext() if why_not else trial.in_float32(model):
-                trial.require_same(self, stock)
-            trial.require_windows(model, self._windows)
+            if self._hooked is not None:
+                with nullcontext() if why_not else trial.in_float32(model):
+                    trial.require_same(self, stock)
+                trial.require_windows(model, self._windows)
             if not why_not:
                 self._decoder = Decoder(model, self.layout, self._windows)
+            if self._decoder is not None and not known:
                 with self._decoder.in_float32():
                     trial.require_same(self, stock)
             packed = base_format and base_format_for(base_format, self.layout.dtype, why_not, name)
             if packed and self._decoder is not None:
-                self._decoder.pack(packed)
+                pack_base(self._decoder.pack, packed, packed_base)
                 self.packed, self.base_format = True, packed
+            if known:  # the trial shows the pool the shapes of its layers, elsewhere
+                self.step([Chunk([1 % self.vocabulary], self.new_cache())])
             kv_dtype = self.layout.dtype if kv_dtype == "auto" else kv_dtype
             self.pool = KVPool(dtype=kv_dtype, shapes=self.pool.shapes, device=self._device)
         except BaseException:
             self.close()
             raise
         self.forwards = Counter(_FORWARDS)  # without those of the trial
-        why = why_not and f", as {why_not}"
-        _log.info("%s: steps by %s%s; linear layers in %s", name, self.forward, why, self.base_format)
+        how = self.forward + (why_not and f", as {why_not}")
+        _log.info("%s: steps by %s; linear layers in %s", name, how, self.base_format)
 
     def close(self) -> None:
         """Restore the model."""
         if getattr(self.model, servable.MARK, False):
             delattr(self.model, servable.MARK)
-            self._hooked.close()
+            if self._hooked is not None:
+                self._hooked.close()
             self._variants.release()
 
     def __enter__(self) -> MultiVariantModel:
@@ -173,12 +185,13 @@ class MultiVariantModel:
         wanted = [at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)]
         rows = self._variants.rows([(c.variant, len(c.token_ids), c.rows) for c in chunks], merge)
         states: Tensor | None
-        if self._decoder is None or (merge and not self.packed):
+        if self._hooked is not None and (self._decoder is None or (merge and not self.packed)):
             pooled = any(chunk.hidden is not None for chunk in chunks)
             with attention.packed(tokens):
                 logits, states = self._hooked.forward(ids, positions, rows, wanted, pooled)
             self.forwards["transformers"] += 1
         else:
+            assert self._decoder is not None  # a model without hooks has one
             logits, states = self._decoder.forward(ids, positions, tokens, rows, wanted, dispatch.path())
             self.forwards["decoder"] += 1
         self._windows, self.attends_plainly = tokens.windows, tokens.plain
@@ -204,22 +217,18 @@ class MultiVariantModel:
             token_ids: Of all texts, one behind the other.
             positions: Of each token in its text.
             parts: Variant, tokens and wanted logits of each run of texts of one variant, in order.
-            wanted: The tokens after which logits are computed, in order.
+            wanted: The tokens after which logits ``[wanted, vocabulary]`` are computed, in order.
             batch: Keeps the texts apart.
             merge: As in ``step``.
 
-        Returns:
-            Logits ``[wanted, vocabulary]`` float32.
-
         Raises:
-            GymError: ``USAGE`` where the base is packed.
+            GymError: ``USAGE`` where the base is packed or plain.
         """
-        if self.packed:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"the base's linear layers are packed in {self.base_format}, which only step can compute",
-                "open the model without base_format",
+        if self.packed or self._hooked is None:
+            what = (
+                f"{type(self.model).__name__} with layers in {self.base_format}: only step can compute them"
             )
+            raise GymError(ErrorCode.USAGE, what, "open a transformers model without base_format")
         with attention.packed(attention.PackedTokens((), batch=batch)):
             logits, _ = self._hooked.forward(token_ids, positions, self._variants.rows(parts, merge), wanted)
         self.forwards["transformers"] += 1
@@ -233,8 +242,7 @@ class MultiVariantModel:
     @property
     def dtype(self) -> torch.dtype:
         """Of its weights."""
-        found: torch.dtype = getattr(torch, self.layout.dtype)
-        return found
+        return next(iter(self.model.parameters())).dtype  # type: ignore[no-any-return]
 
     @property
     def device(self) -> torch.device:
@@ -242,5 +250,5 @@ class MultiVariantModel:
         return self._device
 
     def release_variants(self) -> None:
-        """Drop the references to the last step's variants; the next step takes its own."""
+        """Drop the last step's variants; the next step takes its own."""
         self._variants.release()

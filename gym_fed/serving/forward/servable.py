@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.forward.plain_model import PlainModel
 
 MARK = "_gym_fed_multi_variant"
 """Attribute of a model that is being served."""
@@ -18,10 +19,6 @@ _WINDOWED = ("full_attention", "sliding_attention")
 
 def require_servable(model: nn.Module, kernel: str) -> None:
     """Refuse by name what packed steps cannot compute, as far as that is known without running it."""
-    from transformers import PreTrainedModel
-
-    from gym_fed.modeling.mixture_of_depths import RoutedModel
-
     name = type(model).__name__
 
     def refuse(why: str, hint: str) -> GymError:
@@ -37,6 +34,12 @@ def require_servable(model: nn.Module, kernel: str) -> None:
             f"this {name} has given up its weights: an earlier MultiVariantModel packed them",
             "load the model again",
         )
+    if isinstance(model, PlainModel):
+        return
+    from transformers import PreTrainedModel
+
+    from gym_fed.modeling.mixture_of_depths import RoutedModel
+
     if hasattr(model, "peft_config") or not isinstance(model, PreTrainedModel):
         raise refuse("it is not a plain transformers model", "merge its adapter, or serve that as a variant")
     if isinstance(model, RoutedModel):
@@ -70,6 +73,8 @@ def require_servable(model: nn.Module, kernel: str) -> None:
 
 def unfit(model: Any) -> str:
     """Why ``Decoder`` cannot compute a model; empty where it can."""
+    if isinstance(model, PlainModel):
+        return ""
     kind, config = type(model), model.config
     if kind.__name__ not in DECODER_CLASSES or not kind.__module__.startswith("transformers.models."):
         return f"{kind.__name__} is none of {', '.join(DECODER_CLASSES)}"

@@ -228,10 +228,13 @@ def _kind(target: TargetModule, key: str, module: nn.Module) -> Kind:
 
 
 def _is_linear(module: nn.Module) -> bool:
+    if isinstance(module, nn.Linear):
+        return type(module).forward is nn.Linear.forward
+    if not type(module).__module__.startswith("transformers."):
+        return False
     from transformers.pytorch_utils import Conv1D
 
-    plain = (nn.Linear, Conv1D)
-    return isinstance(module, plain) and any(type(module).forward is kind.forward for kind in plain)
+    return isinstance(module, Conv1D) and type(module).forward is Conv1D.forward
 
 
 def _token_axis(long: torch.Size, short: torch.Size) -> int | None:

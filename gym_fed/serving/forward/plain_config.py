@@ -1,0 +1,141 @@
+"""What ``config.json`` says of a Llama, Qwen2, Qwen3 or Mistral that ``PlainModel`` can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import GymError
+from gym_fed.json_files import read_object
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+_NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+_FOREIGN = ("quantization_config", "auto_map", "text_config", "partial_rotary_factor")
+_ROPE_KEYS = {"rope_type", "rope_theta"}
+
+
+@dataclass(frozen=True)
+class PlainConfig:
+    """A config's numbers, by the names that transformers gives them.
+
+    Attributes:
+        architecture: transformers' name of the class.
+        rope_theta: Base of the rotation's frequencies; all other kinds of rope are transformers'.
+        qkv_bias: Whether queries, keys and values have biases.
+        output_bias: Whether the attention's output has.
+        mlp_bias: Whether the layers of the feed-forward part have.
+        head_norms: Whether queries and keys are normed.
+        eos_token_id: As the file has it.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    head_norms: bool
+    eos_token_id: Any
+
+    def get_text_config(self) -> PlainConfig:
+        """As transformers' configs have it."""
+        return self
+
+
+def plain_config(folder: Path) -> PlainConfig | None:
+    """Of a model folder; None for every model that transformers has to load.
+
+    A key that the file leaves out is never guessed: transformers has defaults for each class, and they change.
+    """
+    if (folder / "adapter_config.json").exists():
+        return None
+    try:
+        found = read_object(folder / "config.json")
+    except (OSError, GymError):  # loading the model reports it
+        return None
+    kind = found.get("model_type")
+    if not isinstance(kind, str) or found.get("architectures") != [_CLASSES.get(kind)]:
+        return None
+    theta, eps, tied = _rope_theta(found), found.get("rms_norm_eps"), found.get("tie_word_embeddings")
+    sizes = {key: found.get(key) for key in _NEEDED}
+    if theta is None or not isinstance(eps, float) or not isinstance(tied, bool):
+        return None
+    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes.values()):
+        return None
+    if found.get("hidden_act") != "silu" or any(found.get(key) is not None for key in _FOREIGN):
+        return None
+    if not _attends_to_all(kind, found):
+        return None
+    head_dim = _head_dim(kind, found)
+    bias = found.get("attention_bias") is True
+    if head_dim is None or sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
+        return None
+    return PlainConfig(
+        architecture=_CLASSES[kind],
+        head_dim=head_dim,
+        rms_norm_eps=eps,
+        rope_theta=theta,
+        tie_word_embeddings=tied,
+        qkv_bias=kind == "qwen2" or (kind != "mistral" and bias),
+        output_bias=kind in ("llama", "qwen3") and bias,
+        mlp_bias=kind == "llama" and found.get("mlp_bias") is True,
+        head_norms=kind == "qwen3",
+        eos_token_id=found.get("eos_token_id"),
+        **sizes,
+    )
+
+
+def _rope_theta(found: dict[str, Any]) -> float | None:
+    """Of the ordinary rope, in the words of transformers 5 or before."""
+    rope = found.get("rope_parameters")
+    if rope is None:
+        rope = {"rope_type": "default", "rope_theta": found.get("rope_theta")}
+        if found.get("rope_scaling") is not None:
+            return None
+    if not isinstance(rope, dict) or set(rope) != _ROPE_KEYS or rope["rope_type"] != "default":
+        return None
+    theta = rope["rope_theta"]
+    return (
+        float(theta) if isinstance(theta, int | float) and not isinstance(theta, bool) and theta > 0 else None
+    )
+
+
+def _attends_to_all(kind: str, found: dict[str, Any]) -> bool:
+    """Whether no layer has a window."""
+    if any(layer != "full_attention" for layer in found.get("layer_types") or ()):
+        return False
+    if kind == "llama":
+        return found.get("sliding_window") is None
+    if kind == "mistral":  # a file without the key has a window
+        return "sliding_window" in found and found["sliding_window"] is None
+    return found.get("use_sliding_window") is False
+
+
+def _head_dim(kind: str, found: dict[str, Any]) -> int | None:
+    dim, hidden, heads = found.get("head_dim"), found["hidden_size"], found["num_attention_heads"]
+    if dim is None and kind != "qwen3" and hidden % heads == 0:
+        dim = hidden // heads
+    return dim if type(dim) is int and dim > 0 and dim % 2 == 0 and dim <= 1024 else None
