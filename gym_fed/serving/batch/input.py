@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from gym_fed.errors import ErrorCode, GymError
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_LINE_BYTES = 16 << 20
 MAX_ID_CHARACTERS = 512
 SHOWN_PROBLEMS = 20
@@ -126,11 +126,12 @@ def check_body(url: str, body: dict[str, Any]) -> None:
         RequestError: Naming the field.
     """
     from gym_fed.serving.openai.fields import parse
+    from gym_fed.serving.openai.responses_as_chat import ResponsesAsChat
+    from gym_fed.serving.openai.responses_request import RESPONSES_NEUTRAL, ResponsesRequest
     from gym_fed.serving.openai.schemas import (
         CHAT_NEUTRAL,
         COMPLETION_NEUTRAL,
-        EMBEDDING_NEUTRAL,
-        ChatRequest,
+            ChatRequest,
         CompletionRequest,
         EmbeddingRequest,
     )
@@ -139,8 +140,10 @@ def check_body(url: str, body: dict[str, Any]) -> None:
         parse(ChatRequest, body, CHAT_NEUTRAL)
     elif url == "/v1/completions":
         parse(CompletionRequest, body, COMPLETION_NEUTRAL)
+    elif url == "/v1/responses":
+        ResponsesAsChat(parse(ResponsesRequest, body, RESPONSES_NEUTRAL), []).chat()
     else:
-        parse(EmbeddingRequest, body, EMBEDDING_NEUTRAL)
+        parse(EmbeddingRequest, body, {})
 
 
 def _listed(names: list[str]) -> str:

@@ -143,8 +143,8 @@ def run_batch(
                 status = error.code.http_status if isinstance(error, GymError) else 200
                 output.write(line_of(given, sent.request, status, body), failed=error is not None)
                 usage = body.get("usage") or {}
-                prompt_tokens += usage.get("prompt_tokens", 0)
-                completion_tokens += usage.get("completion_tokens", 0)
+                prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+                completion_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
                 failpoint("batch-line")
                 on_report(report())
                 is_full = False

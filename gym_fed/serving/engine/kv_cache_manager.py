@@ -6,7 +6,7 @@ needs one; where none is left, the scheduler preempts a request (``scheduler``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gym_fed.serving.forward.prefix_cache import PrefixCache
 
@@ -25,10 +25,12 @@ class KVCacheManager:
 
     Args:
         pool: Of all requests.
-        prefix_cache: Whether a request uses the blocks of an earlier one with the same beginning.
+        prefix_cache: Whether a request uses the blocks of an earlier one with the same beginning; ``shared``: also of
+            another user's.
     """
 
-    def __init__(self, pool: KVPool, *, prefix_cache: bool) -> None:
+    def __init__(self, pool: KVPool, *, prefix_cache: bool | Literal["shared"]) -> None:
+        self._shared = prefix_cache == "shared"
         self._pool = pool
         self._prefixes = PrefixCache(pool) if prefix_cache else None
 
@@ -45,7 +47,7 @@ class KVCacheManager:
         ):  # an embedding needs the states of all its tokens
             cache = self._pool.new_cache()
         else:
-            cache = self._prefixes.new_cache(_scope(request), ids)
+            cache = self._prefixes.new_cache(self._scope(request), ids)
         if not cache.reserve(min(len(ids) + _HEADROOM, request.most_tokens) - cache.length):
             cache.release()
             return False
@@ -53,10 +55,10 @@ class KVCacheManager:
         return True
 
     def share(self, request: ScheduledRequest) -> None:
-        """Let later requests of the same user and variant find what the request has computed."""
+        """Let later requests of the same scope find what the request has computed."""
         if self._prefixes is not None and request.cache is not None:
             # The newest token was sampled, and may not be computed.
-            self._prefixes.insert(_scope(request), request.ids[:-1], request.cache)
+            self._prefixes.insert(self._scope(request), request.ids[:-1], request.cache)
 
     def free(self, request: ScheduledRequest) -> None:
         """Take its blocks back."""
@@ -64,8 +66,8 @@ class KVCacheManager:
             request.cache.release()
             request.cache = None
 
-
-def _scope(request: ScheduledRequest) -> Hashable:
-    """Nothing is shared between variants, even of the same file, nor between users."""
-    digest = None if request.variant is None else request.variant.delta_sha256
-    return digest, request.variant_name, request.user
+    def _scope(self, request: ScheduledRequest) -> Hashable:
+        """Nothing is shared between variants, even of the same file, nor between users unless the server says so."""
+        digest = None if request.variant is None else request.variant.delta_sha256
+        user = None if self._shared else request.user
+        return digest, request.variant_name, user, request.cache_key

@@ -86,6 +86,12 @@ class Limits:
                 params.max_tokens is None or params.max_tokens >= 1,
                 "at least 1",
             ),
+            (
+                "min_tokens",
+                params.min_tokens,
+                0 <= params.min_tokens <= (params.max_tokens or self.context),
+                "from 0 to max_tokens",
+            ),
             ("temperature", params.temperature, _in(params.temperature, 0, 100), "from 0 to 100"),
             ("top_p", params.top_p, _in(params.top_p, 0, 1), "from 0 to 1"),
             ("top_k", params.top_k, params.top_k >= 0, "0 (all) or more"),
@@ -141,7 +147,13 @@ class Limits:
                 raise GymError(ErrorCode.USAGE, f"{name}: {value!r} is not {allowed}")
         if params.json_schema is not None and params.grammar is not None:
             raise GymError(ErrorCode.USAGE, "json_schema and grammar cannot be used together")
-        if params.json_schema is not None and (params.stop or params.stop_token_ids):
+        if params.min_tokens and params.held_to is not None:
+            raise GymError(
+                ErrorCode.USAGE,
+                "min_tokens cannot be used with what an answer is held to: that says where it ends",
+            )
+        of_json = params.held_to is not None and params.held_to.kind == "json_schema"
+        if of_json and (params.stop or params.stop_token_ids):
             raise GymError(
                 ErrorCode.USAGE,
                 "stop and json_schema cannot be used together: a value that is cut short is not JSON",

@@ -35,6 +35,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: Most tokens of the answer; None: as many as the context has left.
+        min_tokens: Before so many tokens nothing that ends the answer by its id is sampled.
         temperature: 0 takes the likeliest token.
         top_p: Nucleus sampling: the likeliest tokens that together have this probability.
         top_k: Sample among this many likeliest tokens; 0: all.
@@ -55,6 +56,7 @@ class SamplingParams:
     """
 
     max_tokens: int | None = None
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -87,6 +89,7 @@ class GenerationRequest:
         sampling: How its tokens are sampled.
         variant: Name of a variant; None: the base.
         user: To whom its tokens are charged: the queue is fair between users, not between requests.
+        cache_key: It takes KV blocks only of requests with the same one.
         request_id: Its name in logs.
     """
 
@@ -94,6 +97,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     variant: str | None = None
     user: str = ""
+    cache_key: str = ""
     request_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,9 @@ _SMALLEST_NOISE = 1e-300
 class RowSampler:
     """Samples for one request: its parameters, its random numbers, and the tokens of its answer so far."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], end_ids: Collection[int] = ()
+    ) -> None:
         self.greedy = params.temperature < _COLDEST
         self.settings = (float(params.temperature), params.top_k, float(params.top_p), float(params.min_p))
         self.logprobs = params.logprobs
@@ -53,7 +55,8 @@ class RowSampler:
         if not self.greedy:
             seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
             self._generator = torch.Generator().manual_seed(seed)
-        self.shaped = self._penalised or self._repetition or bool(params.logit_bias)
+        self._ends, self._tokens_before_end = list(end_ids), params.min_tokens
+        self.shaped = self._penalised or self._repetition or bool(params.logit_bias or params.min_tokens)
 
     def shape(self, scores: Tensor) -> None:
         """Penalties and bias, in place, on ``[vocab] float32``."""
@@ -66,6 +69,8 @@ class RowSampler:
                 for token_id, bias in self._params.logit_bias.items():
                     self._added[token_id] = bias
             scores.add_(torch.from_numpy(self._added).to(scores.device))
+        if self._tokens_before_end > 0:
+            scores[self._ends] = -math.inf
 
     def noise(self, size: int) -> Tensor:
         """The next exponential random numbers, ``[size] float64``."""
@@ -74,6 +79,7 @@ class RowSampler:
 
     def push(self, token_id: int) -> None:
         """Note the sampled token."""
+        self._tokens_before_end -= 1
         if self._penalised and self._added is not None:
             params = self._params
             self._counts[token_id] += 1

@@ -35,6 +35,9 @@ class ScheduledRequest:
     hidden: HiddenMean | None = None
     """Collects the last hidden states of its tokens."""
 
+    cache_key = ""
+    """It takes KV blocks only of requests with the same one."""
+
     def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int]) -> None:
         self.user = user
         self.variant_name = variant_name
@@ -103,11 +106,12 @@ class GenerationSequence(ScheduledRequest):
     ) -> None:
         request = generation.request
         super().__init__(request.user, request.variant, request.prompt_ids)
+        self.cache_key = request.cache_key
         self.generation = generation
         self.max_tokens = max_tokens
         self.guide = guide
         self._proposer = NgramProposer(self.ids, speculative_tokens) if speculative_tokens else None
-        self.sampler = RowSampler(request.sampling, request.prompt_ids)
+        self.sampler = RowSampler(request.sampling, request.prompt_ids, end_ids)
         self.token_ids: list[int] = []
         self.last_token_at = 0.0
         self.submitted = time.monotonic()
@@ -224,11 +228,7 @@ class EmbeddingSequence(ScheduledRequest):
     """
 
     def __init__(
-        self,
-        prompt_ids: list[int],
-        variant_name: str | None,
-        user: str,
-        future: Future[Tensor],
+        self, prompt_ids: list[int], variant_name: str | None, user: str, future: Future[Tensor]
     ) -> None:
         super().__init__(user, variant_name, prompt_ids)
         self.future = future

@@ -194,7 +194,8 @@ class JudgedGeneration:
         if not refused:
             return events
         token_ids = tuple(token for event in events for token in event.token_ids)
-        return [RefusedEvent("", token_ids, (), "stop", self._classifier.category)]
+        cached = sum(event.cached_tokens for event in events)
+        return [RefusedEvent("", token_ids, (), "stop", cached, self._classifier.category)]
 
 
 def _has_text(events: list[Event]) -> bool:

@@ -153,6 +153,19 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
+TemplateVariables = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")],
+        bool
+        | Annotated[int, Field(ge=-(2**31), lt=2**31)]
+        | float
+        | Annotated[str, Field(max_length=256)]
+        | None,
+    ],
+    Field(max_length=16),
+]
+"""Of a chat template, beside messages and tools."""
+
 Identifier = Annotated[str, Field(min_length=1, max_length=256)]
 
 NEUTRAL: Neutral = {
@@ -201,6 +214,7 @@ class SamplingFields(RequestModel):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _biases_of_tokens(self) -> SamplingFields:
@@ -211,7 +225,22 @@ class SamplingFields(RequestModel):
         return self
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
-        """The engine's parameters; what was not given is OpenAI's default."""
+        """The engine's parameters; what was not given is OpenAI's default.
+
+        Raises:
+            RequestError: For a ``min_tokens`` that cannot be.
+        """
+        if self.min_tokens and max_tokens is not None and self.min_tokens > max_tokens:
+            raise RequestError(
+                f"field 'min_tokens': {self.min_tokens} is more than the {max_tokens} that the answer may have",
+                param="min_tokens",
+            )
+        if self.min_tokens and (more.get("json_schema") is not None or more.get("grammar") is not None):
+            raise RequestError(
+                "field 'min_tokens': an answer that is held to a schema or a grammar ends where that says",
+                param="min_tokens",
+                hint="give one of them",
+            )
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -222,6 +251,7 @@ class SamplingFields(RequestModel):
             "repetition_penalty": self.repetition_penalty,
             "seed": self.seed,
             "ignore_eos": self.ignore_eos,
+            "min_tokens": self.min_tokens,
         }
         return SamplingParams(
             max_tokens=max_tokens,

@@ -192,6 +192,7 @@ class PendingVectors:
         encoding: ``base64`` packs a vector's float32 numbers, little end first.
         translate: Turns an error of the engine into one for the client.
         on_end: Gets the number of tokens of the finished texts.
+        dimensions: Numbers of a vector that are given, its first ones; None: all.
     """
 
     def __init__(
@@ -202,6 +203,7 @@ class PendingVectors:
         encoding: Literal["float", "base64"],
         translate: Callable[[GymError], GymError],
         on_end: Callable[[int], None],
+        dimensions: int | None = None,
     ) -> None:
         self._model = model
         self._embeddings = embeddings
@@ -209,6 +211,7 @@ class PendingVectors:
         self._encoding = encoding
         self._translate = translate
         self._on_end = on_end
+        self._dimensions = dimensions
         self._failed: int | None = None
         self._ended = False
         self.used_tokens = 0
@@ -258,7 +261,11 @@ class PendingVectors:
 
     def _body(self, vectors: list[Any]) -> dict[str, Any]:
         data = [
-            {"object": "embedding", "index": index, "embedding": self._shown(_unit(vector.tolist()))}
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": self._shown(_unit(vector.tolist()[: self._dimensions])),
+            }
             for index, vector in enumerate(vectors)
         ]
         used = sum(self._lengths)

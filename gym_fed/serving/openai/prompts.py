@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import LifoQueue
+from types import MappingProxyType
 from typing import Any
 
 from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, UserMessage, text_of
+from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 
 _COPIES = 2
@@ -35,6 +37,7 @@ class Prompts:
 
     Attributes:
         tools: How the template takes tools.
+        names: What else the template takes.
     """
 
     def __init__(
@@ -49,9 +52,15 @@ class Prompts:
             self._free.put(copy.deepcopy(tokenizer))
         control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.tools = ToolTemplate(self._render, control, tool_format)
+        self.names = TemplateNames(tokenizer)
 
     def of_messages(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, *, open_call: bool = False
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        open_call: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
 
@@ -59,6 +68,7 @@ class Prompts:
             messages: Validated.
             tools: As OpenAI's ``tools``; rendered by the template.
             open_call: Whether the answer has begun with what begins a call.
+            variables: Of the template besides; it has them (``TemplateNames``).
 
         Raises:
             RequestError: For a model without a chat template, or a conversation that its template refuses.
@@ -72,8 +82,8 @@ class Prompts:
             )
         rows, tools = self.tools.prepare([_row(message) for message in messages], tools)
         if self._may_be_long(json.dumps([rows, tools])):
-            self._require_fits(self._render(rows, tools), "messages")
-        how = {"tokenize": True, "return_dict": True, "sanitize_control_tokens": True}
+            self._require_fits(self._render(rows, tools, **variables), "messages")
+        how = {**variables, "tokenize": True, "return_dict": True, "sanitize_control_tokens": True}
         ids = self._template(rows, tools, add_generation_prompt=True, **how)["input_ids"]
         opening = self.tools.format.opening if open_call else ""
         return [*ids, *(self._ids(opening, "messages", special=False) if opening else ())]
@@ -119,9 +129,14 @@ class Prompts:
             return list(tokenizer.convert_ids_to_tokens(token_ids))
 
     def _render(
-        self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, prompt: bool = True
+        self,
+        rows: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        prompt: bool = True,
+        **variables: Any,
     ) -> str:
-        return str(self._template(rows, tools, tokenize=False, add_generation_prompt=prompt))
+        return str(self._template(rows, tools, tokenize=False, add_generation_prompt=prompt, **variables))
 
     def _template(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **how: Any) -> Any:
         from jinja2 import TemplateError

@@ -81,6 +81,7 @@ class ResponsesAsChat:
             "response_format": self._format(),
             "reasoning_effort": request.reasoning and request.reasoning.effort,
             "verbosity": request.text and request.text.verbosity,
+            "chat_template_kwargs": request.chat_template_kwargs,
             "tools": self._tools(),
             "tool_choice": self._choice(),
             "parallel_tool_calls": request.parallel_tool_calls if request.tools else None,

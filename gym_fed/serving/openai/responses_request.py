@@ -12,6 +12,7 @@ from gym_fed.serving.openai.fields import (
     Neutral,
     RequestModel,
     SamplingFields,
+    TemplateVariables,
     known_type,
     off,
     only,
@@ -192,6 +193,7 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     include: Annotated[list[str], Field(max_length=16), BeforeValidator(_includable)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     truncation: Literal["auto", "disabled"] | None = None
     stream_options: ResponseStreamOptions | None = None
 

@@ -13,6 +13,7 @@ from gym_fed.serving.openai.fields import (
     NEUTRAL,
     Neutral,
     RequestModel,
+    TemplateVariables,
     known_type,
     off,
     only,
@@ -186,7 +187,11 @@ class ChatRequest(GuidedFields):
     """Kept for a while, so that it can be read again by its id."""
 
     reasoning_effort: Effort | None = None
+    """For the template, like the two below; refused where it has no variable for it."""
+
     verbosity: Verbosity | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    """vLLM's."""
 
     @model_validator(mode="after")
     def _combinations(self) -> ChatRequest:
@@ -278,7 +283,6 @@ Inputs = Annotated[
 ]
 
 COMPLETION_NEUTRAL: Neutral = {**NEUTRAL, "store": (False,), "suffix": (), "best_of": (1,)}
-EMBEDDING_NEUTRAL: Neutral = {"dimensions": ()}
 
 
 class CompletionRequest(GuidedFields):
@@ -304,6 +308,9 @@ class EmbeddingRequest(RequestModel):
     model: str = Field(max_length=256)
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """The vector's first numbers, scaled to length one again."""
+
     user: Annotated[str, Field(max_length=256)] | None = None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration
+from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, ChatAnswer, CompletionAnswer, StreamChunk
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.engine_errors import EngineErrors
@@ -27,7 +28,6 @@ from gym_fed.serving.openai.schemas import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
     DEFAULT_MAX_TOKENS,
-    EMBEDDING_NEUTRAL,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -93,6 +93,7 @@ class OpenAIService:
         on_use: Gets the usage of each request, once it has ended.
         content_filter: Refuses requests and answers for text; None lets everything through.
         stored: Keeps answers for later requests; None keeps none.
+        embedding_size: Numbers of an embedding; None: not known.
         tool_format: How the model writes tool calls; ``auto`` goes by its chat template.
     """
 
@@ -109,6 +110,7 @@ class OpenAIService:
         on_use: OnUse | None = None,
         content_filter: ContentFilter | None = None,
         stored: StoredAnswers | None = None,
+        embedding_size: int | None = None,
         tool_format: str = AUTO,
     ) -> None:
         self.catalogue = catalogue
@@ -119,8 +121,14 @@ class OpenAIService:
         self._max_at_once = max_at_once
         self._context = context
         self._stored = stored
+        self._embedding_size = embedding_size
         self._on_use = on_use or (lambda use: None)
         self._screening = None if content_filter is None else self._screening_by(content_filter)
+
+    @property
+    def malformed_tool_calls(self) -> int:
+        """Texts of answers that looked like tool calls and are none."""
+        return self._prompts.tools.malformed
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
         """Answer a request as a whole; waits for it. It is not stored: the caller has it.
@@ -194,10 +202,11 @@ class OpenAIService:
 
         They are the means of the model's last hidden states, scaled to length one.
         """
-        request = parse(EmbeddingRequest, body, EMBEDDING_NEUTRAL)
+        request = parse(EmbeddingRequest, body, {})
         model = self.catalogue.resolve(request.model, caller)
         given = as_list(request.input)
         self._require_room_for(len(given), "texts in one request:", "input")
+        self._require_dimensions(request.dimensions)
         prompts = [self._prompts.of_input(one, "input") for one in given]
         refusals = EngineErrors(model, "input")
         started: list[PendingEmbedding] = []
@@ -215,12 +224,25 @@ class OpenAIService:
 
         encoding = request.encoding_format or "float"
         lengths = [len(ids) for ids in prompts]
-        return PendingVectors(model.name, started, lengths, encoding, refusals.translate, on_end)
+        return PendingVectors(
+            model.name, started, lengths, encoding, refusals.translate, on_end, request.dimensions
+        )
+
+    def _require_dimensions(self, wanted: int | None) -> None:
+        if wanted is not None and self._embedding_size is not None and wanted > self._embedding_size:
+            raise RequestError(
+                f"field 'dimensions': {wanted} is more than the model's {self._embedding_size}",
+                param="dimensions",
+                hint="give fewer, or leave it out",
+            )
 
     def _chat(self, request: ChatRequest, caller: Caller, form: ChatForm) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
         tools = ToolUse(request, self._prompts.tools)
-        render = partial(self._prompts.of_messages, tools=tools.shown, open_call=tools.required)
+        variables = self._prompts.names.of(request)
+        render = partial(
+            self._prompts.of_messages, tools=tools.shown, open_call=tools.required, variables=variables
+        )
         if form.truncate and self._context is not None:
             ids = ids_that_fit(request.messages, render, self._context, request.longest)
         else:
@@ -240,7 +262,8 @@ class OpenAIService:
             per_prompt=request.n or 1,
         )
         screening = self._screening
-        if screening is not None and screening.refuses(texts_of(request.messages, tools.shown), caller.name):
+        texts = (*texts_of(request.messages, tools.shown), *texts_in(variables))
+        if screening is not None and screening.refuses(texts, caller.name):
             return PendingRefusal(answer(0, screening.refusals(request.n or 1)))
         refusals = EngineErrors(model, "messages", "tools" if tools.held else request.guiding_field)
         generations = self._submit([ids], sampling, request, model, caller, "messages", refusals)
@@ -313,7 +336,11 @@ class OpenAIService:
                 for number in range(request.n or 1):
                     seed = None if sampling.seed is None else sampling.seed + number
                     wanted = GenerationRequest(
-                        list(ids), replace(sampling, seed=seed), model.variant, caller.name
+                        list(ids),
+                        replace(sampling, seed=seed),
+                        model.variant,
+                        caller.name,
+                        request.prompt_cache_key or "",
                     )
                     with refusals:
                         started.append(self._engine.submit(wanted))

@@ -103,18 +103,14 @@ def refusal(tokenizer: Any, url: str, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("url", "fields"),
     [
-        (CHAT, {"reasoning_effort": "low"}),
         (CHAT, {"modalities": ["text", "audio"]}),
         (CHAT, {"audio": {"voice": "x"}}),
         (CHAT, {"prediction": {"type": "content"}}),
         (CHAT, {"functions": []}),
-        (CHAT, {"store": True}),
-        (CHAT, {"store": 0}),
-        (CHAT, {"metadata": {"a": "b"}}),
         (CHAT, {"service_tier": "flex"}),
+        (COMPLETIONS, {"store": True}),
         (COMPLETIONS, {"suffix": "x"}),
         (COMPLETIONS, {"best_of": 2}),
-        (EMBEDDINGS, {"dimensions": 8}),
     ],
 )
 def test_a_known_field_that_is_not_supported_is_refused_by_its_name(
@@ -165,6 +161,20 @@ def test_a_known_field_that_is_not_supported_is_refused_by_its_name(
         ({"tools": [STRICT], "stop": "x"}, "stop", "invalid_value"),
         ({"temperature": "1"}, "temperature", "invalid_value"),
         ({"temperature": 3}, "temperature", "invalid_value"),
+        ({"store": 0}, "store", "invalid_value"),
+        ({"store": True}, "store", "unsupported_parameter"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a", "invalid_value"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 5, "response_format": {"type": "json_object"}}, "min_tokens", "invalid_value"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+        ({"verbosity": "low"}, "verbosity", "unsupported_parameter"),
+        ({"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs.mood", "unsupported_parameter"),
+        (
+            {"chat_template_kwargs": {"messages": ""}},
+            "chat_template_kwargs.messages",
+            "unsupported_parameter",
+        ),
+        ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a", "invalid_value"),
         ({"n": True}, "n", "invalid_value"),
         ({"n": 15, "max_tokens": None, "stop": ["a"] * 5}, "stop", "invalid_value"),
         ({"logit_bias": {"999": 1}}, "logit_bias", "invalid_value"),
@@ -264,6 +274,8 @@ def test_every_sampling_field_reaches_the_engine(tokenizer: Any) -> None:
         "top_k": 3,
         "min_p": 0.1,
         "repetition_penalty": 1.2,
+        "min_tokens": 3,
+        "prompt_cache_key": "c1",
         "stop_token_ids": [9],
         "ignore_eos": True,
         "max_completion_tokens": 12,
@@ -273,11 +285,11 @@ def test_every_sampling_field_reaches_the_engine(tokenizer: Any) -> None:
     service(tokenizer, engine).handle(CHAT, {"model": "nano:a", "messages": USER, **fields}, LOCAL)
     (request,) = engine.requests
     found = request.sampling
-    assert (request.variant, request.user) == ("a", "local")
+    assert (request.variant, request.user, request.cache_key) == ("a", "local", "c1")
     assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.5, 0.9, 3, 0.1)
     assert (found.presence_penalty, found.frequency_penalty, found.repetition_penalty) == (1.0, -1.0, 1.2)
     assert (found.logit_bias, found.seed, found.stop, found.stop_token_ids) == ({5: -100}, 7, ("x",), (9,))
-    assert (found.ignore_eos, found.max_tokens, found.logprobs) == (True, 12, 4)
+    assert (found.ignore_eos, found.min_tokens, found.max_tokens, found.logprobs) == (True, 3, 12, 4)
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     service(tokenizer, engine).handle(
         CHAT, {"model": "nano", "messages": USER, "response_format": schema}, LOCAL
@@ -334,6 +346,37 @@ def test_embeddings_have_length_one_in_both_encodings(tokenizer: Any) -> None:
     packed = base64.b64decode(coded["data"][1]["embedding"])
     assert struct.unpack("<2f", packed) == pytest.approx(floats["data"][1]["embedding"])
     assert floats["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+
+
+def test_dimensions_are_an_embedding_s_first_numbers_at_length_one(tokenizer: Any) -> None:
+    body = {"model": "nano", "input": ["a", "bc"], "dimensions": 1}
+    found = service(tokenizer).handle(EMBEDDINGS, body, LOCAL)
+    assert [row["embedding"] for row in found["data"]] == [[1.0], [1.0]]
+    for size, served in ((2, True), (3, False)):
+        asked = OpenAIService(
+            ScriptedEngine(),
+            Catalogue("nano"),
+            tokenizer,
+            vocab_size=262,
+            fingerprint="",
+            max_at_once=20,
+            embedding_size=2,
+        )
+        wanted = {**body, "dimensions": size}
+        if served:
+            made = asked.handle(EMBEDDINGS, wanted, LOCAL)["data"][0]["embedding"]
+            assert made == pytest.approx([0.6, 0.8])
+        else:
+            with pytest.raises(RequestError) as caught:
+                asked.handle(EMBEDDINGS, wanted, LOCAL)
+            assert caught.value.param == "dimensions"
+
+
+def test_the_usage_has_the_metadata_and_the_identifier(tokenizer: Any) -> None:
+    uses = list[Use]()
+    body = {"model": "nano", "messages": USER, "metadata": {"trip": "1"}, "safety_identifier": "p1"}
+    assert service(tokenizer, uses=uses).handle(CHAT, body, LOCAL)["metadata"] == {"trip": "1"}
+    assert (uses[0].metadata, uses[0].safety_identifier) == ({"trip": "1"}, "p1")
 
 
 def test_of_a_text_that_cannot_fit_only_a_piece_is_read(

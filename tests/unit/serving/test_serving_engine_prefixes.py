@@ -1,4 +1,4 @@
-"""A prompt that begins as an earlier one is prefilled from there on, for the same user and variant only."""
+"""A prompt that begins as an earlier one is prefilled from there on, for the same user, variant and key only."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def tokenizer() -> Any:
 
 
 def ask(
-    engine: Engine, last: int, user: str = "u", variant: str | None = None, tokens: int = 6
+    engine: Engine, last: int, user: str = "u", variant: str | None = None, tokens: int = 6, key: str = ""
 ) -> CompletionOutput:
     sampling = SamplingParams(max_tokens=tokens, seed=last, ignore_eos=True)
-    return engine.submit(GenerationRequest([*SYSTEM, last], sampling, variant, user)).result(20)
+    return engine.submit(GenerationRequest([*SYSTEM, last], sampling, variant, user, key)).result(20)
 
 
 def test_a_beginning_is_found_by_the_same_user_and_variant_alone(tokenizer: Any) -> None:
@@ -49,6 +49,23 @@ def test_variants_that_share_a_file_in_memory_share_no_beginnings(tokenizer: Any
         found = [ask(engine, 1, variant=name) for name in ("alice", "bob", "alice", "bob")]
     assert [one.cached_tokens for one in found] == [0, 0, 48, 48]
     assert len({tuple(one.token_ids) for one in found}) == 1
+
+
+def test_a_cache_key_parts_requests_of_one_user(tokenizer: Any) -> None:
+    with Engine(ToyModel(), tokenizer) as engine:
+        found = [ask(engine, 1, key=key).cached_tokens for key in ("", "a", "b", "a", "")]
+    assert found == [0, 0, 0, 48, 48]
+
+
+def test_a_shared_cache_is_of_all_users_but_of_one_variant_and_key(tokenizer: Any) -> None:
+    config = EngineConfig(prefix_cache="shared")
+    with Engine(ToyModel(), tokenizer, ToySource("alice"), config) as engine:
+        assert ask(engine, 1, user="a").cached_tokens == 0
+        assert ask(engine, 2, user="b").cached_tokens == 48
+        assert ask(engine, 2, user="b", variant="alice").cached_tokens == 0
+        assert ask(engine, 2, user="c", variant="alice").cached_tokens == 48
+        assert ask(engine, 2, user="b", key="own").cached_tokens == 0
+        assert ask(engine, 2, user="b", key="own").cached_tokens == 48
 
 
 def test_answers_are_those_without_a_prefix_cache(tokenizer: Any) -> None:

@@ -56,6 +56,30 @@ def answer(tokenizer: Any, script: list[int], **sampling: Any) -> tuple[list[Eve
     return events, whole
 
 
+def test_no_end_token_is_sampled_before_min_tokens(tokenizer: Any) -> None:
+    for wanted in (0, 1, 4, 9):
+        _, whole = answer(tokenizer, [65, 66], min_tokens=wanted, max_tokens=20)
+        assert whole.finish_reason == "stop"
+        assert len(whole.token_ids) == max(3, wanted + 1)
+        assert END not in whole.token_ids[:-1]
+    _, stopped = answer(tokenizer, [65, 66, 67], min_tokens=2, max_tokens=20, stop_token_ids=(65, 66, 67))
+    assert len(stopped.token_ids) == 3
+    _, cut = answer(tokenizer, [65], min_tokens=6, max_tokens=6)
+    assert (cut.finish_reason, len(cut.token_ids)) == ("length", 6)
+
+
+def test_min_tokens_beyond_the_answer_or_beside_a_schema_is_refused(tokenizer: Any) -> None:
+    with Engine(ToyModel(), tokenizer) as engine:
+        for sampling in (
+            SamplingParams(min_tokens=5, max_tokens=4),
+            SamplingParams(min_tokens=-1),
+            SamplingParams(min_tokens=2, json_schema="{}"),
+        ):
+            with pytest.raises(GymError, match="min_tokens") as caught:
+                engine.submit(GenerationRequest([1], sampling))
+            assert caught.value.code is ErrorCode.USAGE
+
+
 def test_half_a_character_is_never_shown(tokenizer: Any) -> None:
     text = "é日🙂a"
     events, whole = answer(tokenizer, tokenizer.encode(text))

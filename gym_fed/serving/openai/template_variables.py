@@ -1,0 +1,113 @@
+"""Fields of a chat that only a chat template can heed: its variables, or refused where it has none for them.
+
+Templates have two words for reasoning. gpt-oss's take ``reasoning_effort`` itself. Others are switched on and off:
+Qwen3's by ``enable_thinking``, DeepSeek's and Granite's by ``thinking``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.schemas import ChatRequest
+
+_SWITCHES = ("enable_thinking", "thinking")
+_LITTLE = ("none", "minimal")
+"""Efforts that switch reasoning off where it is on or off."""
+
+_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_SPECIAL = "_token"
+"""The tokenizer's control tokens are variables, too, such as ``eos_token``."""
+
+_ARGUMENTS = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "max_length",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+"""Of ``apply_chat_template``."""
+
+
+class TemplateNames:
+    """The variables of one tokenizer's chat template.
+
+    Args:
+        tokenizer: With or without a template, or with several.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        template = tokenizer.chat_template
+        texts = template.values() if isinstance(template, dict) else [template] if template else []
+        found: set[str] = set()
+        for text in texts:
+            found |= _undeclared(text)
+        tokens = {name for name in found if name.endswith(_SPECIAL)}
+        self._names = frozenset(found - tokens) - _OWN - _ARGUMENTS
+
+    def of(self, request: ChatRequest) -> dict[str, Any]:
+        """The variables of a request.
+
+        Raises:
+            RequestError: Naming the field that the template cannot heed.
+        """
+        given = dict(request.chat_template_kwargs or {})
+        for name in given:
+            if name not in self._names:
+                raise _unknown(f"chat_template_kwargs.{name}", "has no such variable for callers")
+        more = {**self._reasoning(request.reasoning_effort), **self._verbosity(request.verbosity)}
+        for name, value in more.items():
+            if given.setdefault(name, value) != value:
+                raise RequestError(
+                    f"field 'chat_template_kwargs.{name}': it says otherwise than reasoning_effort or verbosity",
+                    param=f"chat_template_kwargs.{name}",
+                    hint="give one of them",
+                )
+        return given
+
+    def _reasoning(self, effort: str | None) -> Mapping[str, Any]:
+        if effort is None:
+            return {}
+        if "reasoning_effort" in self._names:
+            return {"reasoning_effort": effort}
+        for switch in _SWITCHES:
+            if switch in self._names:
+                return {switch: effort not in _LITTLE}
+        raise _unknown("reasoning_effort", "has no variable for it")
+
+    def _verbosity(self, verbosity: str | None) -> Mapping[str, Any]:
+        if verbosity is None:
+            return {}
+        if "verbosity" in self._names:
+            return {"verbosity": verbosity}
+        if verbosity == "medium":  # the default
+            return {}
+        raise _unknown("verbosity", "has no variable for it")
+
+
+def _undeclared(template: str) -> frozenset[str]:
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import _get_template_variables
+
+    try:
+        return frozenset(_get_template_variables(template))
+    except TemplateError:  # every chat is refused with the reason
+        return frozenset()
+
+
+def _unknown(field: str, why: str) -> RequestError:
+    return RequestError(
+        f"field {field!r} is not supported: this model's chat template {why}",
+        param=field,
+        name="unsupported_parameter",
+        hint="leave it out",
+    )
