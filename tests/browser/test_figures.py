@@ -52,7 +52,10 @@ def test_smoothing_is_the_corrected_moving_average(opened: Page) -> None:
         ("m.number(52171.25)", "52,170"),
         ("m.number(1.5e-7)", "1.500e-7"),
         ("m.number(null)", None),
+        ("m.number(0.00002914)", "2.914e-5"),
+        ("m.number(0.0001)", "0.0001000"),
         ("m.signed(-0.12345)", "−0.1235"),
+        ("m.signed(-0.000021)", "−2.1e-5"),
         ("m.signed(0)", "+0.0000"),
         ("m.duration(3599.6)", "1 h 0 min"),
         ("m.duration(61)", "1 min 1 s"),
@@ -64,6 +67,40 @@ def test_smoothing_is_the_corrected_moving_average(opened: Page) -> None:
 )
 def test_formats(expression: str, text: str | None, opened: Page) -> None:
     assert computed(opened, "app.js", expression) == text
+
+
+def test_markers_are_at_every_point_where_there_is_room_and_at_some_elsewhere(opened: Page) -> None:
+    assert computed(opened, "charts.js", "m.spaced([0, 50, 100], 100)") == [0, 1, 2]
+    crowded = computed(opened, "charts.js", "m.spaced([...Array(100).keys()], 100, 9)")
+    assert crowded == [9, 65]
+
+
+INKED = """() => {
+  const canvas = document.querySelector("figure.chart canvas");
+  const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let inked = 0;
+  for (let at = 3; at < data.length; at += 4) if (data[at] > 40) inked++;
+  return inked / (data.length / 4);
+}"""
+
+
+def test_the_values_of_one_run_are_behind_its_smoothed_line(webui: Served, opened: Page) -> None:
+    for name in ("jagged", "jagged-2"):
+        folder = webui.folder / "runs" / name
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"model: gym-nano\noutput_dir: runs/{name}\n")
+        (folder / "run.json").write_text(json.dumps({"num_processes": 1}))
+        lines = (json.dumps({"step": step, "loss": 1 + 2 * (step % 2)}) for step in range(1, 401))
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    inked = []
+    for query in ("smoothing=0", "smoothing=0.99", "smoothing=0.99&with=jagged-2"):
+        opened.goto(f"{webui.address}/runs/jagged?{query}")
+        chromium.settled(opened)
+        opened.locator("figure.chart canvas").first.wait_for()
+        opened.wait_for_timeout(200)
+        inked.append(opened.evaluate(INKED))
+    alone, behind, beside_another = inked
+    assert alone > behind > 3 * beside_another, inked
 
 
 def test_every_measurement_of_a_run_has_its_chart(webui: Served, opened: Page) -> None:

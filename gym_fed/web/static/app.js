@@ -357,10 +357,15 @@ export const pathUrl = (path) => path.split("/").map(encodeURIComponent).join("/
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return null;
   if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  if (Math.abs(value) < 1e-4) return Number(value).toExponential(digits - 1);
   const text = Number(value).toPrecision(digits);
   return Math.abs(Number(text)) >= 10 ** digits ? Number(text).toLocaleString("en-US") : text;
 }
-export const signed = (value, digits = 4) => (value === null || value === undefined ? null : `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`);
+export function signed(value, digits = 4) {
+  if (value === null || value === undefined) return null;
+  const size = Math.abs(value), isTiny = size > 0 && size < 0.5 * 10 ** -digits; // a change is not shown as none
+  return `${value >= 0 ? "+" : "−"}${isTiny ? size.toExponential(1) : size.toFixed(digits)}`;
+}
 export function bytes(value) {
   if (value === null || value === undefined) return null;
   const units = ["B", "kB", "MB", "GB", "TB"];

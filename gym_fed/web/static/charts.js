@@ -5,9 +5,10 @@ const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((digit) => 
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2, 1, 2]];
 const WIDTHS = [1.75, 1.75, 1.75, 1.5, 1.25, 1.25];
 const MARKERS = ["", "hollow", "", "filled", "hollow", "filled"];
+const EVERY_POINT = 14, SOME_POINTS = 56; // pixels between two markers: of every point where there is room, of some elsewhere
 
-// chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...]},
-// and marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range was chosen by dragging.
+// chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...], raw},
+// where raw, if given, is drawn faintly behind; marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range was chosen by dragging.
 export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, whole = ["version", "step", "round"].includes(xLabel)}) {
   const holder = el("div", {class: "plot"});
   const legend = el("div", {class: "legend"});
@@ -24,9 +25,9 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
       width, height, legend: {show: false}, cursor: {points: {size: 6}, drag: {x: true, y: false, setScale: !onZoom}},
       scales: {x: {time: false, range: limits ? () => limits : undefined}, y: log ? {distr: 3} : {}},
       axes: [{...axis, ...(whole && {incrs: WHOLE}), label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick)))}],
-      series: [{}, ...series.map((one, at) => ({
+      series: [{}, ...raws().map((one) => ({label: `${one.name}, not smoothed`, stroke: ink, alpha: 0.28, width: 1, spanGaps: true, points: {show: false}})), ...series.map((one, at) => ({
         label: one.name, stroke: ink, width: WIDTHS[at % 6], dash: DASHES[at % 6], spanGaps: true,
-        points: {show: one.points.length < 3 || (MARKERS[at % 6] !== "" && one.points.length < 80), size: 6, width: 1.25, stroke: ink, fill: MARKERS[at % 6] === "filled" ? ink : style.getPropertyValue("--paper").trim()},
+        points: {show: one.points.length < 3, filter: one.points.length > 2 && MARKERS[at % 6] ? marked : undefined, size: 6, width: 1.25, stroke: ink, fill: MARKERS[at % 6] === "filled" ? ink : style.getPropertyValue("--paper").trim()},
       }))],
       hooks: {
         draw: [(drawn) => drawMarks(drawn, ink)],
@@ -39,6 +40,14 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
         }],
       },
     };
+  }
+
+  // Which points have a marker: a long line keeps some, so that it looks as its key in the legend does.
+  function marked(drawn, at) {
+    const [xs, ys] = [drawn.data[0], drawn.data[at]], {min, max} = drawn.scales.x, found = [];
+    for (const [place, x] of xs.entries()) if (ys[place] !== null && x >= min && x <= max) found.push(place);
+    const lefts = found.map((place) => drawn.valToPos(xs[place], "x"));
+    return spaced(lefts, drawn.bbox.width / devicePixelRatio, at * 9).map((one) => found[one]); // lines on each other do not mark one place
   }
 
   function drawMarks(drawn, ink) {
@@ -65,16 +74,18 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
   function showValues(at) {
     if (!plot) return;
     [...legend.children].forEach((item, place) => {
-      const values = plot.data[place + 1];
+      const values = plot.data[place + 1 + raws().length];
       const value = at === null || at === undefined ? last(series[place].points) : values && values[at];
       item.querySelector(".value").textContent = value === null || value === undefined ? "" : number(value, 4);
     });
   }
 
+  const raws = () => series.filter((one) => one.raw).map((one) => ({name: one.name, points: one.raw}));
+
   function joined() {
     const xs = [...new Set(series.flatMap((one) => one.points.map(([x]) => x)))].sort((a, b) => a - b);
     const place = new Map(xs.map((x, at) => [x, at]));
-    return [xs, ...series.map((one) => {
+    return [xs, ...[...raws(), ...series].map((one) => {
       const column = new Array(xs.length).fill(null);
       for (const [x, y] of one.points) column[place.get(x)] = log && !(y > 0) ? null : y;
       return column;
@@ -83,12 +94,13 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
 
   function draw(again = false) {
     const width = Math.max(200, holder.clientWidth);
-    const now = `${series.map((one) => one.name).join("\u0000")}|${limits}|${series.map((one) => one.points.length < 3)}`;
+    const now = `${series.map((one) => one.name).join("\u0000")}|${limits}|${series.map((one) => one.points.length < 3)}|${raws().length}`;
     if (plot && !again && now === shape) { plot.setData(joined()); showValues(null); return; }
     shape = now;
     if (plot) plot.destroy();
     plot = new uPlot(options(width), joined(), holder);
-    replace(legend, series.map((one, at) => el("span", {class: "key"}, swatch(at), el("span", {}, one.name), el("span", {class: "value"}))));
+    node.classList.toggle("single", series.length === 1);
+    replace(legend, series.map((one, at) => el("span", {class: "key"}, series.length > 1 && swatch(at), (series.length > 1 || one.name !== title) && el("span", {}, one.name), el("span", {class: "value"}))));
     showValues(null);
   }
 
@@ -113,6 +125,13 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     },
     zoom(low, high) { limits = low === null ? null : [low, high]; if (plot) draw(true); },
   };
+}
+
+// Which of these places get a marker, from the left: all where they have room, some elsewhere.
+export function spaced(lefts, width, first = 0) {
+  if (lefts.length * EVERY_POINT <= width) return [...lefts.keys()];
+  let next = first;
+  return [...lefts.keys()].filter((at) => { if (lefts[at] < next) return false; next = lefts[at] + SOME_POINTS; return true; });
 }
 
 const last = (points) => (points.length ? points.at(-1)[1] : null);

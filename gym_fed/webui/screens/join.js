@@ -38,7 +38,7 @@ export async function show(root) {
     api("data").then((listed) => replace(files, listed.files.map((one) => el("option", {value: one.name})))).catch(() => {});
     replace(form, section(hubs.length ? "Go on, or join another hub" : "Which hub?", el("form", {class: "doing", onsubmit: (event) => event.preventDefault()},
       el("datalist", {id: "hubs"}, hubs.map((one) => el("option", {value: one.address}))),
-      files, el("div", {class: "doing-fields"}, server.part, token.part, data.part, columns.part, name.part, rounds.part),
+      files, el("div", {class: "doing-fields thirds"}, server.part, token.part, data.part, columns.part, name.part, rounds.part),
       action("Look at the terms", async () => {
         invite = token.node.value.trim();
         watch(await post("join", {server: server.node.value.trim() || null, invite, data: data.node.value.trim(), columns: columns.node.value.trim(), name: name.node.value.trim(), rounds: rounds.node.value ? Number(rounds.node.value) : null}));

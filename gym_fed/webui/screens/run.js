@@ -160,12 +160,12 @@ export async function show(root, {path}, query) {
   // With several runs a chart has one figure, so that a dash is a run; with one run a dash is a figure.
   function specs() {
     const several = run.others.length > 0;
-    const wanted = CHARTS.flatMap((one) => (several ? one.keys.map((key, at) => ({...one, title: at ? heading(key) : one.title, keys: [key]})) : [one]));
+    const wanted = CHARTS.flatMap((one) => (several ? one.keys.map((key, at) => ({...one, title: at ? heading(key) : one.title, keys: [key], wide: false})) : [one]));
     return wanted.filter((one) => one.keys.some((key) => all().some((each) => each.series[key]?.length)));
   }
 
   function make(spec) {
-    const plot = chart({title: spec.title, height: spec.wide ? 300 : 220, log: view.log && spec.log !== false, onZoom: (low, high) => zoomTo(Math.max(0, Math.floor(low)), Math.ceil(high)), range: view.low === null ? null : [view.low, view.high]});
+    const plot = chart({title: spec.title, height: spec.wide ? 280 : 220, log: view.log && spec.log !== false, onZoom: (low, high) => zoomTo(Math.max(0, Math.floor(low)), Math.ceil(high)), range: view.low === null ? null : [view.low, view.high]});
     if (spec.wide) plot.node.classList.add("wide");
     return {spec, plot};
   }
@@ -194,15 +194,16 @@ export async function show(root, {path}, query) {
     const several = run.others.length > 0;
     const marks = several ? [] : run.marks.filter((mark) => Number.isInteger(mark.step)).map((mark) => ({x: mark.step, text: mark.kind === "rollback" ? `back to ${mark.to_step}` : "spike"}));
     for (const {spec, plot} of some) {
-      const series = all().flatMap((one) => spec.keys.filter((key) => one.series[key]?.length).map((key) => ({name: several ? label(one) : heading(key), points: drawn(one.series[key], spec.scale || 1)})));
+      const series = all().flatMap((one) => spec.keys.filter((key) => one.series[key]?.length).map((key) => ({name: several ? label(one) : spec.keys.length > 1 ? heading(key) : spec.title, ...drawn(one.series[key], spec.scale || 1, several)})));
       plot.set(series, {lines: spec.wide || spec.keys.includes("grad_norm") ? marks : []});
     }
   }
 
-  const drawn = (points, scale) => {
+  // Of one run the values themselves are behind the smoothed line; those of several would hide each other.
+  const drawn = (points, scale, several) => {
     const known = points.filter(([, value]) => value !== null);
     const scaled = scale === 1 ? known : known.map(([x, value]) => [x, value * scale]);
-    return smoothed(scaled, view.smoothing);
+    return {points: smoothed(scaled, view.smoothing), raw: view.smoothing && !several ? scaled : null};
   };
 
   function drawBelow() {

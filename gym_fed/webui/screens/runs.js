@@ -44,12 +44,12 @@ export async function show(root, parameters, query) {
       {name: el("span", {class: "visually-hidden"}, "Compare"), class: "tick", of: (run) => (run.isJob ? " " : choice(run))},
       {name: "Run", of: (run) => name(run)},
       {name: "Status", of: (run) => (run.isJob ? jobState(run) : runState(run.status))},
+      {name: "Loss", number: true, of: (run) => value(run, "loss")},
+      {name: "Curve", of: (run) => (run.spark && run.spark.length > 1 ? spark(run.spark) : null)},
+      {name: "Eval loss", number: true, of: (run) => value(run, "eval_loss")},
+      {name: "Steps", number: true, of: (run) => number(run.steps)},
       {name: "Algorithm", of: (run) => run.algorithm},
       {name: "Model", class: "model", of: (run) => run.model},
-      {name: "Steps", number: true, of: (run) => number(run.steps)},
-      {name: "Loss", number: true, of: (run) => value(run, "loss")},
-      {name: "Eval loss", number: true, of: (run) => value(run, "eval_loss")},
-      {name: "Curve", of: (run) => (run.spark && run.spark.length > 1 ? spark(run.spark) : null)},
       {name: "Changed", number: true, of: (run) => ago(run.changed || run.started_at)},
     ], [...begun, ...lines].sort((one, other) => other.changed - one.changed), {label: "Runs"}), total > lines.length && el("p", {class: "quiet"}, `${number(lines.length)} of ${number(total)} runs; search to see others.`));
   }

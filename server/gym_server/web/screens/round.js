@@ -66,10 +66,12 @@ function aside(found) {
 
 function replay(found) {
   return section("Replay it", el("p", {class: "quiet"}, "Merges the stored updates again and compares the result with the ledger."),
-    copyable(found.replay), found.digest && facts([["Version digest", short(found.digest, 64)]]));
+    copyable(found.replay), found.digest && facts([["Version digest", short(found.digest, 71)]]));
 }
 
 function recipe(found) {
-  const pairs = Object.entries(found.recipe).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)]);
-  return section("Recipe", pairs.length ? facts([["starts from version", String(found.base_height)], found.codec && ["codec of updates", found.codec], ...pairs]) : empty("The task is fixed when contributors are asked."));
+  const isGroup = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+  const lines = ([name, value]) => (isGroup(value) ? Object.entries(value).flatMap(([key, one]) => lines([`${name}.${key}`, one])) : [[name, typeof value === "object" ? JSON.stringify(value) : String(value)]]);
+  const pairs = Object.entries(found.recipe).flatMap(lines);
+  return section("Recipe", pairs.length ? el("div", {class: "many"}, facts([["starts from version", String(found.base_height)], found.codec && ["codec of updates", found.codec], ...pairs])) : empty("The task is fixed when contributors are asked."));
 }
