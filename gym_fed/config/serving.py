@@ -65,8 +65,8 @@ class EngineConfig(StrictModel):
     running answer, another one is preempted, and its tokens are computed again later."""
 
     prefix_cache: bool | Literal["shared"] = True
-    """Whether a prompt that begins as an earlier one of the same user and variant takes its keys and values. shared:
-    also as one of another user. Then the time to the first token can reveal what others have sent."""
+    """Whether a prompt that begins as an earlier one of the same user and variant takes its keys and values; with
+    ``shared``, as one of any user. Then the time to the first token can reveal what others have sent."""
 
     step_stretch: Annotated[float, Field(gt=1, le=1000)] | None = 1.8
     """While a prompt is read beside running answers, how many times as long as without it a step may take. null: any
