@@ -8,23 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from gym_fed.errors import ErrorCode
-from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
+from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService
 from tests.support.tool_templates import HERMES
 from tests.support.toy_engine import ToyModel
+from tests.support.wishing import Wishing, served, tokenizer_with
 
 USER = [{"role": "user", "content": "hi"}]
 GRAMMAR = 'start: "a" digits\ndigits: /[0-9]{3}/'
 GBNF = 'root ::= "a" digit digit digit\ndigit ::= [0-9]'
 
-
-ASSISTANT = 261
-"""The token after which an answer begins."""
 
 BOOKING = {
     "type": "object",
@@ -41,53 +37,22 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-class Wishing(ToyModel):
-    """Writes its wish, and where that is forbidden the first token that is not."""
-
-    wish = ""
-
-    def _logits(self, chunk: Any, place: int) -> torch.Tensor:
-        ids = [self.pool.at(chunk.cache, before)[0] for before in range(place + 1)]
-        written = place - max(at for at, token in enumerate(ids) if token == ASSISTANT)
-        wanted = (self.wish.encode() + bytes([0]))[written] if written <= len(self.wish) else 0
-        return torch.nn.functional.one_hot(torch.tensor(wanted or 258), self.vocabulary) * 50.0
-
-
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from gym_fed.models import load_tokenizer
-
-    found = load_tokenizer("gym-nano")
-    found.chat_template = HERMES
-    return found
-
-
-def served(model: ToyModel, tokenizer: Any) -> Iterator[OpenAIService]:
-    with Engine(model, tokenizer) as engine:
-        yield OpenAIService(
-            engine,
-            Catalogue("toy", None, "sha256:1"),
-            tokenizer,
-            vocab_size=ToyModel.vocabulary,
-            fingerprint="fp_1",
-            max_at_once=20,
-        )
-
-
-@pytest.fixture(scope="module")
-def service(tokenizer: Any) -> Iterator[OpenAIService]:
+def service() -> Iterator[OpenAIService]:
     """Of a model whose next token is random: what it writes is what it is held to."""
-    yield from served(ToyModel(4096), tokenizer)
+    with served(ToyModel(4096), tokenizer_with(HERMES)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def wishing() -> Wishing:
-    return Wishing(4096)
+    return Wishing()
 
 
 @pytest.fixture(scope="module")
-def willing(wishing: Wishing, tokenizer: Any) -> Iterator[OpenAIService]:
-    yield from served(wishing, tokenizer)
+def willing(wishing: Wishing) -> Iterator[OpenAIService]:
+    with served(wishing, tokenizer_with(HERMES)) as found:
+        yield found
 
 
 def written(service: OpenAIService, url: str, seed: int, **fields: Any) -> str:
@@ -180,19 +145,19 @@ def chat(service: OpenAIService, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_model_writes_freely_until_it_begins_a_call(willing: OpenAIService, wishing: Wishing) -> None:
-    wishing.wish = 'Just <b>text</b> with {"name": 1} and <tool'
+    wishing.wish = list(b'Just <b>text</b> with {"name": 1} and <tool')
     choice = chat(willing)
-    assert choice["message"]["content"] == wishing.wish
+    assert choice["message"]["content"] == bytes(wishing.wish).decode()
     assert choice["finish_reason"] == "stop"
 
 
 def test_a_strict_call_is_held_to_its_schema_from_its_beginning_on(
     willing: OpenAIService, wishing: Wishing
 ) -> None:
-    wishing.wish = (
-        'So. <tool_call>\n{"name": "book", "arguments": {"city": "Paris", "nights": 77}}\n</tool_call>'
+    wishing.wish = list(
+        b'So. <tool_call>\n{"name": "book", "arguments": {"city": "Paris", "nights": 77}}\n</tool_call>'
     )
-    choice = chat(willing)
+    choice = chat(willing, parallel_tool_calls=False)  # what is left of the wish is no second call
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "So."
     (call,) = choice["message"]["tool_calls"]
@@ -203,14 +168,16 @@ def test_a_strict_call_is_held_to_its_schema_from_its_beginning_on(
 
 
 def test_beside_a_strict_tool_another_takes_any_object(willing: OpenAIService, wishing: Wishing) -> None:
-    wishing.wish = '<tool_call>\n{"name": "look", "arguments": {"city": "Paris"}}\n</tool_call>'
+    wishing.wish = list(
+        b'<tool_call>\n{"name": "look", "arguments": {"city": "Paris"}}\n</tool_call>'
+    )
     (call,) = chat(willing)["message"]["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": '{"city": "Paris"}'}
 
 
 def test_no_parallel_calls_are_one_call(willing: OpenAIService, wishing: Wishing) -> None:
     one = '<tool_call>\n{"name": "book", "arguments": {"city": "Bern", "nights": 7}}\n</tool_call>'
-    wishing.wish = f"{one}\n{one}"
+    wishing.wish = list((f"{one}\n{one}").encode())
     assert len(chat(willing)["message"]["tool_calls"]) == 2
     assert len(chat(willing, parallel_tool_calls=False)["message"]["tool_calls"]) == 1
     free = [{"type": "function", "function": {**tool["function"], "strict": False}} for tool in TOOLS]
@@ -221,7 +188,7 @@ def test_a_strict_call_streams_its_name_and_then_its_arguments(
     willing: OpenAIService, wishing: Wishing
 ) -> None:
     one = '<tool_call>\n{"name": "book", "arguments": {"city": "Bern", "nights": 7}}\n</tool_call>'
-    wishing.wish = f"So. {one}\n{one}"
+    wishing.wish = list((f"So. {one}\n{one}").encode())
     body = {"model": "toy", "messages": USER, "tools": TOOLS, "max_tokens": 400, "stream": True}
     chunks = [chunk["choices"][0] for chunk in willing.stream(CHAT, body, LOCAL)]
     deltas = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", [])]

@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from gym_fed.serving.engine.detokenizing import TextDecoder
-from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
+from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.service import CHAT, OpenAIService
 from tests.support.tool_templates import MISTRAL_SMALL
-from tests.support.toy_engine import ToyModel
+from tests.support.wishing import Wishing, served, tokenizer_with
 
-MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[/INST]")
+MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 CITY = {
     "type": "object",
     "properties": {"city": {"enum": ["Bern", "Basel"]}},
@@ -25,48 +23,20 @@ CITY = {
 }
 
 
-class Wishing(ToyModel):
-    """Writes the tokens of its wish, and where one is forbidden the first that is not."""
-
-    vocabulary = 300
-    wish: list[int]
-    start: int
-
-    def _logits(self, chunk: Any, place: int) -> torch.Tensor:
-        ids = [self.pool.at(chunk.cache, before)[0] for before in range(place + 1)]
-        written = place - max(at for at, token in enumerate(ids) if token == self.start)
-        wanted = self.wish[written] if written < len(self.wish) else 258
-        return torch.nn.functional.one_hot(torch.tensor(wanted), self.vocabulary) * 50.0
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from gym_fed.models import load_tokenizer
-
-    found = load_tokenizer("gym-nano")
-    found.add_special_tokens({"additional_special_tokens": list(MARKS)})
-    found.chat_template = MISTRAL_SMALL.replace("{{ bos_token }}", "")
-    return found
+    return tokenizer_with(MISTRAL_SMALL, *MARKS)
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Any) -> Wishing:
-    made = Wishing(4096)
-    made.start = tokenizer.convert_tokens_to_ids("[/INST]")
-    return made
+def model() -> Wishing:
+    return Wishing()
 
 
 @pytest.fixture(scope="module")
 def service(model: Wishing, tokenizer: Any) -> Iterator[OpenAIService]:
-    with Engine(model, tokenizer) as engine:
-        yield OpenAIService(
-            engine,
-            Catalogue("toy", None, "sha256:1"),
-            tokenizer,
-            vocab_size=Wishing.vocabulary,
-            fingerprint="fp_1",
-            max_at_once=20,
-        )
+    with served(model, tokenizer) as found:
+        yield found
 
 
 def chat(service: OpenAIService, *, strict: bool = False, **fields: Any) -> dict[str, Any]:
