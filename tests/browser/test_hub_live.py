@@ -33,6 +33,31 @@ def noted(page: Page, *kinds: str) -> list[Any]:
     return [one for one in page.evaluate("() => window.noted") if one[0] in kinds]
 
 
+def _has(page: Page, state: str) -> bool:
+    """Whether the page was sent a snapshot of a round in that state."""
+    return any(one[2]["state"] == state for one in noted(page, "snapshot"))
+
+
+def _training(page: Page) -> bool:
+    """Whether the page was sent how far the last contributor is, of a round that collects."""
+    tasks = [
+        task for one in noted(page, "snapshot") if one[2]["state"] == "collecting" for task in one[2]["tasks"]
+    ]
+    return any(
+        task["name"] == MALICIOUS and (task["phase"], task["total"]) == ("train", 25) for task in tasks
+    )
+
+
+def _hold_merge(page: Page, folder: Path) -> None:
+    """Keep the hub from committing the round until the page was sent that it merges."""
+    with closing(sqlite3.connect(folder / "hub.db", isolation_level=None)) as database:
+        states = "select state from rounds order by server_round desc limit 1"
+        until(lambda: database.execute(states).fetchone()[0] in ("merging", "committed"), "the merge")
+        database.execute("begin immediate")
+        until(lambda: _has(page, "merging"), "the merging round")
+        database.execute("rollback")
+
+
 def last_sequence(folder: Path) -> int:
     with closing(sqlite3.connect(f"file:{folder / 'hub.db'}?mode=ro", uri=True)) as database:
         return int(database.execute("select max(sequence) from ledger").fetchone()[0] or 0)
@@ -68,17 +93,23 @@ def test_rounds_appear_with_their_verdicts_and_reasons_and_without_a_reload(
     chromium.settled(page)
     page.evaluate(NOTE_EVENTS)
     played.join()
-    played.play()
-    until(lambda: noted(page, "snapshot")[-1][2]["state"] == "committed", "the last state")
+
+    def seen(step: str) -> None:
+        if step == "at work":
+            until(lambda: _training(page), step)
+        elif step == f"{MALICIOUS} contributed":
+            _hold_merge(page, played.hub.folder)
+
+    # A page is sent a state four times a second, so each is awaited while it lasts.
+    until(lambda: _has(page, "open"), "the open round")
+    played.play(seen)
+    until(lambda: _has(page, "committed"), "the last state")
+    until(lambda: noted(page, "version") != [], "the version, behind which no verdict comes")
     verdicts = {one[2]["body"]["contributor"]: one[2]["body"] for one in noted(page, "verdict")}
     assert len(verdicts) == len(HONEST) + 1
     assert sum("times the median" in json.dumps(one) for one in verdicts.values()) == 1
     states = [one[2]["state"] for one in noted(page, "snapshot")]
     assert {"open", "collecting", "merging", "committed"} == set(states)
-    tasks = [task for one in noted(page, "snapshot") for task in one[2]["tasks"]]
-    assert any(
-        task["name"] == MALICIOUS and (task["phase"], task["total"]) == ("train", 25) for task in tasks
-    )
 
 
 def test_a_page_of_a_killed_hub_resumes_where_it_was_when_the_hub_is_back(
