@@ -1,6 +1,6 @@
 """Personal variants: their size, what writing them keeps of what was trained, and what a new version does to one.
 
-    python benchmarks/variants.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part create|rebase|bulk]
+    python benchmarks/variants.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part create|rebase|bulk|churn]
 
 ``create``: variants of gym-nano from 40 chats of a task that it cannot do, and of stories260K from 40 speeches of one
 speaker of Shakespeare, by every method of `gym variant create` with its defaults; three people each (three draws of the
@@ -8,6 +8,10 @@ chats, three speakers), a fifth of the rows held out. ``rebase``: a variant from
 that hold 0.25, 0.5, 1 and 2 times the very same delta. Losses are nats a token on the held-out rows. The peer of each
 written variant is the model as it was trained. ``bulk``: 10,000 small variants of gym-nano (one bit, the matrices of
 one layer) are signed and added in one go, 1,000 identical ones likewise, and 20 by a call each, which are the peer.
+
+``churn``: 200 one-bit variants of every matrix (``--model FOLDER``, such as SmolLM2; else gym-nano) are requested by
+Zipf's law with a cache for 30 of them. The peer has all that are requested in memory. Of 200 and 30 an ideal cache
+misses 32% of the requests, of 1,000 and 150 it misses 25%.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Any
 
 import torch
 from _bulk_variants import AIM_VARIANTS, bulk
+from _churn import churn
 from _report import Report, options
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -34,7 +39,7 @@ from gym_fed.models import load_model  # noqa: E402
 from gym_fed.personalization import PersonalizedTrainer  # noqa: E402
 from gym_fed.personalization.results import CreatedVariant  # noqa: E402
 
-PARTS = ("create", "rebase", "bulk")
+PARTS = ("create", "rebase", "bulk", "churn")
 TASK = "dash"
 PEOPLE = 3
 ROWS, REBASED_ROWS = 40, 24
@@ -59,6 +64,7 @@ def main() -> None:
     """Measure what was asked for."""
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="of the part churn")
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -74,6 +80,10 @@ def main() -> None:
         if "bulk" in parts:
             count = 500 if arguments.quick else AIM_VARIANTS
             bulk(report, Path(name), count, count // 10, 20)
+        if "churn" in parts:
+            model = "gym-nano" if arguments.model is None else str(arguments.model)
+            sizes = (40, 80, 1) if arguments.quick else (200, 300, 3)
+            churn(report, Path(name), model, *sizes)
     report.finish(arguments)
 
 

@@ -52,7 +52,6 @@ class MultiVariantModel:
         packed_base: The file of the layers in ``base_format``. A ``PlainModel`` with one was tried when it was written.
 
     Attributes:
-        forward: What computes steps: ``decoder`` or ``transformers``.
         base_format: Of the linear layers in memory.
         packed: Whether they are packed, so that the model's own weights are gone.
         forwards: Steps by what computed them.
@@ -76,8 +75,7 @@ class MultiVariantModel:
         kv_dtype: str = "auto",
         packed_base: PackedBase | None = None,
     ) -> None:
-        chosen = kernel_for(kernel, base_format, model)
-        servable.require_servable(model, chosen)
+        servable.require_servable(model, chosen := kernel_for(kernel, base_format, model))
         self.model = model.eval()
         plain = isinstance(model, PlainModel)
         self.layout = (plain_layout if plain else ModelLayout.of)(model, chosen)
@@ -86,7 +84,7 @@ class MultiVariantModel:
         self.products = self._variants.products
         self._decoder: Decoder | None = None
         self.attends_plainly, self.packed, self.base_format = False, False, self.layout.dtype
-        self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        self.vocabulary = len(model.get_input_embeddings().weight)
         self._device = torch.device(self.layout.device)
         name, why_not = type(model).__name__, servable.unfit(model)
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
@@ -184,7 +182,6 @@ class MultiVariantModel:
         positions = [p for c in chunks for p in range(c.cache.length, c.cache.length + len(c.token_ids))]
         wanted = [at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)]
         rows = self._variants.rows([(c.variant, len(c.token_ids), c.rows) for c in chunks], merge)
-        states: Tensor | None
         if self._hooked is not None and (self._decoder is None or (merge and not self.packed)):
             pooled = any(chunk.hidden is not None for chunk in chunks)
             with attention.packed(tokens):
@@ -225,9 +222,8 @@ class MultiVariantModel:
             GymError: ``USAGE`` where the base is packed or plain.
         """
         if self.packed or self._hooked is None:
-            what = (
-                f"{type(self.model).__name__} with layers in {self.base_format}: only step can compute them"
-            )
+            how = f"packed in {self.base_format}" if self.packed else "of a plain model"
+            what = f"the base's linear layers are {how}, which only step can compute"
             raise GymError(ErrorCode.USAGE, what, "open a transformers model without base_format")
         with attention.packed(attention.PackedTokens((), batch=batch)):
             logits, _ = self._hooked.forward(token_ids, positions, self._variants.rows(parts, merge), wanted)
@@ -236,7 +232,7 @@ class MultiVariantModel:
 
     @property
     def forward(self) -> str:
-        """What computes steps."""
+        """What computes steps: ``decoder`` or ``transformers``."""
         return "transformers" if self._decoder is None else "decoder"
 
     @property

@@ -1,0 +1,181 @@
+"""Starts of `gym api`: seconds from the typed command to the first answer, and the peak memory beside the libraries'.
+
+    python benchmarks/start.py [--quick] [--json] [--plot FILE] [--part seconds|memory] [--model FOLDER] [--runs N]
+
+``seconds``: gym-nano, in processes of their own, until `/health` and the first answer; wall and CPU time. The peer is
+the import of PyTorch alone, in a process of its own.
+
+``memory``: a model folder in bfloat16, as ``auto`` and ``int8``, the latter packed at the start, and mapped. A process
+loads the libraries, notes its memory, opens the server's parts and answers once. What it took at most beyond that is
+divided by the weights' bytes in bfloat16. The figure with the libraries in it is shown beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+from _report import Report, options
+
+PARTS = ("seconds", "memory")
+AIM_SECONDS, AIM_PEAK = 2.0, 1.1
+_SIDE = Path(__file__).with_name("_start_side.py")
+_ADDRESS = re.compile(rb"listening at (http://\S+?);")
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="of the part memory; gym-nano without it"
+    )
+    parser.add_argument("--runs", type=int, default=3)
+    arguments = parser.parse_args()
+    runs = 1 if arguments.quick else arguments.runs
+    report = Report("start", peer="import torch")
+    with tempfile.TemporaryDirectory(prefix="gym-start-") as home:
+        environment = {**os.environ, "GYM_HOME": home, "OMP_NUM_THREADS": "1"}
+        if "seconds" in (arguments.part or PARTS):
+            seconds(report, environment, runs)
+        if "memory" in (arguments.part or PARTS):
+            memory(report, environment, runs, "gym-nano" if arguments.model is None else str(arguments.model))
+    report.finish(arguments)
+
+
+def seconds(report: Report, environment: dict[str, str], runs: int) -> None:
+    """Warm starts: one that is not counted reads the files into the page cache."""
+    started(environment)
+    found = [started(environment) for _ in range(runs)]
+    bare = [imported(environment) for _ in range(runs)]
+    for what in found[0]:
+        figures = [one[what] for one in found]
+        peer = [one.get(what, 0.0) for one in bare]
+        report.compare(what, statistics.median(figures), statistics.median(peer) or None, unit="s")
+        spread(report, what, figures)
+    for what in bare[0]:
+        spread(report, f"import torch, {what}", [one[what] for one in bare])
+    walls = [one["wall until the first answer"] for one in found]
+    report.aim("gym-nano's warm start, s", figure=statistics.median(walls), aim=AIM_SECONDS, better="lower")
+
+
+def started(environment: dict[str, str]) -> dict[str, float]:
+    """One start of the command, up to its first answer."""
+    command = [
+        str(Path(sys.executable).with_name("gym")),
+        "api",
+        "--base",
+        "gym-nano",
+        "--port",
+        "0",
+        "--json",
+    ]
+    found: dict[str, float] = {}
+    began = time.perf_counter()
+    with subprocess.Popen(
+        [*command, "--set", "variants=null"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stderr is not None
+        try:
+            address = ""
+            while not address:
+                line = process.stderr.readline()
+                if not line:
+                    raise SystemExit(f"gym api ended: {process.wait()}")
+                if named := _ADDRESS.search(line):
+                    address = named[1].decode()
+            while not answers(f"{address}/health"):
+                time.sleep(0.01)
+            found["wall until health"] = time.perf_counter() - began
+            while not answers(f"{address}/ready"):
+                time.sleep(0.01)
+            found["wall until it is ready"] = time.perf_counter() - began
+            post(f"{address}/v1/completions", {"model": "gym-nano", "prompt": "abc", "max_tokens": 1})
+            found["wall until the first answer"] = time.perf_counter() - began
+            times = psutil.Process(process.pid).cpu_times()
+            found["cpu until the first answer"] = times.user + times.system
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.stderr.read()
+            process.wait(60)
+    return found
+
+
+def answers(url: str) -> bool:
+    """Whether the server says yes."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return False
+
+
+def post(url: str, body: dict[str, Any]) -> None:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["choices"]
+
+
+def imported(environment: dict[str, str]) -> dict[str, float]:
+    """The import of PyTorch in a process of its own."""
+    began = time.perf_counter()
+    program = "import torch, time; print(time.process_time())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=True)
+    wall = time.perf_counter() - began
+    return {"wall until the first answer": wall, "cpu until the first answer": float(done.stdout)}
+
+
+def memory(report: Report, environment: dict[str, str], runs: int, model: str) -> None:
+    """Peaks in processes of their own."""
+    peaks: dict[str, list[float]] = {}
+    for number in range(runs):
+        home = Path(environment["GYM_HOME"]) / f"run-{number}"
+        for what, format in (("auto", "auto"), ("int8, packed", "int8"), ("int8, mapped", "int8")):
+            found = side(environment | {"GYM_HOME": str(home)}, model, format)
+            assert found["mapped"] == (what == "int8, mapped"), found
+            peaks.setdefault(what, []).append((found["peak"] - found["libraries"]) / found["weights"])
+            report.figure(f"memory_{what}_run_{number}_seconds", found["seconds"])
+            whole = found["peak"] / found["weights"]
+            peaks.setdefault(f"{what}, with the libraries", []).append(whole)
+    for what, figures in peaks.items():
+        report.compare(f"peak, {what}", statistics.median(figures), unit="of the weights in bfloat16")
+        spread(report, f"peak, {what}", figures)
+    for what in ("auto", "int8, mapped"):
+        report.aim(f"peak, {what}", figure=statistics.median(peaks[what]), aim=AIM_PEAK, better="lower")
+
+
+def side(environment: dict[str, str], model: str, format: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(_SIDE), model, format],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def spread(report: Report, what: str, figures: list[float]) -> None:
+    key = re.sub(r"\W+", "_", what.lower())
+    report.figure(f"{key}_least", min(figures))
+    report.figure(f"{key}_most", max(figures))
+    print(f"{what}: {min(figures):.2f} to {max(figures):.2f}, median {statistics.median(figures):.2f}")
+
+
+if __name__ == "__main__":
+    main()
