@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.task import TrainingRecipe
+if TYPE_CHECKING:
+    from gym_fed.config.delta import CodecPolicy
+    from gym_fed.config.hub.task import TrainingRecipe
 
 SECTIONS = ("recipe", "codec")
 

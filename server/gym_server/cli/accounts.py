@@ -164,12 +164,12 @@ def create_invites(
     as_json: AsJson = False,
 ) -> None:
     """Create invites, a line each; every one works once."""
-    from gym_server.accounts.invitations import address_for_others, make_invites
-
     if valid_hours is not None:
         warn_old_name("--valid-hours HOURS", "--expires-days DAYS")
         expires_days = valid_hours / 24
     with opened(folder) as fed:
+        from gym_server.accounts.invitations import address_for_others, make_invites
+
         made = make_invites(fed, count, note, expires_days * _DAY_SECONDS)
         where = address_for_others(fed)
     print_result(
@@ -198,9 +198,10 @@ def _span(days: float) -> str:
 def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List every invite, the newest first: open, used (by whom), expired or cancelled."""
     from gym_fed.tables import TextTable
-    from gym_server.accounts.invitations import invites_of
 
     with opened(folder) as fed:
+        from gym_server.accounts.invitations import invites_of
+
         found = invites_of(fed)
     if as_json:
         print_json(found)
@@ -224,9 +225,9 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Cancel invites that nobody has used yet. The hub may be running."""
-    from gym_server.accounts.invitations import cancel_invites
-
     with opened(folder) as fed:
+        from gym_server.accounts.invitations import cancel_invites
+
         cancelled = cancel_invites(fed, ids)
     print_result(as_json, {"cancelled": cancelled}, f"cancelled: {', '.join(cancelled)}")
 

@@ -49,14 +49,16 @@ def backup(
 ) -> None:
     """Copy a hub, running or not, as one checked snapshot; only new objects are copied."""
     from gym_fed.identity.passphrase import PassphraseSource
-    from gym_server.backup.backup import KeyPolicy
-    from gym_server.backup.backup import backup as run_backup
 
     pause = None if every is None else parse_duration(every)
     source = PassphraseSource(BACKUP_PASSPHRASE)
     secret = source.create(f"the keys in {to}") if encrypt_keys else None
-    policy = KeyPolicy(include_plain_keys, None if secret is None else lambda: secret)
     with opened(folder) as fed:
+        with waiting("loading torch"):
+            from gym_server.backup.backup import KeyPolicy
+            from gym_server.backup.backup import backup as run_backup
+
+        policy = KeyPolicy(include_plain_keys, None if secret is None else lambda: secret)
         while True:
             try:
                 with waiting("copying what is new"):
@@ -118,8 +120,9 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Restore a hub's folder from a backup, and sign for contributors from which entry it continues."""
-    from gym_server.backup.restore import fork_in_place, read_head
-    from gym_server.backup.restore import restore as run_restore
+    with waiting("loading torch"):
+        from gym_server.backup.restore import fork_in_place, read_head
+        from gym_server.backup.restore import restore as run_restore
 
     known = None if newest_head is None else read_head(newest_head)
     if source is None:
@@ -164,7 +167,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check that everything a hub, or a backup, needs is there and unchanged."""
-    from gym_server.backup.backup import check_backup, check_hub
+    with waiting("loading torch"):
+        from gym_server.backup.backup import check_backup, check_hub
 
     if backup_at is not None:
         with waiting("checking the backup"):
@@ -192,9 +196,9 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Delete objects and leftovers that nothing names any more. The hub may be running."""
-    from gym_server.backup.gc import gc as run_gc
-
     with opened(folder) as fed, waiting("looking for what nothing names"):
+        from gym_server.backup.gc import gc as run_gc
+
         found = run_gc(fed, parse_duration(grace), dry_run)
     if as_json:
         print_json(found)

@@ -21,9 +21,9 @@ _NEXT_START = "a hub that runs takes it at its next start"
 @app.command()
 def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Show whose the certificate is, which key it has, and when it ends."""
-    from gym_server.certificate import describe
-
     with opened(folder):
+        from gym_server.certificate import describe
+
         found = describe(folder)
     by = f"{found['issuer']} for {found['host']}" if found["issuer"] else "the hub itself"
     print_result(
@@ -45,9 +45,10 @@ def request(
     """Print a signing request (PKCS #10) over the hub's key, for an authority such as Let's Encrypt."""
     from gym_fed.config.schema.endpoint import Endpoint
     from gym_fed.files import write_atomically
-    from gym_server.certificate import request as made
 
     with opened(folder) as fed:
+        from gym_server.certificate import request as made
+
         if host is None and fed.config.advertise is None:
             raise GymError(
                 ErrorCode.USAGE,
@@ -69,10 +70,10 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Serve an authority's certificate. It must be over the hub's key: contributors know the hub by that."""
-    from gym_server.certificate import add as taken
-    from gym_server.certificate import describe
-
     with opened(folder) as fed:
+        from gym_server.certificate import add as taken
+        from gym_server.certificate import describe
+
         taken(folder, chain, fed.passphrase.get)
         found = describe(folder)
     print_result(
@@ -85,10 +86,10 @@ def add(
 @app.command()
 def create(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Make a new certificate of the hub's own over the same key: before it ends, or to leave an authority."""
-    from gym_server.certificate import create as made
-    from gym_server.certificate import describe
-
     with opened(folder) as fed:
+        from gym_server.certificate import create as made
+        from gym_server.certificate import describe
+
         made(folder, fed.passphrase.get)
         found = describe(folder)
     print_result(

@@ -11,6 +11,7 @@ from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_options
 from gym_fed.options import ExportedLedger
+from gym_fed.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 app = typer.Typer(
@@ -36,9 +37,9 @@ def show(
     """Print the entries, oldest first."""
     from itertools import islice
 
-    from gym_server.cli.show import ledger_lines
-
     with opened(folder) as fed:
+        from gym_server.cli.show import ledger_lines
+
         if contributor is None:
             found = fed.ledger.entries(from_sequence)
         else:
@@ -147,11 +148,12 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Make a round's soup again from the stored updates, and compare its digest with the ledger's."""
-    from gym_server.rounds.replay import replay as replay_round
-    from gym_server.rounds.replay import require_round_plugins
+    with waiting("loading torch"):
+        from gym_server.rounds.replay import replay as replay_round
+        from gym_server.rounds.replay import require_round_plugins
 
     require_round_plugins(folder, server_round)
-    with opened(folder) as fed:
+    with opened(folder) as fed, waiting(f"making the soup of round {server_round} again"):
         found = replay_round(fed, server_round)
     print_result(
         as_json,
@@ -168,11 +170,12 @@ def rescore(
     as_json: AsJson = False,
 ) -> None:
     """Measure a round's updates again by the ledger's method, and compare the scores with the ledger's."""
-    from gym_server.rounds.replay import require_round_plugins
-    from gym_server.rounds.replay import rescore as rescore_round
+    with waiting("loading torch"):
+        from gym_server.rounds.replay import require_round_plugins
+        from gym_server.rounds.replay import rescore as rescore_round
 
     require_round_plugins(folder, server_round)
-    with opened(folder) as fed:
+    with opened(folder) as fed, waiting(f"measuring the updates of round {server_round} again"):
         found = rescore_round(fed, server_round)
     print_result(
         as_json,

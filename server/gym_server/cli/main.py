@@ -103,11 +103,12 @@ def init(
 
     On a terminal it prompts for each value, unless one of them is given.
     """
-    from gym_fed.identity.passphrase import PassphraseSource
-    from gym_server.cli.questions import choose
-    from gym_server.cli.setup import init_hub, require_new
-    from gym_server.cli.ways_in import notes_after_init, steps_after_init
-    from gym_server.federation import PASSPHRASE_VARIABLE, read_config
+    with waiting("loading what hubs are made of"):
+        from gym_fed.identity.passphrase import PassphraseSource
+        from gym_server.cli.questions import choose
+        from gym_server.cli.setup import init_hub, require_new
+        from gym_server.cli.ways_in import notes_after_init, steps_after_init
+        from gym_server.federation import PASSPHRASE_VARIABLE, read_config
 
     require_new(folder)
     given = {
@@ -240,9 +241,9 @@ def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 @app.command()
 def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Show the state of the federation: round, version, privacy, and every contributor."""
-    from gym_server.cli.show import status_of, status_table
-
     with opened(folder) as fed:
+        from gym_server.cli.show import status_of, status_table
+
         found = status_of(fed)
     print_result(as_json, found, status_table(found))
 
@@ -250,9 +251,9 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 @app.command()
 def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List every round, and the verdict on every update."""
-    from gym_server.cli.show import rounds_of, rounds_tables
-
     with opened(folder) as fed:
+        from gym_server.cli.show import rounds_of, rounds_tables
+
         found = rounds_of(fed)
     print_result(as_json, found, *rounds_tables(found))
 
@@ -260,10 +261,10 @@ def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 @app.command()
 def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Show the hub's promise of privacy, and what of it is spent, in all and on whom."""
-    from gym_server.cli.show import privacy_lines
-    from gym_server.privacy.budget import report
-
     with opened(folder) as fed:
+        from gym_server.cli.show import privacy_lines
+        from gym_server.privacy.budget import report
+
         found = report(fed)
     print_result(as_json, found, *privacy_lines(found))
 
@@ -271,9 +272,9 @@ def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 @app.command()
 def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List credits, reputation, and the worth of the last updates, by contributor."""
-    from gym_server.cli.show import rewards_shown, rewards_table
-
     with opened(folder) as fed:
+        from gym_server.cli.show import rewards_shown, rewards_table
+
         found = rewards_shown(fed)
     print_result(as_json, found, lambda: print_table(rewards_table(found, wide=not out.is_terminal)))
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gym_fed.waiting import waiting
+
 if TYPE_CHECKING:
     from gym_server.federation import Federation
 
@@ -20,8 +22,9 @@ DEFAULT_FOLDER = Path("hub")
 
 @contextmanager
 def opened(folder: Path, overrides: tuple[str, ...] = ()) -> Iterator[Federation]:
-    """The hub of a folder. Torch and the database come with it, which ``--help`` does not wait for."""
-    from gym_server.federation import Federation
+    """The hub of a folder. Import what a command needs inside: the reader then sees what is waited for."""
+    with waiting("opening the hub"):
+        from gym_server.federation import Federation
 
     with Federation.open(folder, overrides) as fed:
         yield fed

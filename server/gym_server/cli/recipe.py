@@ -45,10 +45,10 @@ def change(
     as_json: AsJson = False,
 ) -> None:
     """Change the recipe from the next round on. Contributors are shown the change, and consent anew."""
-    from gym_server.rounds.recipes import with_settings
-
     said = dict(_parsed(text) for text in settings)
     with opened(folder) as fed:
+        from gym_server.rounds.recipes import with_settings
+
         known, file = fed.recipes.settings(), _values(fed.source.config())
         wanted = with_settings(known, said)
         after = fed.source.config(wanted)

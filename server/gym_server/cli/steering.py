@@ -44,9 +44,9 @@ def resume(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 def skip(folder: Folder = DEFAULT_FOLDER, reason: Reason = "", as_json: AsJson = False) -> None:
     """Abort the round under way now, or end the wait after one that came to nothing; the next begins at once."""
-    from gym_server.strategy.backoff import end_wait
-
     with opened(folder) as fed:
+        from gym_server.strategy.backoff import end_wait
+
         ended = fed.steering.skip(reason)
         waited = ended is None and end_wait(fed.database)
         if ended is None and not waited:
@@ -66,9 +66,9 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Go back to a version: the next round starts from it. Later ones stay readable, and paid credits stay paid."""
-    from gym_server.strategy.backoff import end_wait
-
     with opened(folder) as fed:
+        from gym_server.strategy.backoff import end_wait
+
         found = fed.steering.rollback(version, reason)
         end_wait(fed.database)  # after rounds that came to nothing
     ended = "" if found.aborted_round is None else f"; round {found.aborted_round} is aborted"

@@ -24,8 +24,6 @@ ledger show
 ledger verify
 variants list
 certificate show
-gc --dry-run
-check
 dashboard-keys list
 """
 PROBE = """
