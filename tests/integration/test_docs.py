@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import BIN
-from tests.support.wait import SECONDS
+from tests.support.wait import BUSY, SECONDS
 from tests.support.warm import shims
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -147,7 +147,7 @@ def in_a_shell(command: str, folder: Path, environment: dict[str, str]) -> tuple
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=240 * BUSY,
     )
     return done.returncode, done.stdout
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.wait import BUSY
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHOWN = {
     "aggregator": "interquartile_mean",
@@ -53,7 +55,7 @@ def test_an_example_runs_and_shows_what_it_is_about(name: str, tmp_path: Path) -
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=240 * BUSY,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert SHOWN[name] in done.stdout
