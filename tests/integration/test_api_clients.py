@@ -130,20 +130,114 @@ def test_open_webui_s_requests_get_what_it_reads(url: str, asked: dict[str, Any]
         assert ends[-1] in ("stop", "length", "tool_calls")
 
 
-@pytest.mark.skipif(find_spec("langchain_openai") is None, reason="langchain_openai is not installed")
-def test_langchain_streams_binds_tools_and_reads_structured_output(url: str) -> None:
-    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+needs_langchain = pytest.mark.skipif(
+    find_spec("langchain_openai") is None,
+    reason="langchain-openai is not installed: pip install it, or run this file by an environment that has it",
+)
+
+
+@pytest.fixture(params=[False, True], ids=["chat completions", "responses"])
+def langchain_chat(request: pytest.FixtureRequest, url: str) -> Any:
+    """LangChain's chat model, over either API. Its own parameters are chat's: what Responses lacks is in the body."""
+    from langchain_openai import ChatOpenAI
+
+    biased = {"extra_body": {"logit_bias": BLANKS}} if request.param else {"logit_bias": BLANKS}
+    return ChatOpenAI(
+        model="gym-nano",
+        base_url=url,
+        api_key="none",
+        temperature=0,
+        max_retries=0,
+        use_responses_api=request.param,
+        **biased,
+    )
+
+
+@needs_langchain
+def test_langchain_streams_what_it_invokes_with_its_usage(langchain_chat: Any) -> None:
+    whole = langchain_chat.invoke("Reverse: abc")
+    assert whole.text
+    pieces = list(langchain_chat.stream("Reverse: abc", stream_usage=True))
+    assert len(pieces) > 1
+    assert "".join(piece.text for piece in pieces) == whole.text
+    used = [piece.usage_metadata for piece in pieces if piece.usage_metadata]
+    assert used[-1]["total_tokens"] == whole.usage_metadata["total_tokens"] > 0
+
+
+@needs_langchain
+def test_langchain_binds_tools_and_sends_their_results(langchain_chat: Any) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    bound = langchain_chat.bind_tools([Booking], tool_choice="Booking", strict=True)
+    called = bound.invoke("Book.")
+    (call,) = called.tool_calls
+    assert Booking.model_validate(call["args"])
+    streamed = None
+    for piece in bound.stream("Book."):
+        streamed = piece if streamed is None else streamed + piece
+    assert streamed is not None
+    assert [made["args"] for made in streamed.tool_calls] == [call["args"]]
+    conversation = [HumanMessage("Book."), called, ToolMessage("booked", tool_call_id=call["id"])]
+    assert isinstance(langchain_chat.invoke(conversation).text, str)
+    free = langchain_chat.bind_tools([Booking]).invoke("Reverse: abc")
+    assert isinstance(free.text, str)
+
+
+@needs_langchain
+def test_langchain_reads_structured_output(langchain_chat: Any) -> None:
+    for method in ("json_schema", "function_calling"):
+        asked = langchain_chat.with_structured_output(Booking, method=method)
+        assert isinstance(asked.invoke("Book."), Booking), method
+
+
+@needs_langchain
+def test_langchain_goes_on_from_a_stored_response(url: str) -> None:
+    from langchain_openai import ChatOpenAI
 
     chat = ChatOpenAI(
-        model="gym-nano", base_url=url, api_key="none", temperature=0, max_retries=0, logit_bias=BLANKS
+        model="gym-nano",
+        base_url=url,
+        api_key="none",
+        temperature=0,
+        max_retries=0,
+        use_responses_api=True,
+        use_previous_response_id=True,
     )
-    assert isinstance(chat.invoke("Reverse: abc").content, str)
-    pieces = list(chat.bind(stream_usage=True).stream("Reverse: abc"))
-    assert "".join(piece.content for piece in pieces) == chat.invoke("Reverse: abc").content
-    assert isinstance(chat.with_structured_output(Booking, method="json_schema").invoke("Book."), Booking)
-    called = chat.bind_tools([Booking], tool_choice="Booking", strict=True).invoke("Book.")
-    assert Booking.model_validate(called.tool_calls[0]["args"])
-    vectors = OpenAIEmbeddings(
-        model="gym-nano", base_url=url, api_key="none", check_embedding_ctx_length=False
-    ).embed_documents(["a", "b"])
-    assert len(vectors) == 2
+    first = chat.invoke("Reverse: abc")
+    then = chat.invoke([("user", "Reverse: abc"), first, ("user", "Reverse: xyz")])
+    sent = chat.invoke("Reverse: xyz", previous_response_id=first.response_metadata["id"])
+    assert sent.text == then.text
+    assert then.usage_metadata["input_tokens"] > first.usage_metadata["input_tokens"]
+
+
+@needs_langchain
+def test_langchain_embeds_texts(url: str) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
+    for dimensions in (None, 4):
+        vectors = OpenAIEmbeddings(
+            model="gym-nano",
+            base_url=url,
+            api_key="none",
+            check_embedding_ctx_length=False,
+            dimensions=dimensions,
+        ).embed_documents(["a", "b"])
+        assert len(vectors) == 2
+        assert vectors[0] != vectors[1]
+        assert dimensions is None or len(vectors[0]) == dimensions
+
+
+def test_the_openai_client_s_responses_are_parsed_streamed_and_gone_on_from(client: openai.OpenAI) -> None:
+    greedy: Any = {"model": "gym-nano", "temperature": 0, "extra_body": {"logit_bias": BLANKS}}
+    done = client.responses.parse(**greedy, input="Book.", text_format=Booking)
+    assert isinstance(done.output_parsed, Booking)
+    with client.responses.stream(**greedy, input="Book.", text_format=Booking) as stream:
+        assert stream.get_final_response().output_parsed == done.output_parsed
+    tools: Any = [openai.pydantic_function_tool(Booking, name="book")]
+    called = client.responses.parse(**greedy, input="Book.", tools=tools, tool_choice="required")
+    (call,) = called.output
+    assert call.type == "function_call"
+    assert isinstance(call.parsed_arguments, Booking)
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "booked"}
+    then = client.responses.create(**greedy, input=[result], previous_response_id=called.id)
+    assert client.responses.retrieve(then.id).output_text == then.output_text

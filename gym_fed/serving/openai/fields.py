@@ -81,6 +81,27 @@ def only(*neutral: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+_PICTURES = ("image_url", "input_image")
+
+
+def not_supported(what: str, kind: str, *supported: str) -> PydanticCustomError:
+    """Refuses something of a type by its name. A picture is never decoded: its remedy is another server."""
+    remedy = (
+        ". This server computes text models alone: describe the picture in words, or send it to a server of vision "
+        "models, such as vLLM or llama.cpp with --mmproj"
+    )
+    return PydanticCustomError(
+        "unsupported",
+        "{what} of type {kind} are not supported here: {supported} alone{remedy}",
+        {
+            "what": what,
+            "kind": repr(kind[:80]),
+            "supported": ", ".join(supported),
+            "remedy": remedy if kind in _PICTURES else "",
+        },
+    )
+
+
 def known_type(what: str, *supported: str) -> BeforeValidator:
     """For a nested object, or a text, with a ``type``: refuse those that are not supported by their names.
 
@@ -90,11 +111,7 @@ def known_type(what: str, *supported: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in supported:
-            raise PydanticCustomError(
-                "unsupported",
-                "{what} of type {kind} are not supported here: {supported} alone",
-                {"what": what, "kind": repr(kind[:80]), "supported": ", ".join(supported)},
-            )
+            raise not_supported(what, kind, *supported)
         return value
 
     return BeforeValidator(check)

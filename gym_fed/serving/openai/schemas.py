@@ -6,7 +6,6 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.openai.fields import (
@@ -15,6 +14,7 @@ from gym_fed.serving.openai.fields import (
     RequestModel,
     TemplateVariables,
     known_type,
+    not_supported,
     off,
     only,
 )
@@ -32,11 +32,7 @@ def _text_parts_only(value: Any) -> Any:
         for part in value:
             kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and kind != "text":
-                raise PydanticCustomError(
-                    "unsupported",
-                    "content parts of type {kind} are not supported here: text alone",
-                    {"kind": repr(kind)},
-                )
+                raise not_supported("content parts", kind, "text")
     return value
 
 

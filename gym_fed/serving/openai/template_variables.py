@@ -7,6 +7,7 @@ Qwen3's by ``enable_thinking``, DeepSeek's and Granite's by ``thinking``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from gym_fed.serving.openai.refusals import RequestError
@@ -47,12 +48,15 @@ class TemplateNames:
 
     def __init__(self, tokenizer: Any) -> None:
         template = tokenizer.chat_template
-        texts = template.values() if isinstance(template, dict) else [template] if template else []
-        found: set[str] = set()
-        for text in texts:
-            found |= _undeclared(text)
-        tokens = {name for name in found if name.endswith(_SPECIAL)}
-        self._names = frozenset(found - tokens) - _OWN - _ARGUMENTS
+        self._texts = (
+            list(template.values()) if isinstance(template, dict) else [template] if template else []
+        )
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """Found when a request needs one: a server's start need not parse templates."""
+        found = {name for text in self._texts for name in _undeclared(text) if not name.endswith(_SPECIAL)}
+        return frozenset(found) - _OWN - _ARGUMENTS
 
     def of(self, request: ChatRequest) -> dict[str, Any]:
         """The variables of a request.

@@ -13,6 +13,7 @@ import pytest
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.catalogue import LOCAL, Caller, Catalogue
 from gym_fed.serving.openai.refusals import RequestError, error_body
+from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService, Use
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -370,6 +371,19 @@ def test_dimensions_are_an_embedding_s_first_numbers_at_length_one(tokenizer: An
             with pytest.raises(RequestError) as caught:
                 asked.handle(EMBEDDINGS, wanted, LOCAL)
             assert caught.value.param == "dimensions"
+
+
+def test_a_picture_is_refused_unread_with_what_to_do(tokenizer: Any) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,!"}}
+    part = {"type": "input_image", "image_url": "data:image/png;base64,!"}
+    asked = (
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, picture]}]}),
+        (RESPONSES, {"input": [{"role": "user", "content": [part]}]}),
+    )
+    for url, body in asked:
+        with pytest.raises(RequestError, match="describe the picture in words") as caught:
+            service(tokenizer).handle(url, {"model": "nano", **body}, LOCAL)
+        assert (caught.value.name, caught.value.code.http_status) == ("unsupported_parameter", 400)
 
 
 def test_the_usage_has_the_metadata_and_the_identifier(tokenizer: Any) -> None:
