@@ -55,7 +55,7 @@ def compiled(grammar: Grammar) -> str:
 
 
 def not_enforced(words: str, reason: str) -> GymError:
-    """For what llguidance refuses. Of a pattern it quotes the place first, and says what is wrong with it later."""
+    """For what llguidance refuses. Of a pattern it quotes the place first, and names the fault later."""
     lines = reason.splitlines() or ["no reason given"]
     said = next((line for line in lines if line.startswith("error: ")), lines[0])
     return GymError(

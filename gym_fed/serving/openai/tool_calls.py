@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.serving.openai.tool_formats._reading import (
+    CallReader,
     MoreArguments,
     NewCall,
     Part,
     PlainText,
-    Reader,
     Tools,
 )
 
@@ -68,7 +68,7 @@ class CallParser:
         self._form, self._tools, self._fragments, self._one = form, tools, fragments, one
         self._held = ""
         self._may_begin = bool(form.bare)
-        self._reader: Reader | None = self._new_reader("") if opened else None
+        self._reader: CallReader | None = self._new_reader("") if opened else None
         self._calls = 0
         self._on_malformed = on_malformed
 
@@ -126,7 +126,7 @@ class CallParser:
         kept_back = max((_start_of(mark, text) for mark in self._form.marks), default=0)
         return text[: len(text) - kept_back], text[len(text) - kept_back :]
 
-    def _new_reader(self, mark: str) -> Reader:
+    def _new_reader(self, mark: str) -> CallReader:
         return self._form.reader(mark, self._tools, fragments=self._fragments)
 
     def _take(self, parts: Sequence[Part], shown: list[str], calls: list[CallPart]) -> None:

@@ -25,7 +25,7 @@ TOOLS: dict[str, Any] = {"weather": PARAMETERS, "time": None}
 SHOWN = [
     {
         "type": "function",
-        "function": {"name": "weather", "description": "Tells it.", "parameters": PARAMETERS},
+        "function": {"name": "weather", "description": "The forecast.", "parameters": PARAMETERS},
     }
 ]
 BERN: dict[str, Any] = {"city": "Bern", "days": 2}
@@ -128,7 +128,7 @@ def test_calls_and_results_are_shown_again_and_can_be_read_back(name: str) -> No
     prepared, tools = template.prepare(rows, SHOWN)
     text = render(prepared, tools)
     assert "it rains" in text[text.index("How is it?") :]
-    assert "Tells it." in render(*template.prepare(rows[:1], SHOWN))
+    assert "The forecast." in render(*template.prepare(rows[:1], SHOWN))
     # as the model would have written it: the rendered call is read back by the format's own reader
     written = render(*template.prepare(rows[:2], SHOWN), prompt=False)
     written = written[len(render(*template.prepare(rows[:1], SHOWN))) :]

@@ -9,12 +9,12 @@ from typing import Any
 from gym_fed.serving.openai.tool_formats._reading import (
     MAX_CALL_CHARACTERS,
     MAX_LEAD_CHARACTERS,
+    CallReader,
     MoreArguments,
     NewCall,
     Part,
     PlainText,
-    Reader,
-    Reading,
+    ReadParts,
     Tools,
 )
 
@@ -56,7 +56,7 @@ class JsonSpan:
         return None
 
 
-class JsonCallReader(Reader):
+class JsonCallReader(CallReader):
     """One call: an object of name and arguments, or one of arguments after a name.
 
     Args:
@@ -81,17 +81,17 @@ class JsonCallReader(Reader):
         self._arguments: JsonSpan | None = None
         self._started = self._checked = self._other = self._complete = False
 
-    def feed(self, text: str) -> Reading:
+    def feed(self, text: str) -> ReadParts:
         if self._complete:
             return self._after(self._held + text)
         if self._span is None:
             self._held += text
             begin = self._held.find("{")
             if begin < 0 and len(self._held) <= MAX_LEAD_CHARACTERS:
-                return Reading()
+                return ReadParts()
             lead = self._lead.fullmatch(self._held, 0, max(begin, 0)) if begin >= 0 else None
             if lead is None:
-                return Reading([PlainText(self._mark)], self._held)
+                return ReadParts([PlainText(self._mark)], self._held)
             self._name = lead.groupdict().get("name")
             self._pieces.append(self._held[:begin])
             text, self._held, self._span = self._held[begin:], "", JsonSpan()
@@ -104,7 +104,7 @@ class JsonCallReader(Reader):
             return []
         return [PlainText(self._mark + "".join(self._pieces) + self._held)]
 
-    def _object(self, text: str) -> Reading:
+    def _object(self, text: str) -> ReadParts:
         assert self._span is not None
         stop = self._span.feed(text)
         inside = text if stop is None else text[:stop]
@@ -113,20 +113,20 @@ class JsonCallReader(Reader):
         parts = self._passed_on(inside) if self._fragments else []
         if stop is None:
             if not self._started and (self._length > MAX_CALL_CHARACTERS or self._is_other()):
-                return Reading([*parts, *self._no_call()], "")
-            return Reading(parts)
+                return ReadParts([*parts, *self._no_call()], "")
+            return ReadParts(parts)
         self._complete = True
         reading = self._after(text[stop:])
-        return Reading([*parts, *reading.parts], reading.rest)
+        return ReadParts([*parts, *reading.parts], reading.rest)
 
-    def _after(self, text: str) -> Reading:
+    def _after(self, text: str) -> ReadParts:
         """What may be the beginning of the tail waits for the rest of it."""
         kept = text.lstrip()
         if self._tail and len(kept) < len(self._tail) and self._tail.startswith(kept):
             self._held = text[:MAX_LEAD_CHARACTERS]
-            return Reading()
+            return ReadParts()
         end = len(text) - len(kept) + len(self._tail) if kept.startswith(self._tail) and self._tail else 0
-        return Reading([] if self._started else self._call(text[:end]), text[end:])
+        return ReadParts([] if self._started else self._call(text[:end]), text[end:])
 
     def _passed_on(self, text: str) -> list[Part]:
         """A call's beginning, and its arguments so far."""

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
 from gym_fed.serving.openai.tool_formats._reading import (
+    CallReader,
     NewCall,
     Part,
     PlainText,
-    Reader,
-    Reading,
+    ReadParts,
     Tools,
 )
 from gym_fed.serving.openai.tool_formats.base import Row, ToolFormat
@@ -32,7 +32,7 @@ class MistralFormat(ToolFormat):
     controls = (ID_MARK, ARGUMENTS_MARK)
     opening = MARK
 
-    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> CallReader:
         return MistralReader(mark, tools, fragments)
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
@@ -43,7 +43,7 @@ class MistralFormat(ToolFormat):
         return "".join(secrets.choice(_LETTERS) for _ in range(9))
 
 
-class MistralReader(Reader):
+class MistralReader(CallReader):
     """``[{"name": ..., "arguments": {...}}, ...]``, or ``name[ARGS]{...}``.
 
     Args:
@@ -60,7 +60,7 @@ class MistralReader(Reader):
         self._listed: bool | None = None
         self._found = False
 
-    def feed(self, text: str) -> Reading:
+    def feed(self, text: str) -> ReadParts:
         self._held += text
         parts: list[Part] = []
         while True:
@@ -70,16 +70,16 @@ class MistralReader(Reader):
                 self._found = self._found or any(isinstance(part, NewCall) for part in reading.parts)
                 if reading.rest is None:
                     self._held = ""
-                    return Reading(parts)
+                    return ReadParts(parts)
                 self._held, self._call, self._lead = reading.rest, None, ""
                 if not self._listed:
-                    return Reading(parts, self._held)
+                    return ReadParts(parts, self._held)
             kept = self._held.lstrip()
             if not kept:
-                return Reading(parts)
+                return ReadParts(parts)
             if kept[0] == "]" and self._listed:
                 end = [] if self._found else [PlainText(self._lead + self._held[: -len(kept[1:]) or None])]
-                return Reading([*parts, *end], kept[1:])
+                return ReadParts([*parts, *end], kept[1:])
             if self._listed is None:
                 self._listed = kept[0] == "["
             if not self._listed:
@@ -90,7 +90,7 @@ class MistralReader(Reader):
             elif kept[0] == "{":
                 self._call = self._reader()
             else:
-                return Reading([*parts, *self._unsaid()], self._held)
+                return ReadParts([*parts, *self._unsaid()], self._held)
 
     def end(self) -> list[Part]:
         if self._call is not None:

@@ -41,7 +41,7 @@ Part = NewCall | MoreArguments | PlainText
 
 
 @dataclass
-class Reading:
+class ReadParts:
     """What has been read so far.
 
     Attributes:
@@ -53,11 +53,11 @@ class Reading:
     rest: str | None = None
 
 
-class Reader(ABC):
+class CallReader(ABC):
     """Reads an answer from the mark of a call to the call's end."""
 
     @abstractmethod
-    def feed(self, text: str) -> Reading:
+    def feed(self, text: str) -> ReadParts:
         """Take the next text."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from gym_fed.serving.openai.tool_formats._reading import Reader, Tools
+from gym_fed.serving.openai.tool_formats._reading import CallReader, Tools
 
 Row = dict[str, Any]
 """A message as templates get it."""
@@ -52,7 +52,7 @@ class ToolFormat(ABC):
         return False
 
     @abstractmethod
-    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> CallReader:
         """A reader for the text after a mark.
 
         Args:
@@ -62,7 +62,7 @@ class ToolFormat(ABC):
         """
 
     @abstractmethod
-    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
         """The grammar of an answer whose calls are held to the parameters of their tools.
 
         Args:
@@ -93,7 +93,7 @@ class CannotHold(ValueError):
     """Parameters that a form cannot be held to; says which and why."""
 
 
-class Grammar:
+class CallGrammar:
     """A grammar in Lark's notation as llguidance takes it, with the schemas that it refers to.
 
     Args:
@@ -115,7 +115,7 @@ def quoted(text: str) -> str:
 
 
 def mark(text: str) -> str:
-    """A mark in the rules of a ``Grammar``: a control token where the tokenizer has it as one, or else a text."""
+    """A mark in the rules of a ``CallGrammar``: a control token where the tokenizer has it as one, or else a text."""
     return f"{_SPECIAL}{text}{_SPECIAL}"
 
 

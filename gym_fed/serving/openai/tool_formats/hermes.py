@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
-from gym_fed.serving.openai.tool_formats._reading import Reader, Tools
-from gym_fed.serving.openai.tool_formats.base import Grammar, ToolFormat, mark, quoted
+from gym_fed.serving.openai.tool_formats._reading import CallReader, Tools
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, ToolFormat, mark, quoted
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -21,10 +21,10 @@ class Hermes(ToolFormat):
     def hinted(self, shown: str) -> bool:
         return OPEN in shown and '"arguments"' in shown and "<function=" not in shown
 
-    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> CallReader:
         return JsonCallReader(mark, tools, fragments=fragments, tail=CLOSE)
 
-    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
         bodies, schemas = [], {}
         for number, (name, parameters) in enumerate(tools.items()):
             head, schema = f'{{"name": "{name}", "arguments": ', f"arguments_{number}"
@@ -32,9 +32,9 @@ class Hermes(ToolFormat):
             schemas[schema] = parameters or {"type": "object"}
         rules = f"body: {' | '.join(bodies)}\n"
         if required:
-            return Grammar(f"start: body\n{rules}", schemas)
+            return CallGrammar(f"start: body\n{rules}", schemas)
         start = "TEXT | call" if one else "call* TEXT"
-        return Grammar(
+        return CallGrammar(
             f'start: {start}\ncall: begin "\\n" body "\\n" {mark(CLOSE)}\nbegin[lazy]: TEXT {mark(OPEN)}\n{rules}',
             schemas,
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
-from gym_fed.serving.openai.tool_formats._reading import Reader, Tools
-from gym_fed.serving.openai.tool_formats.base import Grammar, ToolFormat, mark, quoted
+from gym_fed.serving.openai.tool_formats._reading import CallReader, Tools
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, ToolFormat, mark, quoted
 
 MARK = "<|python_tag|>"
 _HEAD, _BETWEEN = '{"name": "', '", "parameters": '
@@ -17,10 +17,10 @@ class Llama(ToolFormat):
     marks = (MARK,)
     bare = "{"
 
-    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> CallReader:
         return JsonCallReader(mark, tools, fragments=fragments, tail=";")
 
-    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
         bodies, schemas = [], {}
         for number, (name, parameters) in enumerate(tools.items()):
             schema = f"arguments_{number}"
@@ -28,9 +28,9 @@ class Llama(ToolFormat):
             schemas[schema] = parameters or {"type": "object"}
         rules = f"body: {quoted(_HEAD)} ({' | '.join(bodies)})\n"
         if required:
-            return Grammar(f"start: body\n{rules}", schemas)
+            return CallGrammar(f"start: body\n{rules}", schemas)
         calls = "body" if one else "body (/; ?/ body)*"
-        return Grammar(
+        return CallGrammar(
             f"start: WORDS | calls | begin calls\ncalls: {calls}\n"
             'WORDS: /(.|\\n)*/ & ~/[ \\n]*\\{ ?"name"(.|\\n)*/\n'
             f"begin[lazy]: WORDS {mark(MARK)}\n{rules}",

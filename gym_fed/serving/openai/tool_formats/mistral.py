@@ -6,7 +6,7 @@ import re
 
 from gym_fed.serving.openai.tool_formats._mistral import MARK, MistralFormat
 from gym_fed.serving.openai.tool_formats._reading import Tools
-from gym_fed.serving.openai.tool_formats.base import Grammar, mark, quoted
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, mark, quoted
 
 
 class Mistral(MistralFormat):
@@ -17,7 +17,7 @@ class Mistral(MistralFormat):
     def learn(self, written: str) -> bool:
         return re.search(r"\[TOOL_CALLS\]\s*\[", written) is not None
 
-    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
         bodies, schemas = [], {}
         for number, (name, parameters) in enumerate(tools.items()):
             head, schema = f'{{"name": "{name}", "arguments": ', f"arguments_{number}"
@@ -26,8 +26,8 @@ class Mistral(MistralFormat):
         more = "" if one or required else '(", " body)*'
         rules = f'calls: /\\s?/ "[" body {more} "]"\nbody: {" | ".join(bodies)}\n'
         if required:
-            return Grammar(f"start: calls\n{rules}", schemas)
-        return Grammar(
+            return CallGrammar(f"start: calls\n{rules}", schemas)
+        return CallGrammar(
             f"start: TEXT | begin calls\nbegin[lazy]: TEXT {mark(MARK)}\n{rules}",
             schemas,
         )

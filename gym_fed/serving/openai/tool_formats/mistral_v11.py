@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gym_fed.serving.openai.tool_formats._mistral import ARGUMENTS_MARK, ID_MARK, MARK, MistralFormat
 from gym_fed.serving.openai.tool_formats._reading import Tools
-from gym_fed.serving.openai.tool_formats.base import Grammar, mark, quoted
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, mark, quoted
 
 
 class MistralV11(MistralFormat):
@@ -19,7 +19,7 @@ class MistralV11(MistralFormat):
         self._with_id, self._with_mark = ID_MARK in written, ARGUMENTS_MARK in written
         return True
 
-    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
         between = f"{mark(ID_MARK)} /[A-Za-z0-9]{{9}}/ " if self._with_id else ""
         between += mark(ARGUMENTS_MARK) if self._with_mark else ""
         bodies, schemas = [], {}
@@ -29,9 +29,9 @@ class MistralV11(MistralFormat):
             schemas[schema] = parameters or {"type": "object"}
         rules = f"body: {' | '.join(bodies)}\n"
         if required:
-            return Grammar(f"start: body\n{rules}", schemas)
+            return CallGrammar(f"start: body\n{rules}", schemas)
         start = "TEXT | call" if one else "TEXT | call (next body)*"
-        return Grammar(
+        return CallGrammar(
             f"start: {start}\ncall: begin body\nbegin[lazy]: TEXT {mark(MARK)}\nnext: {mark(MARK)}\n{rules}",
             schemas,
         )

@@ -9,14 +9,14 @@ import re
 from gym_fed.serving.openai.tool_formats._reading import (
     MAX_CALL_CHARACTERS,
     MAX_LEAD_CHARACTERS,
+    CallReader,
     NewCall,
     Part,
     PlainText,
-    Reader,
-    Reading,
+    ReadParts,
     Tools,
 )
-from gym_fed.serving.openai.tool_formats.base import CannotHold, Grammar, ToolFormat
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, CannotHold, ToolFormat
 
 MARK, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _OUTSIDE = re.compile(r"[\"'()\[\]{}]")
@@ -34,14 +34,14 @@ class Pythonic(ToolFormat):
     controls = (CLOSE,)
     bare = "["
 
-    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> CallReader:
         return PythonicReader(mark, tools)
 
-    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
         raise CannotHold("calls in Python's form cannot be held to a schema")
 
 
-class PythonicReader(Reader):
+class PythonicReader(CallReader):
     """Reads a list of calls with literals as arguments; nothing is evaluated.
 
     Args:
@@ -56,17 +56,17 @@ class PythonicReader(Reader):
         self._quote = ""
         self._calls: list[Part] | None = None
 
-    def feed(self, text: str) -> Reading:
+    def feed(self, text: str) -> ReadParts:
         self._text += text
         if self._calls is not None:
             return self._after()
         if _BEGINNING.fullmatch(self._text.lstrip()[:MAX_LEAD_CHARACTERS]) is None and self._text.strip():
-            return Reading([PlainText(self._mark, malformed=self._mark == MARK)], self._text)
+            return ReadParts([PlainText(self._mark, malformed=self._mark == MARK)], self._text)
         stop = self._span()
         if self._depth > _MAX_DEPTH or (stop is None and len(self._text) > _MAX_CHARACTERS):
-            return Reading([PlainText(self._mark + self._text)], "")
+            return ReadParts([PlainText(self._mark + self._text)], "")
         if stop is None:
-            return Reading()
+            return ReadParts()
         found = calls_of(self._text[:stop].strip(), self._tools)
         self._calls = list(found) if found else [PlainText(self._mark + self._text[:stop])]
         self._text = self._text[stop:]
@@ -75,14 +75,14 @@ class PythonicReader(Reader):
     def end(self) -> list[Part]:
         return [PlainText(self._mark + self._text)] if self._calls is None else self._calls
 
-    def _after(self) -> Reading:
+    def _after(self) -> ReadParts:
         assert self._calls is not None
         if isinstance(self._calls[0], PlainText):
-            return Reading(self._calls, self._text)
+            return ReadParts(self._calls, self._text)
         kept = self._text.lstrip()
         if self._mark == MARK and len(kept) < len(CLOSE) and CLOSE.startswith(kept):
-            return Reading()
-        return Reading(self._calls, kept.removeprefix(CLOSE) if self._mark == MARK else self._text)
+            return ReadParts()
+        return ReadParts(self._calls, kept.removeprefix(CLOSE) if self._mark == MARK else self._text)
 
     def _span(self) -> int | None:
         """Where the list ends."""

@@ -10,14 +10,14 @@ from typing import Any
 from gym_fed.serving.openai.tool_formats._reading import (
     MAX_CALL_CHARACTERS,
     MAX_LEAD_CHARACTERS,
+    CallReader,
     NewCall,
     Part,
     PlainText,
-    Reader,
-    Reading,
+    ReadParts,
     Tools,
 )
-from gym_fed.serving.openai.tool_formats.base import CannotHold, Grammar, ToolFormat, mark, quoted
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, CannotHold, ToolFormat, mark, quoted
 from gym_fed.serving.openai.tool_formats.hermes import CLOSE, OPEN
 
 _FUNCTION, _FUNCTION_END, _PARAMETER_END = "<function=", "</function>", "</parameter>"
@@ -41,10 +41,10 @@ class Qwen3Coder(ToolFormat):
     def hinted(self, shown: str) -> bool:
         return _FUNCTION in shown and "<parameter=" in shown
 
-    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> Reader:
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> CallReader:
         return XmlReader(mark, tools)
 
-    def grammar(self, tools: Tools, *, one: bool, required: bool) -> Grammar:
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
         schemas: dict[str, Any] = {}
         bodies, rules = [], [f"any_text[lazy]: TEXT {quoted(_VALUE_END)}"]
         for number, (name, parameters) in enumerate(tools.items()):
@@ -59,9 +59,9 @@ class Qwen3Coder(ToolFormat):
             bodies.append(f"{begin} {' '.join(keys)} {quoted(_FUNCTION_END)}")
         lines = "\n".join([f"body: {' | '.join(bodies)}", *rules]) + "\n"
         if required:
-            return Grammar(f"start: body\n{lines}", schemas)
+            return CallGrammar(f"start: body\n{lines}", schemas)
         start = "TEXT | call" if one else "call* TEXT"
-        return Grammar(
+        return CallGrammar(
             f'start: {start}\ncall: begin "\\n" body "\\n" {mark(CLOSE)}\nbegin[lazy]: TEXT {mark(OPEN)}\n{lines}',
             schemas,
         )
@@ -77,7 +77,7 @@ def _value_rule(value: Any, name: str, schemas: dict[str, Any]) -> str:
     return f"@{name} {quoted(_VALUE_END)}"
 
 
-class XmlReader(Reader):
+class XmlReader(CallReader):
     """Reads one call.
 
     Args:
@@ -91,19 +91,19 @@ class XmlReader(Reader):
         self._searched = 0
         self._call: list[Part] | None = None
 
-    def feed(self, text: str) -> Reading:
+    def feed(self, text: str) -> ReadParts:
         self._text += text
         if self._call is not None:
             return self._after()
         kept = self._text.lstrip()
         if not kept.startswith(_FUNCTION[: len(kept)]) or len(self._text) - len(kept) > MAX_LEAD_CHARACTERS:
-            return Reading([PlainText(self._mark)], self._text)
+            return ReadParts([PlainText(self._mark)], self._text)
         end = self._text.find(_FUNCTION_END, max(0, self._searched - len(_FUNCTION_END)))
         self._searched = len(self._text)
         if end < 0 and len(self._text) > MAX_CALL_CHARACTERS:
-            return Reading(self._no_call(self._text), "")
+            return ReadParts(self._no_call(self._text), "")
         if end < 0:
-            return Reading()
+            return ReadParts()
         end += len(_FUNCTION_END)
         call = call_of(self._text[:end].strip(), self._tools)
         self._call = self._no_call(self._text[:end]) if call is None else [call]
@@ -113,14 +113,14 @@ class XmlReader(Reader):
     def end(self) -> list[Part]:
         return self._no_call(self._text) if self._call is None else self._call
 
-    def _after(self) -> Reading:
+    def _after(self) -> ReadParts:
         assert self._call is not None
         if isinstance(self._call[0], PlainText):
-            return Reading(self._call, self._text)
+            return ReadParts(self._call, self._text)
         kept = self._text.lstrip()
         if len(kept) < len(CLOSE) and CLOSE.startswith(kept):
-            return Reading()
-        return Reading(self._call, kept.removeprefix(CLOSE) if kept.startswith(CLOSE) else self._text)
+            return ReadParts()
+        return ReadParts(self._call, kept.removeprefix(CLOSE) if kept.startswith(CLOSE) else self._text)
 
     def _no_call(self, text: str) -> list[Part]:
         return [PlainText(text if self._mark == _FUNCTION else self._mark + text)]
