@@ -14,6 +14,7 @@ from gym_client.agent.data import Data, load_data
 from gym_client.agent.pauses import PolicyStamp
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup, use_threads
+from gym_client.cli.consent import Consent
 from gym_client.cli.stopping import signals_set
 from gym_client.display import Display, warnings_shown
 from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub, retry_while_away
@@ -30,46 +31,12 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
     from gym_client.agent.agent import AgentResult
-    from gym_client.agent.agreement import Agreement, Renewal
-    from gym_client.base.offer import BaseOffer
+    from gym_client.agent.agreement import Agreement
     from gym_client.cli.offer import Offer
-    from gym_client.ledger.restored import Loss
 
 _REMEMBERED = ("data", "data_format", "columns", "model", "name")
 
 T = TypeVar("T")
-
-
-class Consent:
-    """How a person gives consent. The command line prompts on the terminal; tests bring their own."""
-
-    def server_key(self, address: Address, fingerprint: str) -> bool:
-        """Whether a key that nobody vouches for is the right one."""
-        raise NotImplementedError
-
-    def local_copy(self, name: str) -> bool:
-        """Whether to read the local copy of a base model that only the hub has named, to work out the terms."""
-        raise NotImplementedError
-
-    def base(self, offer: BaseOffer) -> bool:
-        """Whether to fetch a base that this machine lacks, and to be enrolled for that."""
-        raise NotImplementedError
-
-    def offer(self, offer: Offer) -> bool:
-        """Whether to join on these terms."""
-        raise NotImplementedError
-
-    def renewed(self, renewal: Renewal) -> bool:
-        """Whether to go on with a hub whose rounds ask for something else now."""
-        raise NotImplementedError
-
-    def accepts(self, name: str) -> bool:
-        """Whether the terms of this name were accepted on the command line."""
-        return False
-
-    def restored(self, loss: Loss) -> bool:
-        """Whether to go on with a hub that was restored from a backup, and lost this."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

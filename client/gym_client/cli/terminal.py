@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gym_client.cli.join import Consent
+from gym_client.cli.consent import Consent
 from gym_client.identity.address import Address
 from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
