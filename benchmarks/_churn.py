@@ -26,7 +26,7 @@ from gym_fed.serving.store.bulk import IncomingVariant
 from gym_fed.serving.store.store import VariantStore
 
 AIM = 2.0
-PROMPT, ANSWER = 64, 16
+PROMPT, ANSWER = 32, 4
 BUSY = 0.4
 """Share of the time for which the requests would keep the engine busy one by one."""
 SHARE = 0.15
