@@ -8,6 +8,7 @@ import typer
 
 from gym_fed import console
 from gym_fed.console import AsJson
+from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +20,10 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 def doctor(json_: AsJson = False) -> None:
     """Check versions, devices, kernels, disk, clock and commands; exit with 1 when something fails."""
-    from gym_fed.doctor.check import Level, run_checks, worst
+    with waiting("checking this installation"):
+        from gym_fed.doctor.check import Level, run_checks, worst
 
-    findings = run_checks()
+        findings = run_checks()
     level = worst(findings)
     if json_:
         console.print_json({"level": level.value, "findings": [f.to_dict() for f in findings]})

@@ -12,6 +12,7 @@ from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.next_command import after_webui, print_next
 from gym_fed.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
 from gym_fed.options import HOST, PORT, KeyName, Listen, RoleOption
+from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.web.keys import WebKeys
@@ -49,8 +50,9 @@ def serve(
     as_json: AsJsonLines = False,
 ) -> None:
     """Serve the workbench of this folder; `gym webui` means the same. Ctrl-C ends it, and jobs go on."""
-    from gym_fed.webui.app import open_webui
-    from gym_fed.webui.workbench import open_workbench
+    with waiting("loading the workbench"):
+        from gym_fed.webui.app import open_webui
+        from gym_fed.webui.workbench import open_workbench
 
     workbench = open_workbench(Path.cwd(), runs)
     server = open_webui(

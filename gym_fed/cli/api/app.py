@@ -104,8 +104,9 @@ def serve(
     overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
     if config is not None:
         _require_config(config)
-    settings = with_own_variants(serving_config(config, [*(set_ or []), *overrides]))
-    require_template(settings.chat_template)
+    with waiting("reading the settings"):
+        settings = with_own_variants(serving_config(config, [*(set_ or []), *overrides]))
+        require_template(settings.chat_template)
     ensure_models([settings.base, *settings.adapter], yes)
 
     from gym_fed.config.serving import LOOPBACK
