@@ -106,6 +106,22 @@ class CallGrammar:
         self.schemas = dict(schemas)
 
 
+def bodies(tools: Tools, begin: str, end: str) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The alternatives of a call for a ``CallGrammar``, and its schemas.
+
+    Args:
+        tools: That may be called.
+        begin: What stands before the arguments, in Lark's notation; ``NAME`` in it is the tool's name.
+        end: What stands after them.
+    """
+    rules, schemas = [], {}
+    for number, (name, parameters) in enumerate(tools.items()):
+        schema = f"arguments_{number}"
+        schemas[schema] = parameters or {"type": "object"}
+        rules.append(f"{begin.replace('NAME', name)} @{schema} {end}")
+    return " | ".join(rules), schemas
+
+
 _SPECIAL = "\x00"
 
 

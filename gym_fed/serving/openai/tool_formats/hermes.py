@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
 from gym_fed.serving.openai.tool_formats._reading import CallReader, Tools
-from gym_fed.serving.openai.tool_formats.base import CallGrammar, ToolFormat, mark, quoted
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, ToolFormat, bodies, mark, quoted
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -25,12 +25,8 @@ class Hermes(ToolFormat):
         return JsonCallReader(mark, tools, fragments=fragments, tail=CLOSE)
 
     def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
-        bodies, schemas = [], {}
-        for number, (name, parameters) in enumerate(tools.items()):
-            head, schema = f'{{"name": "{name}", "arguments": ', f"arguments_{number}"
-            bodies.append(f'{quoted(head)} @{schema} "}}"')
-            schemas[schema] = parameters or {"type": "object"}
-        rules = f"body: {' | '.join(bodies)}\n"
+        body, schemas = bodies(tools, quoted('{"name": "NAME", "arguments": '), quoted("}"))
+        rules = f"body: {body}\n"
         if required:
             return CallGrammar(f"start: body\n{rules}", schemas)
         start = "TEXT | call" if one else "call* TEXT"

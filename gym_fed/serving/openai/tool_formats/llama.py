@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
 from gym_fed.serving.openai.tool_formats._reading import CallReader, Tools
-from gym_fed.serving.openai.tool_formats.base import CallGrammar, ToolFormat, mark, quoted
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, ToolFormat, bodies, mark, quoted
 
 MARK = "<|python_tag|>"
 _HEAD, _BETWEEN = '{"name": "', '", "parameters": '
@@ -21,12 +21,8 @@ class Llama(ToolFormat):
         return JsonCallReader(mark, tools, fragments=fragments, tail=";")
 
     def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
-        bodies, schemas = [], {}
-        for number, (name, parameters) in enumerate(tools.items()):
-            schema = f"arguments_{number}"
-            bodies.append(f'{quoted(name + _BETWEEN)} @{schema} "}}"')
-            schemas[schema] = parameters or {"type": "object"}
-        rules = f"body: {quoted(_HEAD)} ({' | '.join(bodies)})\n"
+        body, schemas = bodies(tools, quoted(f"NAME{_BETWEEN}"), quoted("}"))
+        rules = f"body: {quoted(_HEAD)} ({body})\n"
         if required:
             return CallGrammar(f"start: body\n{rules}", schemas)
         calls = "body" if one else "body (/; ?/ body)*"

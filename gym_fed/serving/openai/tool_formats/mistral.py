@@ -6,7 +6,7 @@ import re
 
 from gym_fed.serving.openai.tool_formats._mistral import MARK, MistralFormat
 from gym_fed.serving.openai.tool_formats._reading import Tools
-from gym_fed.serving.openai.tool_formats.base import CallGrammar, mark, quoted
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, bodies, mark, quoted
 
 
 class Mistral(MistralFormat):
@@ -18,13 +18,9 @@ class Mistral(MistralFormat):
         return re.search(r"\[TOOL_CALLS\]\s*\[", written) is not None
 
     def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
-        bodies, schemas = [], {}
-        for number, (name, parameters) in enumerate(tools.items()):
-            head, schema = f'{{"name": "{name}", "arguments": ', f"arguments_{number}"
-            bodies.append(f'{quoted(head)} @{schema} "}}"')
-            schemas[schema] = parameters or {"type": "object"}
+        body, schemas = bodies(tools, quoted('{"name": "NAME", "arguments": '), quoted("}"))
         more = "" if one or required else '(", " body)*'
-        rules = f'calls: /\\s?/ "[" body {more} "]"\nbody: {" | ".join(bodies)}\n'
+        rules = f'calls: /\\s?/ "[" body {more} "]"\nbody: {body}\n'
         if required:
             return CallGrammar(f"start: calls\n{rules}", schemas)
         return CallGrammar(

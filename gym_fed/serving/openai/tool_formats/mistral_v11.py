@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gym_fed.serving.openai.tool_formats._mistral import ARGUMENTS_MARK, ID_MARK, MARK, MistralFormat
 from gym_fed.serving.openai.tool_formats._reading import Tools
-from gym_fed.serving.openai.tool_formats.base import CallGrammar, mark, quoted
+from gym_fed.serving.openai.tool_formats.base import CallGrammar, bodies, mark, quoted
 
 
 class MistralV11(MistralFormat):
@@ -16,18 +16,16 @@ class MistralV11(MistralFormat):
         self._with_id, self._with_mark = False, True
 
     def learn(self, written: str) -> bool:
+        if MARK not in written:
+            return False
         self._with_id, self._with_mark = ID_MARK in written, ARGUMENTS_MARK in written
         return True
 
     def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
         between = f"{mark(ID_MARK)} /[A-Za-z0-9]{{9}}/ " if self._with_id else ""
         between += mark(ARGUMENTS_MARK) if self._with_mark else ""
-        bodies, schemas = [], {}
-        for number, (name, parameters) in enumerate(tools.items()):
-            schema = f"arguments_{number}"
-            bodies.append(f"{quoted(name)} {between} @{schema}")
-            schemas[schema] = parameters or {"type": "object"}
-        rules = f"body: {' | '.join(bodies)}\n"
+        body, schemas = bodies(tools, f"{quoted('NAME')} {between}", "")
+        rules = f"body: {body}\n"
         if required:
             return CallGrammar(f"start: body\n{rules}", schemas)
         start = "TEXT | call" if one else "TEXT | call (next body)*"
