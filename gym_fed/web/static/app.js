@@ -262,7 +262,7 @@ export function failed(error, again) {
   if (!(error instanceof ApiError)) console.error(error);
   return el("div", {class: "state failed", role: "alert"},
     el("h1", {}, error.status === 403 ? "Not allowed" : error.status === 404 ? "Not found" : "This did not work"),
-    el("p", {}, message(error)),
+    el("p", {}, capital(message(error))),
     again && el("button", {onclick: () => again()}, "Try again"));
 }
 
