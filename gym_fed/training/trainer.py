@@ -31,6 +31,7 @@ from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.rows.batch_size import find_batch_size, known_sizes, remember_sizes
+from gym_fed.training.rows.last_encoded import LastEncoded
 from gym_fed.training.rows.run_rows import RunRows, encode_run, has_held_out, rows_of_run
 from gym_fed.training.rows.template_date import templates_say
 from gym_fed.training.run.checks import check_config, check_graders, require_training
@@ -72,6 +73,7 @@ class Trainer(ExpectedElsewhere):
             there is some. Without it many lost rows are warned of.
         on_report: Called with more, a ``hooks.StepReport``, after every step and evaluation; may raise to end the run.
         should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
+        last_encoded: Shared by runs that learn the same rows one after another, which are then encoded once.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Trainer(ExpectedElsewhere):
         on_rows: OnRows | None = None,
         on_report: OnReport | None = None,
         should_stop: ShouldStop | None = None,
+        last_encoded: LastEncoded | None = None,
     ) -> None:
         from gym_fed.evaluation.graders._combined import build_graders
 
@@ -104,6 +107,7 @@ class Trainer(ExpectedElsewhere):
         self._folder: RunFolder | None = None
         self.result: TrainResult | None = None
         self._should_stop = should_stop
+        self._encode = encode_run if last_encoded is None else last_encoded.encode_run
 
     def train(
         self,
@@ -197,7 +201,7 @@ class Trainer(ExpectedElsewhere):
             check_early_stopping(config, has_eval_data=has_held_out(config, given[1]))
             splitting = deepspeed_loading(config)
             model, tokenizer = self._load_model(config)
-            rows = encode_run(config, algorithm, tokenizer, *given)
+            rows = self._encode(config, algorithm, tokenizer, *given)
             processes.on_main(lambda: folder.check(config, *rows.digests, resume=resume))
             self._report_rows(dataset, rows)
             model = _prepare_model(config, algorithm, tuning, model, tokenizer, device)

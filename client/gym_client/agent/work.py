@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from gym_fed.text import plain
 
 if TYPE_CHECKING:
     from gym_fed.delta.encode import Refine
+    from gym_fed.training.rows.last_encoded import LastEncoded
     from gym_fed.training.run.result import TrainResult
 
 _LOGGED_STEPS = 10
@@ -161,6 +163,14 @@ def perform(
     return folder.finish(spec, trained, key_at(home, spec.server))
 
 
+@cache
+def _last_encoded() -> LastEncoded:
+    """One for the process: its rounds learn the same rows."""
+    from gym_fed.training.rows.last_encoded import LastEncoded
+
+    return LastEncoded()
+
+
 def _train(
     spec: TaskSpec, model: GlobalModel, data: Data, folder: TaskFolder, policy: Policy, setup: Setup
 ) -> TrainResult:
@@ -175,6 +185,7 @@ def _train(
         tokenizer=model.tokenizer,
         on_step=lambda step, total, loss: hooks.progress("train", step, total, loss),
         should_stop=lambda: hooks.should_stop() or time.monotonic() > until,
+        last_encoded=_last_encoded(),
     )
     try:
         return trainer.train(dataset=data.rows, resume=True)

@@ -85,7 +85,7 @@ def encode_run(
         rows = _encode(config, algorithm, tokenizer, data, eval_data)
         on_main(lambda: store.write(config, tokenizer, rows))
         return rows
-    digests = _digests(data, eval_data, tokenizer) if data else None
+    digests = digests_of(data, eval_data, tokenizer) if data else None
     encoded, eval_encoded, index = store.read(config, tokenizer, digests)
     counts, eval_counts = index["counts"], index["eval_counts"]
     held_out = None if eval_counts is None else RowCounts(**eval_counts)
@@ -119,12 +119,15 @@ def _encode(
     encoded = algorithm.encode(config, tokenizer, data)
     judging = config.model_copy(update={"privacy": None})  # rows that only judge are not protected
     eval_encoded = eval_data and algorithm.encode(judging, tokenizer, eval_data)
-    digests = _digests(data, eval_data, tokenizer)
+    digests = digests_of(data, eval_data, tokenizer)
     eval_counts = None if eval_data is None else _counted(eval_encoded, eval_data)
     return RunRows(encoded, eval_encoded, digests, _counted(encoded, data), eval_counts)
 
 
-def _digests(data: Sequence[Any], eval_data: Sequence[Any] | None, tokenizer: Any) -> tuple[str, str | None]:
+def digests_of(
+    data: Sequence[Any], eval_data: Sequence[Any] | None, tokenizer: Any
+) -> tuple[str, str | None]:
+    """Of both, as the run folder keeps them."""
     return digest_of(data, tokenizer), None if eval_data is None else digest_of(eval_data, tokenizer)
 
 
