@@ -31,6 +31,7 @@ def round_training(
         lr_scheduler_type="constant_with_warmup"
         if schedule == "constant" and recipe.warmup_steps
         else schedule,
+        group_by_length=recipe.group_by_length,
         seed=recipe.seed + server_round,
         device=device,
         privacy=None if recipe.privacy is None else TrainingPrivacy.of(recipe.privacy),

@@ -77,6 +77,9 @@ class TrainingRecipe(OpenModel):
 
     weight_decay: float = Field(0.0, ge=0, le=1)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    group_by_length: bool = False
+    """Put rows of like length into a batch, so that less is computed on padding."""
+
     seed: int = 0
     """The round's number is added to it, so that rounds see different batches."""
 
@@ -87,6 +90,22 @@ class TrainingRecipe(OpenModel):
     def sends_factors(self) -> bool:
         """Whether an update is LoRA's factors, as ``lora`` describes them, instead of values."""
         return bool(TUNING.type_of(self.finetuning).sends_factors)
+
+    @model_serializer(mode="wrap")
+    def _as_older_agents_read_it(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe that does not group is written as it was before the key existed."""
+        data: dict[str, Any] = handler(self)
+        if not self.group_by_length:
+            data.pop("group_by_length", None)
+        return data
+
+    @model_validator(mode="after")
+    def _grouping_is_possible(self) -> TrainingRecipe:
+        if self.group_by_length and self.privacy is not None:
+            raise ValueError("group_by_length: with privacy, batches would depend on the rows; remove it")
+        if self.group_by_length and ALGORITHMS.type_of(self.algorithm).orders_rows:
+            raise ValueError(f"group_by_length: {self.algorithm} orders its rows by itself; remove it")
+        return self
 
     @model_validator(mode="after")
     def _private_losses_are_of_single_examples(self) -> TrainingRecipe:

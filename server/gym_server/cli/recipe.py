@@ -54,7 +54,7 @@ def change(
         after = fed.source.config(wanted)
         values = _values(after)
         # What is as in the file needs no setting, so that it follows the file again.
-        kept = {key: text for key, text in wanted.items() if key not in file or values[key] != file[key]}
+        kept = {key: text for key, text in wanted.items() if key not in file or values.get(key) != file[key]}
         before, fed.config = fed.config, after
         with waiting("checking the data, the base model and the rules"):
             from gym_server.cli.checks_at_start import check_at_start
@@ -73,7 +73,7 @@ def recipe_of(fed: Federation) -> dict[str, Any]:
     from gym_server.rounds.recipes import recipe_digest
 
     values, file = _values(fed.config), _values(fed.source.config())
-    overridden = {key: file.get(key) for key in values if values[key] != file.get(key)}
+    overridden = {k: file.get(k) for k in sorted({*values, *file}) if values.get(k) != file.get(k)}
     return {
         "values": values,
         "overridden": overridden,

@@ -74,6 +74,25 @@ def test_a_round_warms_up_under_a_constant_rate_too() -> None:
     assert schedule(warmup_steps=3, lr_scheduler_type="cosine") == ("cosine", 3)
 
 
+def test_a_recipe_that_groups_by_length_does_so_in_the_round_and_others_name_no_such_key() -> None:
+    grouping = TrainingRecipe(group_by_length=True)
+    assert round_training(grouping, 1, Path("round")).group_by_length
+    assert TrainingRecipe.model_validate_json(grouping.model_dump_json()) == grouping
+    assert "group_by_length" not in TrainingRecipe().model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ({"privacy": {"noise_multiplier": 1.0}}, "batches would depend on the rows"),
+        ({"algorithm": "kto"}, "kto orders its rows by itself"),
+    ],
+)
+def test_a_recipe_that_cannot_group_by_length_is_refused(recipe: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"group_by_length: .*{why}"):
+        TrainingRecipe(group_by_length=True, **recipe)
+
+
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "orpo", "simpo", "tdpo"])
 def test_a_recipe_whose_dropout_no_contributor_would_take_is_refused(algorithm: str) -> None:
     recipe = {"algorithm": algorithm, "finetuning": "lora", "lora": {"lora_dropout": 0.1}}
