@@ -28,6 +28,8 @@ dashboard-keys list
 """
 PROBE = """
 import sys
+import gym_fed.waiting
+gym_fed.waiting.SILENT_SECONDS = 0.01
 from gym_server.cli.main import app
 from gym_server.store.database import Database
 app(["init", "--yes", "--dir", "hub", "--base", "described"], standalone_mode=False)
@@ -53,6 +55,7 @@ def test_commands_that_merge_and_train_nothing_load_no_torch(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "none of them"
+    assert "loading what hubs are made of (" in done.stderr, "what takes longest is named while it goes on"
 
 
 FACTS = """
