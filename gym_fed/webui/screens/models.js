@@ -32,6 +32,11 @@ export async function show(root, parameters, query) {
     section("Variants", variants(found, kinds, () => show(root, parameters, query))),
     mayChange() && found.models.length > 2 && section("Merge", el("p", {class: "quiet"}, "Fine-tunes of one base become one delta, by a merge method or a robust rule."), mergeForm(found, kinds)),
     section("Registry", registry));
+  await showRegistry(registry);
+}
+
+async function showRegistry(registry) {
+  replace(registry, loading());
   try {
     const {models} = await api("models/registry");
     replace(registry, table([
@@ -41,7 +46,7 @@ export async function show(root, parameters, query) {
       {name: "State", of: (one) => one.problem || "whole"},
       {name: "Fetch", class: "mono", of: (one) => `gym models pull ${one.name} -o FOLDER`},
     ], models, {label: "Registry", none: "The registry holds no models yet. gym models push puts one there."}));
-  } catch (error) { replace(registry, failed(error)); }
+  } catch (error) { replace(registry, failed(error, () => showRegistry(registry))); }
 }
 
 function variants(found, kinds, again) {
