@@ -149,6 +149,7 @@ def langchain_chat(request: pytest.FixtureRequest, url: str) -> Any:
         temperature=0,
         max_retries=0,
         use_responses_api=request.param,
+        stream_usage=True,
         **biased,
     )
 
@@ -157,7 +158,7 @@ def langchain_chat(request: pytest.FixtureRequest, url: str) -> Any:
 def test_langchain_streams_what_it_invokes_with_its_usage(langchain_chat: Any) -> None:
     whole = langchain_chat.invoke("Reverse: abc")
     assert whole.text
-    pieces = list(langchain_chat.stream("Reverse: abc", stream_usage=True))
+    pieces = list(langchain_chat.stream("Reverse: abc"))
     assert len(pieces) > 1
     assert "".join(piece.text for piece in pieces) == whole.text
     used = [piece.usage_metadata for piece in pieces if piece.usage_metadata]
@@ -186,7 +187,7 @@ def test_langchain_binds_tools_and_sends_their_results(langchain_chat: Any) -> N
 @needs_langchain
 def test_langchain_reads_structured_output(langchain_chat: Any) -> None:
     for method in ("json_schema", "function_calling"):
-        asked = langchain_chat.with_structured_output(Booking, method=method)
+        asked = langchain_chat.with_structured_output(Booking, method=method, strict=True)
         assert isinstance(asked.invoke("Book."), Booking), method
 
 

@@ -21,6 +21,8 @@ from gym_fed.serving.openai.schemas import ChatRequest
 from gym_fed.serving.openai.stored_answers import StoredAnswers
 
 RESPONSES = "/v1/responses"
+MAX_CONVERSATION_BYTES = 2**20
+"""Of what is kept to go on from; a longer one is not kept. So no small request makes a server hold a large one."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,10 @@ def _earlier(previous: str | None, caller: Caller, stored: StoredAnswers | None)
     return stored.get(caller, previous, "resp_", "previous_response_id").conversation()
 
 
-def _keep(stored: StoredAnswers, caller: Caller, as_chat: ResponsesAsChat) -> Keep:
+def _keep(stored: StoredAnswers, caller: Caller, as_chat: ResponsesAsChat) -> Keep | None:
     before = json.dumps(as_chat.messages, ensure_ascii=False)  # now, on a thread that may take its time
+    if len(before.encode()) > MAX_CONVERSATION_BYTES:
+        return None
 
     def keep(answer_id: str, body: dict[str, Any], answer: list[dict[str, Any]]) -> bool:
         after = json.dumps(answer, ensure_ascii=False)

@@ -291,6 +291,19 @@ def test_what_is_not_to_be_stored_is_not_and_says_so(tokenizer: Any) -> None:
     assert answer_of(service(tokenizer, stored=little))["store"] is False
 
 
+def test_a_conversation_that_is_too_long_to_hold_is_answered_and_not_stored(tokenizer: Any) -> None:
+    served = service(tokenizer)
+    turns = [{"role": "user", "content": "x" * 300_000}, {"role": "assistant", "content": "x" * 300_000}]
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    first = answer_of(served, input=[*turns, {"role": "user", "content": "more"}])
+    assert first["store"] is True
+    more = [*turns, {"role": "user", "content": "even more"}]
+    second = answer_of(served, input=more, previous_response_id=first["id"])
+    assert (second["status"], second["store"]) == ("completed", False)
+    with pytest.raises(RequestError):
+        served.stored(RESPONSES, second["id"], LOCAL)
+
+
 def test_a_chat_is_stored_where_it_is_wished(tokenizer: Any) -> None:
     served = service(tokenizer)
     body = {"model": "nano", "messages": [{"role": "user", "content": "hi"}], "metadata": {"a": "b"}}
