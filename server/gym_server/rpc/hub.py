@@ -214,6 +214,7 @@ class Hub(CallsBesideRounds):
         with self._fed.database.transaction() as tx:
             check_held(tx, message.message_id, message.node_id)
             declined = request.error.code == ErrorCode.TERMS_CHANGED.exit_code
+            declined &= self._fed.config.secure_aggregation is None  # its stages give no task twice
             given_back = declined and self._fed.queue.give_back(tx, message)
             if not given_back:
                 record_reply(tx, message.message_id, request.SerializeToString(), receipt)
