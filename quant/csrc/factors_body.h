@@ -71,7 +71,7 @@ GQ_T GQ_INLINE void expand_end(const T* b, int64_t ranks, int64_t out, int64_t o
 // M rows with ranks [first, first + ranks) of one variant's factors.
 template <class T, int M>
 GQ_T void rows_of(const Factors<T>& f, int64_t first, int64_t ranks, const float* const* x, float* const* y) {
-    constexpr int MOST = WIDTH / M >= 8 ? 8 : WIDTH / M >= 4 ? 4 : WIDTH / M >= 2 ? 2 : 1;
+    constexpr int MOST = std::min(WIDTH / M, WIDTH / 2);  // one row leaves registers for the factors
     float inner[M * RANKS];
     const T *a = f.a + first * f.cols, *b = f.b + first * f.out;
     int64_t r = 0;

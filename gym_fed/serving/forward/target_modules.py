@@ -238,12 +238,10 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _token_axis(long: torch.Size, short: torch.Size) -> int | None:
-    if len(long) != len(short):
-        return None
-    axes = [i for i, (a, b) in enumerate(zip(long, short, strict=True)) if a != b]
-    if len(axes) != 1 or (long[axes[0]], short[axes[0]]) != (_LONG, _SHORT):
-        return None
-    return axes[0]
+    axes = [i for i, (a, b) in enumerate(zip(long, short, strict=False)) if a != b]
+    if len(long) == len(short) and [(long[i], short[i]) for i in axes] == [(_LONG, _SHORT)]:
+        return axes[0]
+    return None
 
 
 def _close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
