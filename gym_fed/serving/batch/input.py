@@ -126,22 +126,21 @@ def check_body(url: str, body: dict[str, Any]) -> None:
         RequestError: Naming the field.
     """
     from gym_fed.serving.openai.fields import parse
-    from gym_fed.serving.openai.responses_as_chat import ResponsesAsChat
-    from gym_fed.serving.openai.responses_request import RESPONSES_NEUTRAL, ResponsesRequest
+    from gym_fed.serving.openai.responses import check_response, store_of
     from gym_fed.serving.openai.schemas import (
         CHAT_NEUTRAL,
         COMPLETION_NEUTRAL,
-            ChatRequest,
+        ChatRequest,
         CompletionRequest,
         EmbeddingRequest,
     )
 
     if url == "/v1/chat/completions":
-        parse(ChatRequest, body, CHAT_NEUTRAL)
+        store_of(parse(ChatRequest, body, CHAT_NEUTRAL).store, None, default=False)
     elif url == "/v1/completions":
         parse(CompletionRequest, body, COMPLETION_NEUTRAL)
     elif url == "/v1/responses":
-        ResponsesAsChat(parse(ResponsesRequest, body, RESPONSES_NEUTRAL), []).chat()
+        check_response(body)
     else:
         parse(EmbeddingRequest, body, {})
 

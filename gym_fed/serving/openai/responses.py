@@ -10,7 +10,7 @@ from typing import Any
 
 from gym_fed.errors import GymError
 from gym_fed.serving.openai.answers import Answer
-from gym_fed.serving.openai.catalogue import Caller
+from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.fields import parse
 from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import RequestError
@@ -69,6 +69,13 @@ def begin_response(body: Any, caller: Caller, chat: Chat, stored: StoredAnswers 
     )
     with as_chat.errors():
         return chat(as_chat.chat(), caller, form)
+
+
+def check_response(body: Any) -> None:
+    """Refuse what would be refused where no answers are kept; raises as ``begin_response``."""
+    request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL)
+    store_of(request.store, None, default=True)
+    ResponsesAsChat(request, _earlier(request.previous_response_id, LOCAL, None)).chat()
 
 
 def store_of(wanted: bool | None, stored: StoredAnswers | None, *, default: bool) -> StoredAnswers | None:

@@ -32,9 +32,10 @@ def test_a_whole_input_is_read_twice_and_named_by_its_bytes(tmp_path: Path) -> N
     file = tmp_path / "in.jsonl"
     completion = line("b", url="/v1/completions", body={"model": "gym-nano:ada", "prompt": "once"})
     embedding = line("c", url="/v1/embeddings", body={"model": "gym-nano", "input": ["x", "y"]})
-    file.write_text(f"{line()}\n\n{completion}\n{embedding}")
+    response = line("d", url="/v1/responses", body={"model": "gym-nano", "input": "hey", "store": False})
+    file.write_text(f"{line()}\n\n{completion}\n{embedding}\n{response}")
     given = check_input(file, check_body)
-    assert given.custom_ids == ("a", "b", "c")
+    assert given.custom_ids == ("a", "b", "c", "d")
     assert given.models == ("gym-nano", "gym-nano:ada")
     assert given.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
     assert [(r.line, r.custom_id, r.url) for r in given.requests()][1] == (3, "b", "/v1/completions")
@@ -60,6 +61,21 @@ def test_a_whole_input_is_read_twice_and_named_by_its_bytes(tmp_path: Path) -> N
             "body.temperature",
         ),
         (line("b", url="/v1/completions", body={"model": "x", "prompt": "y", "stream": True}), "body.stream"),
+        (
+            line("b", url="/v1/responses", body={"model": "x", "input": [{"role": "user"}]}),
+            "body.input[0].content",
+        ),
+        (line("b", url="/v1/responses", body={"model": "x", "input": "y", "store": True}), "body.store"),
+        (
+            line(
+                "b", url="/v1/responses", body={"model": "x", "input": "y", "previous_response_id": "resp_1"}
+            ),
+            "body.previous_response_id",
+        ),
+        (
+            line("b", url="/v1/responses", body={"model": "x", "input": "y", "tool_choice": "auto"}),
+            "body.tool_choice",
+        ),
     ],
 )
 def test_a_line_that_is_off_is_named(bad: str, message: str, tmp_path: Path) -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from gym_fed.config.content_filter import FilterConfig
 from gym_fed.config.serving import StoredAnswersConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.filter.content_filter import ContentFilter
+from gym_fed.serving.http.app import create_app
+from gym_fed.serving.http.gateway import Gateway
+from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.openai import responses
 from gym_fed.serving.openai.catalogue import LOCAL, Caller, Catalogue
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES
@@ -150,6 +156,24 @@ def test_a_stream_that_fails_ends_with_what_it_had(tokenizer: Any) -> None:
     assert (failed["type"], failed["sequence_number"]) == ("response.failed", len(events))
     assert failed["response"]["error"] == {"code": "server_error", "message": "it broke"}
     assert failed["response"]["output"][0]["content"][0]["text"] == "he"
+
+
+async def test_over_http_a_stream_that_takes_too_long_ends_with_its_failure(tokenizer: Any) -> None:
+    engine = ScriptedEngine(endless=True)
+    gateway = Gateway(Gate(None), request_timeout_seconds=0.5)
+    gateway.serving = SimpleNamespace(  # type: ignore[assignment]
+        service=service(tokenizer, engine), engine=engine, store=None, usage_log=None, content_filter=None
+    )
+    transport = httpx.ASGITransport(create_app(gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        found = await client.post(RESPONSES, json={"model": "nano", "input": "hi", "stream": True})
+    events = [part.split("\n") for part in found.text.strip().split("\n\n")]
+    assert events[0][0] == "event: response.created"
+    assert events[-1][0] == "event: response.failed"
+    response = json.loads(events[-1][1].removeprefix("data: "))["response"]
+    assert "took more than 0.5 s" in response["error"]["message"]
+    assert response["output"][0]["content"][0]["text"] == "hello"
+    assert engine.generations[0].cancelled
 
 
 def test_a_filtered_answer_is_incomplete_and_kept_as_the_refusal_alone(
@@ -291,10 +315,12 @@ def test_what_is_not_to_be_stored_is_not_and_says_so(tokenizer: Any) -> None:
     assert answer_of(service(tokenizer, stored=little))["store"] is False
 
 
-def test_a_conversation_that_is_too_long_to_hold_is_answered_and_not_stored(tokenizer: Any) -> None:
+def test_a_conversation_that_is_too_long_to_hold_is_answered_and_not_stored(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "MAX_CONVERSATION_BYTES", 1000)
     served = service(tokenizer)
-    turns = [{"role": "user", "content": "x" * 300_000}, {"role": "assistant", "content": "x" * 300_000}]
-    tokenizer.chat_template = "{{ messages[-1].content }}"
+    turns = [{"role": "user", "content": "x" * 200}, {"role": "assistant", "content": "x" * 200}]
     first = answer_of(served, input=[*turns, {"role": "user", "content": "more"}])
     assert first["store"] is True
     more = [*turns, {"role": "user", "content": "even more"}]
