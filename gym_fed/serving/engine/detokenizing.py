@@ -64,9 +64,11 @@ class TextDecoder:
 class TextStream:
     """One answer's text. With each new token a window of the last ones is decoded, and its new text is returned."""
 
-    def __init__(self, decoder: TextDecoder, prompt_ids: Sequence[int], shown: Collection[int] = ()) -> None:
+    def __init__(
+        self, decoder: TextDecoder, prompt_ids: Sequence[int], special: Collection[int] = ()
+    ) -> None:
         self._decoder = decoder
-        self._special = frozenset(shown)
+        self._special = frozenset(special)
         for kept in range(_KEPT, _WINDOW):
             self._window = list(prompt_ids[-kept:])
             shown = decoder.text(self._window)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.serving.openai.tool_formats._reading import (
     CallReader,
     MoreArguments,
-    NewCall,
     Part,
     PlainText,
     Tools,
@@ -89,7 +88,8 @@ class CallParser:
             if reading.rest is None:
                 break
             self._reader, held = None, reading.rest
-            self._may_begin = bool(self._form.bare) and isinstance((reading.parts or [None])[-1], NewCall)
+            ended = not any(isinstance(part, PlainText) for part in reading.parts)
+            self._may_begin = bool(self._form.bare) and ended
         return "".join(shown), calls
 
     def end(self) -> tuple[str, list[CallPart]]:
