@@ -84,6 +84,7 @@ def test_a_key_without_limits_has_neither_headers_nor_state() -> None:
 
 async def test_the_server_counts_requests_and_tokens_of_whole_and_streamed_answers(tmp_path: Path) -> None:
     gateway = gateway_over(ScriptedEngine())
+    gateway.limits = RateLimits(now=lambda: 0.0)  # nothing fills again meanwhile
     keys = KeyFile(tmp_path / "keys.json")
     gateway.gate = Gate(keys)
     gateway.serving.config = SimpleNamespace(adapters_folder=None)  # type: ignore[union-attr]
