@@ -11,7 +11,7 @@ from gym_fed.training.rows.run_rows import RunRows, digests_of, encode_run
 _IRRELEVANT = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
 """Keys that differ from round to round and change no token."""
 
-_TELLS_THE_TIME = ("strftime_now", "datetime")
+_PRINTS_THE_DATE = ("strftime_now", "datetime")
 """What a chat template calls to print the date: its tokens are new with every run."""
 
 
@@ -32,7 +32,7 @@ class LastEncoded:
     ) -> RunRows:
         """``run_rows.encode_run``, or its last result where rows, tokenizer and config are the same."""
         template = str(getattr(tokenizer, "chat_template", None))
-        if not algorithm.keeps_encoded or any(word in template for word in _TELLS_THE_TIME):
+        if not algorithm.keeps_encoded or any(word in template for word in _PRINTS_THE_DATE):
             return encode_run(config, algorithm, tokenizer, data, eval_data)
         key = (digests_of(data, eval_data, tokenizer), config.model_dump(mode="json", exclude=_IRRELEVANT))
         if self._rows is None or key != self._key:
