@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,51 @@ def test_a_tool_of_pydantic_function_tool_is_called_with_its_own_arguments(clien
     (call,) = done.choices[0].message.tool_calls or []
     assert call.function.name == "book"
     assert isinstance(call.function.parsed_arguments, Booking)
+
+
+def test_a_held_call_streams_its_name_and_then_its_arguments(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="gym-nano",
+        messages=[{"role": "user", "content": "Book."}],
+        tools=[openai.pydantic_function_tool(Booking, name="book")],
+        tool_choice="required",
+        temperature=0,
+        logit_bias=BLANKS,
+    ) as stream:
+        deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        final = stream.get_final_completion()
+    (call,) = final.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Booking)
+    assert len(deltas) > 10
+    assert {delta.name for delta in deltas} == {"book"}
+
+
+def test_a_strict_tool_that_is_not_called_leaves_the_answer_as_it_is(client: openai.OpenAI) -> None:
+    asked: Any = {
+        "model": "gym-nano",
+        "messages": [{"role": "user", "content": "Reverse: abc"}],
+        "temperature": 0,
+    }
+    strict: Any = [openai.pydantic_function_tool(Booking, name="book")]
+    free = [{"type": "function", "function": {**strict[0]["function"], "strict": False}}]
+    (held,) = client.chat.completions.create(**asked, tools=strict).choices
+    (plain,) = client.chat.completions.create(**asked, tools=free).choices
+    assert held.message.content
+    assert held.message.content == plain.message.content
+
+
+def test_guided_output_of_vllm_s_clients(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "gym-nano", "messages": [{"role": "user", "content": "Reverse: abc"}]}
+    for extra, pattern in (
+        ({"guided_choice": ["sun", "rain"]}, "sun|rain"),
+        ({"structured_outputs": {"regex": r"\d{2}-[a-c]{3}"}}, r"\d{2}-[a-c]{3}"),
+        ({"guided_grammar": 'root ::= "x" [0-9] [0-9]'}, r"x\d\d"),
+    ):
+        (choice,) = client.chat.completions.create(**asked, extra_body=extra).choices
+        assert re.fullmatch(pattern, choice.message.content or "")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**asked, extra_body={"structured_outputs": {"regex": "(?=a)"}})
+    assert caught.value.param == "structured_outputs.regex"
 
 
 @pytest.mark.parametrize("asked", OPEN_WEBUI, ids=[asked["name"] for asked in OPEN_WEBUI])
