@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,13 +79,18 @@ class Checkpoint:
         return found
 
     def mapped(self) -> dict[str, Tensor]:
-        """Every tensor as the file has it, mapped: its pages are read when they are used."""
-        from safetensors import safe_open
+        """Every tensor as the file has it, in a private map of its own, whose pages are read when they are used.
 
+        With the last reference to a tensor its pages are gone, too, whatever becomes of the others.
+        """
         found = {}
-        for path in {entry.path for entry in self._entries.values()}:
-            with safe_open(path, "pt") as file:
-                found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        for name, entry in self._entries.items():
+            count = math.prod(entry.shape) * entry.dtype.itemsize
+            if not count:  # no file can be mapped for no bytes
+                found[name] = torch.empty(entry.shape, dtype=entry.dtype)
+                continue
+            raw = np.memmap(entry.path, np.uint8, "c", entry.start, (count,))
+            found[name] = torch.from_numpy(raw).view(entry.dtype).reshape(entry.shape)
         return found
 
     def shape(self, name: str) -> tuple[int, ...] | None:
