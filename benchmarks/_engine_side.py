@@ -72,6 +72,7 @@ class EngineTurns:
         if load.prompts() != settings["prompts"]:
             raise SystemExit("the prompts are not those of the peer")
         speeds, products = Speeds(), Counter(self._served.sign_products)
+        factors = Counter({way: self._served.products["factors", way] for way in ("native", "torch")})
         names = [f"v{user}" if settings["variants"] else None for user in range(load.users)]
         before = self._engine.stats()
         began, cpu = time.perf_counter(), time.process_time()
@@ -82,6 +83,9 @@ class EngineTurns:
         }
         if set(ran) != ({settings["kernel"]} if settings["kind"] == "signs" else set()):
             raise SystemExit(f"kernels that ran: {ran}, not {settings['kernel']}")
+        low_rank = {way for way, n in factors.items() if self._served.products["factors", way] > n}
+        if low_rank != ({"native"} if settings["kind"] == "lora" else set()):
+            raise SystemExit(f"factors were multiplied by {low_rank or 'nothing'}")
         now = self._engine.stats()
         rows = now.rows - before.rows, now.rows_with_variants - before.rows_with_variants
         if rows[1] != (rows[0] if settings["variants"] else 0):

@@ -89,6 +89,34 @@ def synthetic(sizes: Sizes, folder: Path) -> Base:
     )
 
 
+def seven_b_layers(tokenizer: Path, folder: Path) -> None:
+    """Two layers of a 7B with random weights, under a real tokenizer, for programs that need one.
+
+    Args:
+        tokenizer: The model folder of which it is.
+        folder: Where they are saved.
+    """
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    taken, sizes = AutoTokenizer.from_pretrained(tokenizer), SEVEN_B_LAYERS
+    config = LlamaConfig(
+        vocab_size=len(taken),
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.mlp,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=taken.eos_token_id,
+        bos_token_id=taken.bos_token_id,
+        dtype=torch.bfloat16,
+    )
+    LlamaForCausalLM(config).to(dtype=torch.bfloat16).save_pretrained(folder)
+    taken.save_pretrained(folder)
+
+
 def words(vocabulary: int) -> Any:
     """A tokenizer whose tokens are the words w0, w1, ...: each shows as soon as it is there."""
     from tokenizers import Tokenizer
@@ -141,17 +169,17 @@ def adapters(base: Base, folder: Path, count: int) -> list[tuple[Path, Path]]:
     """Distinct random LoRA adapters of rank 16 on all linear layers: PEFT's folder, and the same as a `.gymdelta`."""
     from peft import LoraConfig, get_peft_model
 
-    made = []
+    made = [(folder / f"lora{number}", folder / f"lora{number}.gymdelta") for number in range(count)]
+    if all(delta.exists() for _, delta in made):
+        return made
     config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LORA_TARGETS, task_type="CAUSAL_LM")
     model: Any = get_peft_model(twin(base.model), config)
-    for number in range(count):
+    for number, (peft_folder, delta) in enumerate(made):
         torch.manual_seed(2000 + number)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_" in name:
                     parameter.normal_(0.0, 0.01)
-        peft_folder, delta = folder / f"lora{number}", folder / f"lora{number}.gymdelta"
         model.save_pretrained(str(peft_folder))
         lora_delta(lora_factors(model), delta, base.spec)
-        made.append((peft_folder, delta))
     return made

@@ -1,13 +1,19 @@
 """Tokens a second beside llama.cpp: one base for 1, 8 and 32 users, and eight users with something of their own.
 
-    python benchmarks/serving_peers.py [--model FOLDER] [--peer PYTHON] [--users 1 8] [--turns 3] [--quick]
+    python benchmarks/serving_peers.py [--model FOLDER] [--peer PYTHON] [--native PYTHON] [--users 1 8] [--turns 3]
+        [--threads 2] [--layers-7b] [--only WORD] [--quick]
 
 The model is SmolLM2-135M-Instruct unless a folder is given; its GGUF files are written once into ``runs/serving-peers``
-by `gym export`. Ours: the base in bfloat16 and int8, eight one-bit variants of all weights, eight LoRA variants of rank
-16. llama.cpp (``xllamacpp`` from PyPI, which has AVX2 alone; or a build of one's own): bf16 and Q8_0, and eight LoRA
-adapters of rank 16 with the same weights as ours. Each side is a process with the same prompts, greedy, 32 + 32
-tokens, without a prompt cache. The sides take turns. What is compared is tokens for each second of CPU time, prompts
-included; wall time is printed beside it.
+by `gym export`. With ``--layers-7b`` it is two layers of a Llama of 7B with random weights, under that model's
+tokenizer, and 8 + 8 tokens.
+
+Ours: the base in bfloat16 and int8, eight one-bit variants of all weights, eight LoRA variants of rank 16. llama.cpp
+(``xllamacpp`` from PyPI, which has AVX2 alone): bf16 and Q8_0, and eight LoRA adapters of rank 16 with the same weights
+as ours. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` was built on this machine
+(``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python``).
+
+Each side is a process with the same prompts, greedy, 32 + 32 tokens, without a prompt cache. The sides take turns. What
+is compared is tokens for each second of CPU time, prompts included; wall time is printed beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from _report import Report, options
-from _serving_models import adapters, one_bit, saved
+from _serving_models import adapters, one_bit, saved, seven_b_layers
 from _serving_sides import Load
 from rich.console import Console
 from rich.table import Table
@@ -37,7 +43,8 @@ PAIRS: tuple[tuple[str, str, dict[int, float]], ...] = (
     ("ours int8", "llama.cpp q8_0", {1: 1.0, 8: 1.5}),
     ("ours int8, one-bit variants", "llama.cpp q8_0, LoRA", {8: 2.5}),
     ("ours bfloat16, one-bit variants", "llama.cpp bf16, LoRA", {8: 2.5}),
-    ("ours int8, LoRA variants", "llama.cpp q8_0, LoRA", {}),
+    ("ours bfloat16, LoRA variants", "llama.cpp bf16, LoRA", {1: 1.0}),
+    ("ours int8, LoRA variants", "llama.cpp q8_0, LoRA", {1: 1.0}),
 )
 """Ours, the peer's, and what the ratio should be at so many users."""
 
@@ -68,10 +75,6 @@ class Rates:
         self.by_cpu.append(found["tokens"] / found["cpu_seconds"])
         self.by_wall.append(found["tokens"] / found["seconds"])
         self.first.append(statistics.median(found["first"]))
-
-    def __str__(self) -> str:
-        least, most = min(self.by_cpu), max(self.by_cpu)
-        return f"{statistics.median(self.by_cpu):.3g} ({least:.3g}-{most:.3g})"
 
 
 class Process:
@@ -117,6 +120,9 @@ def main() -> None:
     """Every side at every number of users, then the table."""
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="model folder")
+    parser.add_argument("--layers-7b", action="store_true", help="two layers of a 7B instead of the model")
+    parser.add_argument("--native", metavar="PYTHON", help="a Python with llama-cpp-python, built here")
+    parser.add_argument("--only", metavar="WORD", help="sides whose names have it, such as LoRA or int8")
     parser.add_argument("--peer", default=sys.executable, metavar="PYTHON", help="a Python with xllamacpp")
     parser.add_argument("--folder", type=Path, default=Path("runs/serving-peers"), help="for files")
     parser.add_argument("--users", type=int, nargs="+", default=[1, 8, 32])
@@ -124,11 +130,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     report = Report("serving_peers", peer="llama.cpp (xllamacpp)")
-    new, turns = (8, 1) if arguments.quick else (32, arguments.turns)
-    sides = list(all_sides(arguments))
+    turns = 1 if arguments.quick else arguments.turns
+    prompt, new = (8, 8) if arguments.layers_7b else (32, 8 if arguments.quick else 32)
+    sides = [side for side in all_sides(arguments) if not arguments.only or arguments.only in side.name]
     found: dict[str, dict[int, Rates]] = {side.name: {} for side in sides}
     for users in arguments.users:
-        load = Load(users, 32, new, 256)
+        load = Load(users, prompt, new, 256)
         taking = [side for side in sides if users <= VARIANTS or not is_own(side)]
         with ExitStack() as stack:
             running = [
@@ -168,16 +175,24 @@ def all_sides(arguments: Any) -> Iterator[Side]:
         from _smollm2_model import read_gguf
 
         read_gguf(arguments.model)
-    base = saved(arguments.model.name, arguments.model)
+    model = arguments.model
+    if arguments.layers_7b:
+        folder = folder / "layers-7b"
+        model = folder / "model"
+        if not model.exists():
+            seven_b_layers(arguments.model, model)
+    base = saved(model.name, model)
     one_bits = [str(one_bit(base, folder, number)) for number in range(VARIANTS)]
     made = adapters(base, folder, VARIANTS)
     ours = (sys.executable, str(HERE / "_engine_side.py"))
-    theirs = (arguments.peer, str(HERE / "_llama_cpp_side.py"))
+    programs = {"llama.cpp": (arguments.peer, str(HERE / "_llama_cpp_side.py"))}
+    if arguments.native:
+        programs["native llama.cpp"] = (arguments.native, str(HERE / "_llama_cpp_native_side.py"))
     common = {"threads": arguments.threads}
     for quantization, form in FORMATS.items():
         mine = {
             **common,
-            "model": str(arguments.model),
+            "model": str(model),
             "format": form,
             "folder": str(folder),
             "kernel": "lookup",
@@ -186,18 +201,19 @@ def all_sides(arguments: Any) -> Iterator[Side]:
         yield Side(f"ours {form}, one-bit variants", ours, {**mine, "variants": one_bits, "kind": "signs"})
         loras = [str(delta) for _, delta in made]
         yield Side(f"ours {form}, LoRA variants", ours, {**mine, "variants": loras, "kind": "lora"})
-        gguf = exported(arguments.model, folder / f"{quantization}.gguf", ["--quantization", quantization])
+        gguf = exported(model, folder / f"{quantization}.gguf", ["--quantization", quantization])
         peers = {**common, "model": gguf, "context": CONTEXT}
-        yield Side(f"llama.cpp {quantization}", theirs, {**peers, "adapters": []})
         loras = [
             exported(
-                arguments.model,
+                model,
                 folder / f"lora{n}.gguf",
                 ["--adapter", str(made[n][0]), "--format", "gguf_adapter"],
             )
             for n in range(VARIANTS)
         ]
-        yield Side(f"llama.cpp {quantization}, LoRA", theirs, {**peers, "adapters": loras})
+        for name, program in programs.items():
+            yield Side(f"{name} {quantization}", program, {**peers, "adapters": []})
+            yield Side(f"{name} {quantization}, LoRA", program, {**peers, "adapters": loras})
 
 
 def exported(model: Path, file: Path, words: list[str]) -> str:
@@ -212,19 +228,28 @@ def exported(model: Path, file: Path, words: list[str]) -> str:
 
 
 def show(found: dict[str, dict[int, Rates]], users: list[int], threads: int) -> None:
-    """Tokens by CPU second, by wall second, and the time to the first token."""
-    table = Table(title=f"{threads} thread(s): tokens a CPU second, median (least-most)", box=None)
-    table.add_column("")
-    for count in users:
-        table.add_column(f"{count} users", justify="right")
-    for name, by_users in found.items():
-        table.add_row(name, *(str(by_users[u]) if u in by_users else "-" for u in users))
-    Console(width=120, highlight=False).print(table)
+    """Tokens by CPU second, and by second of wall time."""
+    for what in ("by_cpu", "by_wall"):
+        unit = "CPU second" if what == "by_cpu" else "second"
+        table = Table(title=f"{threads} thread(s): tokens a {unit}, median (least-most)", box=None)
+        table.add_column("")
+        for count in users:
+            table.add_column(f"{count} users", justify="right")
+        for name, by_users in found.items():
+            rates = {u: getattr(of, what) for u, of in by_users.items()}
+            table.add_row(name, *(spread(rates[u]) if u in rates else "-" for u in users))
+        Console(width=120, highlight=False).print(table)
+
+
+def spread(rates: list[float]) -> str:
+    """Median, least and most."""
+    return f"{statistics.median(rates):.3g} ({min(rates):.3g}-{max(rates):.3g})"
 
 
 def compare(found: dict[str, dict[int, Rates]], report: Report) -> None:
     """Ratios turn by turn, since a slow moment meets both."""
-    for ours, theirs, aims in PAIRS:
+    pairs = [*PAIRS, *((ours, f"native {theirs}", aims) for ours, theirs, aims in PAIRS)]
+    for ours, theirs, aims in pairs:
         for users in found.get(ours, {}):
             if users not in found.get(theirs, {}):
                 continue

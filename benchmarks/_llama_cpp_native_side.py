@@ -1,0 +1,119 @@
+"""llama.cpp built on this machine, as a side of `serving_peers.py`: for a Python with ``llama-cpp-python`` alone.
+
+    CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python
+    python _llama_cpp_native_side.py SETTINGS.json
+
+The library itself, without a server: all prompts in one batch, then one token of every user in each. Where every user
+has an adapter they are computed one after the other, since a batch has one adapter. Files and lines are those of
+`_llama_cpp_side.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from typing import Any
+
+import llama_cpp as llama  # type: ignore[import-not-found]
+import numpy as np
+
+
+class Context:
+    """A model with its context, in which user ``i`` is sequence ``i``."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        llama.llama_backend_init()
+        self._log = llama.llama_log_callback(lambda *_: None)
+        llama.llama_log_set(self._log, None)
+        model = llama.llama_model_default_params()
+        model.n_gpu_layers = 0
+        self._model = llama.llama_model_load_from_file(settings["model"].encode(), model)
+        if not self._model:
+            raise SystemExit(f"llama.cpp could not load {settings['model']}")
+        users, made = settings["users"], llama.llama_context_default_params()
+        made.n_ctx, made.n_seq_max = users * settings["context"], users
+        made.n_batch = made.n_ubatch = max(512, users * len(settings["prompts"][0]))
+        made.n_threads = made.n_threads_batch = settings["threads"]
+        self._context = llama.llama_init_from_model(self._model, made)
+        self._vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
+        self._batch = llama.llama_batch_init(made.n_batch, 0, 1)
+        self.adapters = []
+        for path in settings["adapters"]:
+            adapter = llama.llama_adapter_lora_init(self._model, path.encode())
+            if not adapter:
+                raise SystemExit(f"llama.cpp could not load {path}")
+            self.adapters.append(adapter)
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
+
+    def use(self, user: int) -> None:
+        """Compute with the adapter of one user from now on."""
+        adapters = (llama.llama_adapter_lora_p_ctypes * 1)(self.adapters[user])
+        scales = (ctypes.c_float * 1)(1.0)
+        if llama.llama_set_adapters_lora(self._context, adapters, 1, scales):
+            raise SystemExit("llama.cpp refused an adapter")
+
+    def decode(self, parts: list[tuple[int, int, list[int]]]) -> list[int]:
+        """The likeliest token after each part: of a user, from a position on, some tokens."""
+        batch, at, last = self._batch, 0, []
+        for user, position, tokens in parts:
+            for number, token in enumerate(tokens):
+                batch.token[at], batch.pos[at] = token, position + number
+                batch.n_seq_id[at], batch.seq_id[at][0] = 1, user
+                batch.logits[at] = number == len(tokens) - 1
+                at += 1
+            last.append(at - 1)
+        batch.n_tokens = at
+        if llama.llama_decode(self._context, batch):
+            raise SystemExit("llama.cpp could not decode a batch")
+        found = []
+        for place in last:
+            logits = llama.llama_get_logits_ith(self._context, place)
+            found.append(int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax()))
+        return found
+
+
+def turn(context: Context, settings: dict[str, Any], new: int) -> dict[str, Any]:
+    """All users at once."""
+    context.clear()
+    users = list(range(settings["users"]))
+    groups = [[user] for user in users] if context.adapters else [users]
+    first, answers = [0.0] * len(users), [list(prompt) for prompt in settings["prompts"]]
+    began, cpu = time.perf_counter(), time.process_time()
+    for step in range(new):
+        for group in groups:
+            if context.adapters and (len(groups) > 1 or step == 0):
+                context.use(group[0])
+            prompt = step == 0
+            parts = [
+                (u, 0 if prompt else len(answers[u]) - 1, answers[u] if prompt else answers[u][-1:])
+                for u in group
+            ]
+            for user, token in zip(group, context.decode(parts), strict=True):
+                answers[user].append(token)
+                first[user] = first[user] or time.perf_counter() - began
+    return {
+        "tokens": len(users) * new,
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - cpu,
+        "first": first,
+    }
+
+
+def main() -> None:
+    """A turn for every line that arrives."""
+    with open(sys.argv[1], encoding="utf-8") as file:
+        settings = json.load(file)
+    context = Context(settings)
+    turn(context, settings, 2)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(turn(context, settings, settings["new"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()
