@@ -168,9 +168,7 @@ def test_a_strict_call_is_held_to_its_schema_from_its_beginning_on(
 
 
 def test_beside_a_strict_tool_another_takes_any_object(willing: OpenAIService, wishing: Wishing) -> None:
-    wishing.wish = list(
-        b'<tool_call>\n{"name": "look", "arguments": {"city": "Paris"}}\n</tool_call>'
-    )
+    wishing.wish = list(b'<tool_call>\n{"name": "look", "arguments": {"city": "Paris"}}\n</tool_call>')
     (call,) = chat(willing)["message"]["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": '{"city": "Paris"}'}
 
