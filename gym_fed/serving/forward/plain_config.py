@@ -80,10 +80,10 @@ def plain_config(folder: Path) -> PlainConfig | None:
     if not isinstance(kind, str) or found.get("architectures") != [_CLASSES.get(kind)]:
         return None
     theta, eps, tied = _rope_theta(found), found.get("rms_norm_eps"), found.get("tie_word_embeddings")
-    sizes = {key: found.get(key) for key in _NEEDED}
+    sizes = {key: size for key in _NEEDED if type(size := found.get(key)) is int and 0 < size < 1 << 31}
     if theta is None or not isinstance(eps, float) or not isinstance(tied, bool):
         return None
-    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes.values()):
+    if len(sizes) < len(_NEEDED):
         return None
     if found.get("hidden_act") != "silu" or any(found.get(key) is not None for key in _FOREIGN):
         return None

@@ -6,7 +6,7 @@ differs, and no rounding. Others are computed in their own number format by both
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,10 +45,10 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     Args:
         model: Of ``torch.nn``'s own linear layers and embeddings, and of norms that follow their input's dtype.
     """
-    undo = []
+    undo: list[Callable[[], None]] = []
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
-            module.forward = partial(_linear, module)
+            module.forward = partial(_linear, module)  # type: ignore[method-assign]
             undo.append(partial(delattr, module, "forward"))
         elif isinstance(module, nn.Embedding):
             undo.append(module.register_forward_hook(lambda _module, _args, output: output.float()).remove)

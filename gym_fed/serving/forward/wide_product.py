@@ -12,4 +12,4 @@ _BLOCK = 1 << 20
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
     """``x[..., in] @ weight.T`` in float32; no copy of the whole weight is made."""
     wide, step = x.to(torch.float32), max(1, _BLOCK // weight.shape[1])
-    return torch.cat([wide @ block.to(torch.float32).T for block in weight.split(step)], dim=-1)
+    return torch.cat([wide @ block.to(torch.float32).T for block in torch.split(weight, step)], dim=-1)

@@ -17,7 +17,7 @@ from gym_fed.serving.engine.grammars import (
     MAX_PATTERN_CHARACTERS,
     MAX_SCHEMA_CHARACTERS,
 )
-from gym_fed.serving.engine.request import Grammar
+from gym_fed.serving.engine.request import Grammar, GrammarKind
 from gym_fed.serving.openai.fields import ChoiceFields, RequestModel, off, only
 from gym_fed.serving.openai.refusals import RequestError
 
@@ -109,7 +109,7 @@ class GuidedFields(ChoiceFields):
 
     def _given(self) -> list[tuple[str, Grammar]]:
         newer = self.structured_outputs or StructuredOutputs()
-        kinds = (
+        kinds: tuple[tuple[GrammarKind, str, Any, str, Any], ...] = (
             ("json_schema", "guided_json", self.guided_json, "structured_outputs.json", newer.json_),
             ("json_schema", "", None, "structured_outputs.json_object", "{}" if newer.json_object else None),
             ("regex", "guided_regex", self.guided_regex, "structured_outputs.regex", newer.regex),

@@ -66,12 +66,13 @@ class ToolTemplate:
             RequestError: For a template that shows tools and has calls in no known form.
         """
         if self._name != AUTO:
-            form = TOOL_FORMATS.new(self._name)
+            form: ToolFormat = TOOL_FORMATS.new(self._name)
             form.learn(self._written)
             return self._usable(form)
         if not self._shows_tools:
-            return TOOL_FORMATS.new(_FALLBACK)
-        forms = sorted(
+            fallback: ToolFormat = TOOL_FORMATS.new(_FALLBACK)
+            return fallback
+        forms: list[tuple[str, ToolFormat]] = sorted(
             ((name, TOOL_FORMATS.new(name)) for name in TOOL_FORMATS.usable()),
             key=lambda one: (one[1].order, one[0] not in TOOL_FORMATS.own(), one[0]),
         )
