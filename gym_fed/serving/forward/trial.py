@@ -6,25 +6,39 @@ differs, and no rounding. Others are computed in their own number format by both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.kv_cache import KVCache
+from gym_fed.serving.forward.kv_pool import KVPool
 from gym_fed.serving.forward.wide_product import wide_product
-
-if TYPE_CHECKING:
-    from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 _CLOSE = 1e-4
 """Of the norm of the logits, in float32: SmolLM2-135M has 2.8e-6, gym-nano 2.7e-7. Faults are far above it."""
 _CLOSE_ROUNDED = 3e-1
 """In bfloat16. Its rounding alone moves logits of tokens in no order by up to 0.15; a lost state gives about 1."""
+
+
+class PackedSteps(Protocol):
+    """What a trial needs of a model (``MultiVariantModel``)."""
+
+    model: Any
+    pool: KVPool
+    vocabulary: int
+
+    @property
+    def forward(self) -> str: ...
+
+    def new_cache(self) -> KVCache: ...
+
+    def step(self, chunks: Sequence[Chunk]) -> Tensor: ...
 
 
 def tokens(vocabulary: int) -> list[int]:
@@ -74,7 +88,7 @@ def stock_logits(model: Any) -> Tensor:
     return torch.as_tensor(out.logits[0]).to(torch.float32)
 
 
-def require_same(served: MultiVariantModel, stock: Tensor) -> None:
+def require_same(served: PackedSteps, stock: Tensor) -> None:
     """Compare the logits of packed steps, a prompt in chunks beside another request, with those of the stock forward.
 
     Args:
