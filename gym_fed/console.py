@@ -249,6 +249,11 @@ def _one_line_if_renamed(before: Callable[..., None]) -> Callable[..., None]:
     return show
 
 
+def wants_json() -> bool:
+    """Whether this command was called with ``--json``."""
+    return "--json" in sys.argv
+
+
 def fail(error: GymError) -> NoReturn:
     """Report on standard error, as one line of JSON with ``--json``, and leave with the error's exit code."""
     report_error(error)
@@ -257,7 +262,7 @@ def fail(error: GymError) -> NoReturn:
 
 def report_error(error: GymError) -> None:
     """Report on standard error, as one line of JSON with ``--json``."""
-    if "--json" in sys.argv:
+    if wants_json():
         typer.echo(error.to_json_line(), err=True)
     else:
         _print_error(error)
@@ -268,7 +273,7 @@ def _print_error(error: GymError) -> None:
     """An error as all commands report it on standard error without ``--json``."""
     from rich.text import Text
 
-    line = Text(err.fitted(f"error ({error.code.value}): {error.message[:MAX_ERROR]}"))
+    line = Text(err.fitted(harmless(f"error ({error.code.value}): {error.message[:MAX_ERROR]}")))
     line.stylize("red", 0, len("error"))
     err.print(line)
     if error.hint:

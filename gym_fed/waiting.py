@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rich.text import Text
 
-from gym_fed.console import err
+from gym_fed.console import err, wants_json
 
 SILENT_SECONDS = 1.0
 """Silence after which the current activity is printed: on a terminal with the seconds, and erased when it ends."""
@@ -21,10 +21,15 @@ _TICK_SECONDS = 0.25
 def waiting(what: str) -> Iterator[None]:
     """Within the block ``what`` goes on. Elsewhere than on a terminal a line comes after 1 s, 2 s, 4 s and so on.
 
+    With ``--json`` nothing is shown in lines: standard error has errors alone then, each a document.
+
     Args:
         what: Such as ``loading gym-nano``.
     """
     over = threading.Event()
+    if wants_json() and not err.is_terminal:
+        yield
+        return
     show = _clock if err.is_terminal else _lines
     thread = threading.Thread(target=show, args=(what, over), name="waiting", daemon=True)
     thread.start()

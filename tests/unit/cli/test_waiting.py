@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 
 import pytest
@@ -34,6 +35,16 @@ def test_in_a_pipe_long_work_is_named_on_lines_of_standard_error(capsys: pytest.
     with waiting("loading [model]"):
         lines = until("\n", capsys) + until("\n", capsys)
     assert set(lines.splitlines()) == {"loading [model] (0 s)"}
+
+
+@pytest.mark.usefixtures("quickly")
+def test_in_a_pipe_json_has_standard_error_to_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gym", "chat", "--json"])
+    with waiting("loading"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("quickly")

@@ -7,20 +7,28 @@ from pathlib import Path
 
 from gym_fed.cli.chat.terminal import _COMMANDS
 from gym_fed.config.content_filter import FilterConfig
-from gym_fed.config.serving import ConnectionsConfig, EngineConfig, ServingConfig, TlsConfig
+from gym_fed.config.serving import (
+    ConnectionsConfig,
+    EngineConfig,
+    ServingConfig,
+    StoredAnswersConfig,
+    TlsConfig,
+)
 
 PAGE_OF_FILTER = Path(__file__).resolve().parents[3] / "docs" / "content-filter.md"
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
-ROWS = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", PAGE, re.MULTILINE))
+KEYS = PAGE.partition("\n## serving.yaml\n")[2].partition("\n## ")[0]
+ROWS = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", KEYS, re.MULTILINE))
 
 
 def test_every_key_has_a_row_and_its_default() -> None:
     keys = {key for cell in ROWS for key in re.findall(r"`([a-z_.]+)`", cell)}
     engine = {f"engine.{name}" for name in EngineConfig.model_fields}
     connections = {f"connections.{name}" for name in ConnectionsConfig.model_fields}
+    stored = {f"stored_answers.{name}" for name in StoredAnswersConfig.model_fields}
     tls = {f"tls.{name}" for name in TlsConfig.model_fields}
-    whole = set(ServingConfig.model_fields) - {"engine", "connections", "tls"}
-    assert keys == whole | engine | connections | tls
+    whole = set(ServingConfig.model_fields) - {"engine", "connections", "stored_answers", "tls"}
+    assert keys == whole | engine | connections | stored | tls
     config = ServingConfig()
     for name in EngineConfig.model_fields:
         default = getattr(config.engine, name)

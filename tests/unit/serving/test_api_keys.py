@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.http.keys import Gate, KeyFile, bearer_token, require_local
+from gym_fed.serving.http.keys import Gate, KeyFile, bearer_token, hashed, require_local
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 
 
@@ -20,7 +20,9 @@ def test_a_key_opens_what_it_was_made_for_and_is_not_in_the_file(tmp_path: Path)
     assert len(key) >= 4 + 43  # 32 random bytes
     assert key not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
-    wanted = Caller("ann", False, False, frozenset({"a"}), frozenset({"c0123456789abcdef"}))
+    wanted = Caller(
+        "ann", False, False, frozenset({"a"}), frozenset({"c0123456789abcdef"}), key_sha256=hashed(key)
+    )
     assert KeyFile(path).caller(key) == wanted
     assert KeyFile(path).caller(f"{key}x") is None
 
@@ -31,7 +33,7 @@ def test_a_server_that_runs_sees_keys_come_and_go(tmp_path: Path) -> None:
     assert server.caller(first) is not None
     operator = KeyFile(tmp_path / "keys.json")
     second = operator.add("bob")
-    assert server.caller(second) == Caller("bob")
+    assert server.caller(second) == Caller("bob", key_sha256=hashed(second))
     operator.remove("ann")
     assert server.caller(first) is None
     assert server.caller(second) is not None
@@ -154,18 +156,30 @@ def test_the_commands_make_show_and_take_away_keys(
 
     made = json.loads(gym("add", "ann", "--variant", "a", "--owner", "o", "--no-base", "--json"))
     caller = KeyFile(tmp_path / "api_keys.json").caller(made["key"])
-    assert caller == Caller("ann", False, False, frozenset({"a"}), frozenset({"o"}))
+    assert caller == Caller(
+        "ann", False, False, frozenset({"a"}), frozenset({"o"}), key_sha256=hashed(made["key"])
+    )
     key = gym("add", "bob", "--all-variants", "--expires-days", "1").strip()
-    assert KeyFile(tmp_path / "api_keys.json").caller(key) == Caller("bob", everything=True)
+    assert KeyFile(tmp_path / "api_keys.json").caller(key) == Caller(
+        "bob", everything=True, key_sha256=hashed(key)
+    )
     shown = gym("list")
     assert "a, those of o" in shown
     assert key not in shown
     assert [key["name"] for key in json.loads(gym("list", "--json"))] == ["ann", "bob"]
     watching = gym("add", "prometheus", "--no-base", "--metrics").strip()
-    assert KeyFile(tmp_path / "api_keys.json").caller(watching) == Caller("prometheus", False, metrics=True)
+    assert KeyFile(tmp_path / "api_keys.json").caller(watching) == Caller(
+        "prometheus", False, metrics=True, key_sha256=hashed(watching)
+    )
     limited = ["--manage-variants", "--requests-per-minute", "60", "--tokens-per-minute", "9000"]
     managing = gym("add", "admin", *limited).strip()
-    wanted = Caller("admin", manage_variants=True, requests_per_minute=60, tokens_per_minute=9000)
+    wanted = Caller(
+        "admin",
+        manage_variants=True,
+        requests_per_minute=60,
+        tokens_per_minute=9000,
+        key_sha256=hashed(managing),
+    )
     assert KeyFile(tmp_path / "api_keys.json").caller(managing) == wanted
     assert json.loads(gym("list", "--json"))[-1]["tokens_per_minute"] == 9000
     with pytest.raises(GymError, match="API key: requests_per_minute"):

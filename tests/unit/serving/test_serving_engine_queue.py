@@ -470,7 +470,7 @@ def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
         stream = engine._decoder.stream([1])
         monkeypatch.setattr(stream, "push", lambda _token: 1 / 0)
         with monkeypatch.context() as patch:
-            patch.setattr(engine._decoder, "stream", lambda _ids: stream)
+            patch.setattr(engine._decoder, "stream", lambda *_: stream)
             broken = engine.submit(ask(tokens=200))
         assert refused(lambda: broken.result(20)).code is ErrorCode.INTERNAL
         assert engine.submit(ask()).result(20).finish_reason == "length"
