@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-import llama_cpp as llama  # type: ignore[import-not-found]
+import llama_cpp as llama
 import numpy as np
 
 

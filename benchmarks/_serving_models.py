@@ -113,7 +113,8 @@ def seven_b_layers(tokenizer: Path, folder: Path) -> None:
         bos_token_id=taken.bos_token_id,
         dtype=torch.bfloat16,
     )
-    LlamaForCausalLM(config).to(dtype=torch.bfloat16).save_pretrained(folder)
+    model: Any = LlamaForCausalLM(config)
+    model.to(dtype=torch.bfloat16).save_pretrained(folder)
     taken.save_pretrained(folder)
 
 
