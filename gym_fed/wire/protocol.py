@@ -12,7 +12,8 @@ UNNUMBERED = 1
 """What an end speaks that sends no number: gym-fed 0.1."""
 
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,31}", re.ASCII)
-_UPGRADE = "pip install -U gym-fed"
+_HOW = "docs/install.md"
+"""Where it is said how a release is got: there is none on PyPI."""
 
 
 def require_hub(protocol: int, software_version: str) -> None:
@@ -30,14 +31,14 @@ def require_hub(protocol: int, software_version: str) -> None:
         return
     known = _VERSION.fullmatch(software_version)
     version = software_version if known else "of an unknown version"
-    same = f"pip install gym-fed=={software_version}" if known else "the version that the hub runs"
+    same = f"gym-fed {software_version}" if known else "the version that the hub runs"
     raise GymError(
         ErrorCode.PROTOCOL_MISMATCH,
         f"this hub speaks protocol {theirs} (gym-fed {version}), "
         f"this contributor protocol {PROTOCOL} (gym-fed {__version__})",
-        f"the hub is older: ask its coordinator to run `{_UPGRADE}`, or join with {same}"
+        f"the hub is older: ask its coordinator to install gym-fed {__version__}, or join with {same} ({_HOW})"
         if theirs < PROTOCOL
-        else f"upgrade this machine: {_UPGRADE}",
+        else f"install {same} on this machine ({_HOW})",
     )
 
 
@@ -49,7 +50,7 @@ def require_contributor(protocol: int) -> None:
     raise GymError(
         ErrorCode.PROTOCOL_MISMATCH,
         f"this contributor speaks protocol {theirs}, the hub protocol {PROTOCOL} (gym-fed {__version__})",
-        f"upgrade this machine: {_UPGRADE}"
+        f"install gym-fed {__version__} on this machine ({_HOW})"
         if theirs < PROTOCOL
-        else f"the hub is older: ask its coordinator to run `{_UPGRADE}`",
+        else f"the hub is older: ask its coordinator to install the version of this machine ({_HOW})",
     )

@@ -73,8 +73,8 @@ def refused(code: ErrorCode, call: Any, *arguments: Any) -> GymError:
 @pytest.mark.parametrize(
     ("protocol", "version", "remedy"),
     [
-        (0, "0.1.0", "gym-fed==0.1.0"),
-        (PROTOCOL + 1, "9.0", "upgrade this machine"),
+        (0, "0.1.0", "gym-fed 0.1.0"),
+        (PROTOCOL + 1, "9.0", "install gym-fed 9.0 on this machine"),
         (0, "\x1b[2J", "the version that"),
     ],
 )
@@ -109,7 +109,8 @@ def test_a_contributor_of_another_protocol_is_refused_with_the_remedy(
         protocol=protocol,
     )
     error = refused(ErrorCode.PROTOCOL_MISMATCH, raw.call, raw.stub.Enrol, enrol)
-    assert "pip install -U gym-fed" in error.hint
+    assert ("the hub is older" if protocol > PROTOCOL else "install gym-fed") in error.hint
+    assert "docs/install.md" in error.hint
     signed = key.sign(login_claim(key.contributor, "instance1", now(), "n", raw.server, raw.tls))
     login = pb.AuthenticateRequest(
         contributor=key.contributor,
@@ -136,7 +137,7 @@ def test_a_statement_in_the_form_of_0_1_is_refused_by_a_hub_and_good_in_a_ledger
         said.to_json(),
         said.sign(owner),
     )
-    assert "pip install" in error.hint
+    assert "docs/install.md" in error.hint
     Revocation.parse(said.to_json()).verify(owner.public_key, said.sign(owner))
 
 

@@ -94,5 +94,5 @@ def _unknown(shown: str, schema: str) -> GymError:
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"{shown} has schema {schema[:40]}, which this version of gym-server does not know",
-        "a later version wrote it: install that one (pip install --upgrade gym-fed), or put an earlier backup back",
+        "a later version wrote it: install that one (docs/install.md), or put an earlier backup back",
     )
