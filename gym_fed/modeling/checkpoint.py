@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gym_fed.json_files import read_object
+from gym_fed.modeling.mapped import mapped_tensor
 from gym_fed.portable import O_BINARY, read_at
 
 _BLOCK_WEIGHTS = 1 << 20
@@ -79,19 +79,11 @@ class Checkpoint:
         return found
 
     def mapped(self) -> dict[str, Tensor]:
-        """Every tensor as the file has it, in a private map of its own, whose pages are read when they are used.
-
-        With the last reference to a tensor its pages are gone, too, whatever becomes of the others.
-        """
-        found = {}
-        for name, entry in self._entries.items():
-            count = math.prod(entry.shape) * entry.dtype.itemsize
-            if not count:  # no file can be mapped for no bytes
-                found[name] = torch.empty(entry.shape, dtype=entry.dtype)
-                continue
-            raw = np.memmap(entry.path, np.uint8, "c", entry.start, (count,))
-            found[name] = torch.from_numpy(raw).view(entry.dtype).reshape(entry.shape)
-        return found
+        """Every tensor as the file has it, each in a map of its own (``mapped_tensor``)."""
+        return {
+            name: mapped_tensor(entry.path, entry.dtype, entry.shape, entry.start)
+            for name, entry in self._entries.items()
+        }
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Of a tensor; None where there is none of that name."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gym_fed.modeling.mapped import release_pages
 from gym_fed.serving.forward import variant_terms
 from gym_fed.serving.forward.bound_terms import Targets, bound_terms
 from gym_fed.serving.forward.packed_base import Pack, packed_anew
@@ -148,6 +149,7 @@ class Projection:
             found += packed.nbytes
             start = stop
         for module in self._modules:
+            release_pages(module.weight)  # the embedding may keep it, and needs few of its rows
             module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
         return found
 

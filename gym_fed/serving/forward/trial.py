@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.mapped import release_pages
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.kv_pool import KVPool
@@ -91,6 +92,8 @@ def stock_logits(model: Any) -> Tensor:
 def require_same(served: PackedSteps, stock: Tensor) -> None:
     """Compare the logits of packed steps, a prompt in chunks beside another request, with those of the stock forward.
 
+    Weights that are mapped leave memory afterwards: both sides have read all of them, and packing reads one by one.
+
     Args:
         served: The model; its pool is in float32 where activations are.
         stock: Of ``stock_logits``.
@@ -108,6 +111,8 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
             f"by {off:.1e} of their norm, so it has state besides keys and values",
             "use a decoder with ordinary attention, such as Llama, Qwen3 or Mistral",
         )
+    for weight in served.model.parameters():
+        release_pages(weight)
 
 
 def require_windows(model: Any, windows: dict[int, int | None]) -> None:

@@ -1,0 +1,89 @@
+"""Tensors in mapped files: the file's numbers, without their pages once these are given back."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gym_fed.modeling.checkpoint import Checkpoint
+from gym_fed.modeling.mapped import release_pages
+from gym_fed.serving.base import load_base
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from tests.unit.serving.test_base_loaded import saved
+
+MANY = 16 << 20
+"""Weights: 64 MB."""
+needs_advice = pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system has no such advice")
+
+
+def in_memory() -> int:
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> dict[str, Tensor]:
+    one = torch.arange(MANY, dtype=torch.float32).reshape(16, -1)
+    save_file(
+        {"one": one, "other": one[:, :7].contiguous(), "none": torch.empty(0, 3)},
+        tmp_path / "model.safetensors",
+    )
+    del one
+    checkpoint = Checkpoint.find(tmp_path)
+    assert checkpoint is not None
+    return checkpoint.mapped()
+
+
+def test_a_mapped_tensor_has_the_file_s_numbers_wherever_it_begins(weights: dict[str, Tensor]) -> None:
+    wanted = torch.arange(MANY, dtype=torch.float32).reshape(16, -1)
+    assert torch.equal(weights["one"], wanted)
+    assert torch.equal(weights["other"], wanted[:, :7])
+    assert weights["none"].shape == (0, 3)
+
+
+@needs_advice
+def test_released_pages_leave_memory_and_come_back_with_the_same_numbers(weights: dict[str, Tensor]) -> None:
+    total = float(weights["one"].sum(dtype=torch.float64))
+    before = in_memory()
+    release_pages(weights["one"])
+    assert in_memory() < before - MANY * 3
+    assert float(weights["one"].sum(dtype=torch.float64)) == total
+
+
+@needs_advice
+def test_a_release_leaves_other_tensors_and_those_of_no_file_alone(weights: dict[str, Tensor]) -> None:
+    own = torch.ones(3)
+    weights["other"].zero_()
+    release_pages(own)
+    release_pages(weights["one"])
+    release_pages(weights["none"])
+    assert own.sum() == 3
+    assert not weights["other"].any()
+    release_pages(weights["other"])  # what was written to it is lost
+    assert weights["other"].any()
+
+
+@needs_advice
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_packed_base_keeps_the_pages_of_no_weight_that_it_packed(tmp_path: Path, tied: bool) -> None:
+    folder = saved(tmp_path, tied=tied, dtype="bfloat16")
+    model, _, _ = load_base(str(folder), [], "bfloat16", plain=True)
+    embedding = model.get_input_embeddings().weight
+    wanted = embedding.clone()
+    with MultiVariantModel(model, base_format="int8") as served:
+        pages = [
+            part
+            for part in psutil.Process().memory_maps(grouped=False)
+            if part.path.startswith(str(tmp_path))
+        ]
+        assert served.packed
+    assert pages
+    assert sum(part.rss for part in pages) == 0
+    assert torch.equal(embedding, wanted)
