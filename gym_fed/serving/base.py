@@ -13,6 +13,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors, tensor_head
 from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
 from gym_fed.models import load_adapted, load_model, load_tokenizer, model_name, resolve
+from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,8 @@ def load_base(
 ) -> tuple[Any, Any, BaseSpec]:
     """The model in its serving type, its tokenizer, and its description.
 
-    With ``plain`` a model that ``PlainModel`` can hold is one, and transformers' models are not imported.
+    With ``plain`` a model that ``PlainModel`` can hold is one, and so is a tokenizer of ``PlainTokenizer``:
+    transformers is not imported.
 
     Weights of the folder's own safetensors files are read in the serving type, and the digest is computed from the
     files, block by block. With adapters, and where a model is not made of its files' tensors one to one, it is loaded
@@ -45,7 +47,8 @@ def load_base(
     target = getattr(torch, dtype)
     folder = Path(resolve(name))
     if plain and not adapters and (model := _plain(folder, target)) is not None:
-        return model, load_tokenizer(name), _spec(model, model.digest, name)
+        tokenizer = plain_tokenizer(folder, model.config.architecture) or load_tokenizer(name)
+        return model, tokenizer, _spec(model, model.digest, name)
     checkpoint = None if adapters or dtype == "float32" else Checkpoint.find(folder)
     if checkpoint is not None:
         arguments: dict[str, Any] | None = None

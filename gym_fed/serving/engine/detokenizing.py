@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from gym_fed.serving.plain_tokenizer import PlainTokenizer
+
 _UNKNOWN = "�"
 _LONGEST_CHARACTER = 4
 """Bytes of UTF-8. A byte that three further tokens do not complete is not a character."""
@@ -17,13 +19,15 @@ class TextDecoder:
     """Decodes ids of one tokenizer; shared between requests.
 
     Args:
-        tokenizer: Of ``transformers``.
+        tokenizer: Of ``transformers``, or plain.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = None
-        if getattr(tokenizer, "backend_tokenizer", None) is not None:
+        if isinstance(tokenizer, PlainTokenizer):
+            self._backend = tokenizer.backend_tokenizer
+        elif getattr(tokenizer, "backend_tokenizer", None) is not None:
             from tokenizers import Tokenizer
 
             # A copy: encoding with other settings in another thread borrows the original.

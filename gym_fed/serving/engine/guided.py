@@ -13,26 +13,23 @@ from typing import Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.grammars import compiled, not_enforced, said_of
 from gym_fed.serving.engine.request import Grammar
+from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
 
 class GuideFactory:
     """Makes guides for one tokenizer; the first one takes a moment.
 
     Args:
-        tokenizer: Of ``transformers``, fast.
+        tokenizer: Of ``transformers``, fast, or plain.
         vocab_size: Width of the model's logits.
         end_ids: Tokens that end an answer; allowed where the value is complete.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
-        import llguidance.hf
-
         if not end_ids:
             raise _refused(tokenizer, "it has no end token")
         try:
-            self._tokenizer = llguidance.hf.from_tokenizer(
-                tokenizer, n_vocab=max(vocab_size, len(tokenizer)), eos_token=sorted(end_ids)
-            )
+            self._tokenizer = _of_llguidance(tokenizer, max(vocab_size, len(tokenizer)), sorted(end_ids))
         except Exception as error:  # the library raises its own kinds for its own reasons
             raise _refused(tokenizer, str(error).splitlines()[0] if str(error) else repr(error)) from error
         self._vocab_size = vocab_size
@@ -130,6 +127,16 @@ def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
         except Exception as error:  # noqa: BLE001 - the library's own: it fails this answer, not the others'
             found[key] = _not_further("what the answer is held to", repr(error))
     return found
+
+
+def _of_llguidance(tokenizer: Any, n_vocab: int, end_ids: list[int]) -> Any:
+    if isinstance(tokenizer, PlainTokenizer):
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(tokenizer.backend_tokenizer.to_str(), n_vocab=n_vocab, eos_token=end_ids)
+    from llguidance.hf import from_tokenizer  # imports transformers
+
+    return from_tokenizer(tokenizer, n_vocab=n_vocab, eos_token=end_ids)
 
 
 def _not_further(words: str, reason: str) -> GymError:

@@ -1,0 +1,272 @@
+"""An ordinary fast tokenizer without transformers' classes: read by the library that computes them, too.
+
+Their import takes as long as the rest of a start. What is rendered by a chat template is transformers' own, which is
+imported with the first chat. Tests hold both to transformers' tokenizer. Whatever a folder has that is not known here
+is left to transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from gym_fed.errors import GymError
+from gym_fed.json_files import read_object
+from gym_fed.system_errors import is_panic
+
+_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+"""transformers has other classes for the tokenizers of the rest, whatever their files say."""
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+_ALLOWED = {
+    *_NAMED,
+    "backend",
+    "chat_template",
+    "clean_up_tokenization_spaces",
+    "extra_special_tokens",
+    "is_local",
+    "local_files_only",
+    "model_max_length",
+    "padding_side",
+    "tokenizer_class",
+}
+"""Keys of tokenizer_config.json, of which the last ones change nothing of what is computed here."""
+_FOREIGN = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
+_TEMPLATE_FILE = "chat_template.jinja"
+_MOST_TEMPLATE_BYTES = 4 << 20
+_MOST_TOKENS = 100_000
+"""Larger ones are searched by transformers for a fault of Mistral's."""
+
+
+class PlainTokenizer:
+    """Text to token ids and back, for any number of threads at once, as transformers' ``TokenizersBackend``.
+
+    Attributes:
+        backend_tokenizer: Computes; never changed.
+        special_tokens_map: Texts of the named control tokens.
+        chat_template: Jinja, or None.
+        name_or_path: The folder.
+    """
+
+    def __init__(
+        self, backend: Tokenizer, named: dict[str, str], chat_template: str | None, name_or_path: str
+    ) -> None:
+        """Use ``plain_tokenizer``."""
+        self.backend_tokenizer, self.chat_template, self.name_or_path = backend, chat_template, name_or_path
+        self.special_tokens_map = named
+
+    def __len__(self) -> int:
+        return self.backend_tokenizer.get_vocab_size()
+
+    def __copy__(self) -> PlainTokenizer:
+        named = dict(self.special_tokens_map)
+        return PlainTokenizer(self.backend_tokenizer, named, self.chat_template, self.name_or_path)
+
+    def __deepcopy__(self, _memo: Any) -> PlainTokenizer:
+        return self.__copy__()
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": self.encode(text, add_special_tokens)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids, with what the tokenizer puts around a text unless ``add_special_tokens`` is False."""
+        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> str:
+        """The text of token ids; ``clean_up_tokenization_spaces`` is as transformers' tokenizers take it."""
+        if clean_up_tokenization_spaces:
+            raise NotImplementedError("spaces are never cleaned up")
+        return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
+        """What the vocabulary calls each."""
+        return [self.backend_tokenizer.id_to_token(one) for one in ids]
+
+    def convert_tokens_to_ids(self, token: str | None) -> int | None:
+        """The id of a token; of an unknown one that of ``unk_token``."""
+        found = None if token is None else self.backend_tokenizer.token_to_id(token)
+        unknown = self.special_tokens_map.get("unk_token")
+        return found if found is not None or token in (None, unknown) else self.convert_tokens_to_ids(unknown)
+
+    def get_vocab(self) -> dict[str, int]:
+        """All tokens by name."""
+        return self.backend_tokenizer.get_vocab()
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Added tokens by id."""
+        return self.backend_tokenizer.get_added_tokens_decoder()
+
+    @property
+    def added_tokens_encoder(self) -> dict[str, int]:
+        """Ids of added tokens by text, in the order of the ids."""
+        return {token.content: at for at, token in sorted(self.added_tokens_decoder.items())}
+
+    @property
+    def eos_token(self) -> str | None:
+        """What ends an answer."""
+        return self.special_tokens_map.get("eos_token")
+
+    @eos_token.setter
+    def eos_token(self, token: str) -> None:
+        self.special_tokens_map["eos_token"] = token
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Of ``eos_token``."""
+        return self.convert_tokens_to_ids(self.eos_token)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Of ``pad_token``."""
+        return self.convert_tokens_to_ids(self.special_tokens_map.get("pad_token"))
+
+    def get_chat_template(self, _name: str | None = None, _tools: Any = None) -> str:
+        """The one that there is.
+
+        Raises:
+            ValueError: Where there is none.
+        """
+        if self.chat_template is None:
+            raise ValueError("this tokenizer has no chat template")
+        return self.chat_template
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        tokenize: bool = True,
+        return_dict: bool = True,
+        add_generation_prompt: bool = False,
+        sanitize_control_tokens: bool = False,
+        **variables: Any,
+    ) -> Any:
+        """As transformers' tokenizers, by their functions."""
+        from transformers.utils import chat_template_utils as theirs
+
+        template = self.get_chat_template()
+        if not conversation:
+            raise ValueError("a conversation without a message")
+        rows: Any = [{key: one for key, one in row.items() if one is not None} for row in conversation]
+        if sanitize_control_tokens:
+            pattern, _ = theirs._get_control_token_patterns(self._control_tokens(template))
+            rows, tools, variables = (
+                theirs.mark_control_tokens(given, pattern) for given in (rows, tools, variables)
+            )
+        texts: Any = theirs.render_jinja_template(
+            conversations=[rows],
+            tools=tools,
+            chat_template=template,
+            add_generation_prompt=add_generation_prompt,
+            **{**self.special_tokens_map, **variables},
+        )[0]
+        if not tokenize:
+            return texts[0]
+        encode = theirs.encode_marked_chat if sanitize_control_tokens else PlainTokenizer._unmarked
+        ids = encode(self, texts[0])
+        return {"input_ids": ids} if return_dict else ids
+
+    def _unmarked(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
+    def _control_tokens(self, template: str) -> tuple[str, ...]:
+        """Texts that only the template may write as control tokens."""
+        from transformers.utils.chat_template_utils import _get_template_literal_text
+
+        literal = _get_template_literal_text(template)
+        return tuple(
+            token.content
+            for token in self.added_tokens_decoder.values()
+            if token.special or (token.content in literal and not token.content.isspace())
+        )
+
+    def _encode_without_added_tokens(self, text: str) -> list[int]:
+        """Of a text whose control tokens are plain text; ``encode_marked_chat`` calls it."""
+        backend = self.backend_tokenizer
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        splits = [text]
+        if backend.pre_tokenizer is not None:
+            splits = [split for split, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for split in splits for token in backend.model.tokenize(split)]
+
+
+def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
+    """Of a model folder; None for every tokenizer that transformers has to load.
+
+    Args:
+        folder: The folder.
+        architecture: transformers' name of the model's class.
+    """
+    if architecture not in _ARCHITECTURES or any((folder / name).exists() for name in _FOREIGN):
+        return None
+    try:
+        config = read_object(folder / "tokenizer_config.json")
+        template = _template(folder, config)
+    except (OSError, ValueError, GymError):  # transformers reports what is wrong
+        return None
+    if config.get("tokenizer_class") != "TokenizersBackend" or config.keys() - _ALLOWED:
+        return None
+    named = {key: config[key] for key in _NAMED if config.get(key) is not None}
+    more = config.get("extra_special_tokens") or []
+    if config.get("clean_up_tokenization_spaces") or not isinstance(more, list):
+        return None
+    control = [*named.values(), *more]
+    backend = _backend(folder / "tokenizer.json")
+    if (
+        backend is None
+        or not all(isinstance(one, str) for one in control)
+        or not _is_ordinary(backend, control)
+    ):
+        return None
+    if (pad := named.get("pad_token") or named.get("eos_token") or named.get("unk_token")) is not None:
+        named["pad_token"] = pad
+    return PlainTokenizer(backend, named, template, str(folder))
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    """The chat template.
+
+    Raises:
+        ValueError: For several, and for one that is too large.
+    """
+    file = folder / _TEMPLATE_FILE
+    if file.is_file():
+        if file.stat().st_size > _MOST_TEMPLATE_BYTES:
+            raise ValueError("too large")
+        return file.read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if found is not None and not isinstance(found, str):
+        raise ValueError("several")
+    return found
+
+
+def _backend(file: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.from_file(str(file))
+    except BaseException as error:
+        if isinstance(error, Exception) or is_panic(
+            error
+        ):  # the library raises bare ones; transformers reports it
+            return None
+        raise
+
+
+def _is_ordinary(backend: Tokenizer, control: Sequence[str]) -> bool:
+    """Whether transformers would use it as it is."""
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    return (
+        backend.truncation is None
+        and backend.padding is None
+        and backend.post_processor is not None
+        and backend.get_vocab_size() <= _MOST_TOKENS
+        and special.issuperset(control)
+    )
