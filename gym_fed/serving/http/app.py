@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, authorization, a limit on a body's size, and every error in OpenAI's form.
+"""The Starlette application: routes, authorization, a limit on a body's size, and every error in OpenAI's form.
 
 ``/health`` and ``/ready`` are open to all, for process monitors. Everything else needs a key where keys are set;
 ``/metrics`` needs one with that permission.
@@ -10,13 +10,13 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,30 +33,31 @@ from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, STORED, URLS
 from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
-from gym_fed.version import __version__
 
 GONE_STATUS = 499
 """The status in metrics of a request whose client disconnected; it is never sent."""
 
 _log = logging.getLogger(__name__)
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-def create_app(gateway: Gateway) -> FastAPI:
+
+def create_app(gateway: Gateway) -> Starlette:
     """The application over a gateway, which may get its model later."""
-    app = FastAPI(title="gym-fed", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = Starlette()
     metrics = Metrics(gateway)
     app.add_middleware(_Measured, gateway=gateway, metrics=metrics)
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "alive"}
+    @_route(app, "GET", "/health")
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "alive"})
 
-    @app.get("/ready")
-    async def ready() -> dict[str, str]:
+    @_route(app, "GET", "/ready")
+    async def ready(request: Request) -> Response:
         gateway.require_ready()
-        return {"status": "ready"}
+        return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics")
+    @_route(app, "GET", "/metrics")
     async def prometheus(request: Request) -> Response:
         if not gateway.gate.caller(request.headers).metrics:
             raise GymError(
@@ -67,8 +68,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         text, kind = await run_in_threadpool(metrics.text)
         return Response(text, media_type=kind)
 
-    @app.get("/v1/models")
-    async def models(request: Request) -> JSONResponse:
+    @_route(app, "GET", "/v1/models")
+    async def models(request: Request) -> Response:
         caller = gateway.gate.caller(request.headers)
         catalogue = gateway.open().service.catalogue
 
@@ -77,45 +78,45 @@ def create_app(gateway: Gateway) -> FastAPI:
 
         return JSONResponse({"object": "list", "data": await run_in_threadpool(data)})
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str, request: Request) -> JSONResponse:
+    @_route(app, "GET", "/v1/models/{name:path}")
+    async def model(request: Request) -> Response:
         caller = gateway.gate.caller(request.headers)
         catalogue = gateway.open().service.catalogue
-        found = await run_in_threadpool(catalogue.resolve, name, caller)
+        found = await run_in_threadpool(catalogue.resolve, request.path_params["name"], caller)
         return JSONResponse(found.to_dict())
 
-    @app.post(CHAT)
+    @_route(app, "POST", CHAT)
     async def chat(request: Request) -> Response:
         return await _answer(gateway, CHAT, request)
 
-    @app.post(COMPLETIONS)
+    @_route(app, "POST", COMPLETIONS)
     async def completions(request: Request) -> Response:
         return await _answer(gateway, COMPLETIONS, request)
 
-    @app.post(EMBEDDINGS)
+    @_route(app, "POST", EMBEDDINGS)
     async def embeddings(request: Request) -> Response:
         return await _answer(gateway, EMBEDDINGS, request)
 
-    @app.post(RESPONSES)
+    @_route(app, "POST", RESPONSES)
     async def responses(request: Request) -> Response:
         return await _answer(gateway, RESPONSES, request)
 
     for url in STORED:
         _serve_stored(app, gateway, url)
 
-    @app.post(TOKENIZE)
+    @_route(app, "POST", TOKENIZE)
     async def tokenize(request: Request) -> Response:
         return await _tokens(gateway, TOKENIZE, request)
 
-    @app.post(DETOKENIZE)
+    @_route(app, "POST", DETOKENIZE)
     async def detokenize(request: Request) -> Response:
         return await _tokens(gateway, DETOKENIZE, request)
 
-    @app.post(LOAD)
+    @_route(app, "POST", LOAD)
     async def load_adapter(request: Request) -> Response:
         return await _manage(gateway, LOAD, request)
 
-    @app.post(UNLOAD)
+    @_route(app, "POST", UNLOAD)
     async def unload_adapter(request: Request) -> Response:
         return await _manage(gateway, UNLOAD, request)
 
@@ -123,20 +124,30 @@ def create_app(gateway: Gateway) -> FastAPI:
     return app
 
 
-def _serve_stored(app: FastAPI, gateway: Gateway, url: str) -> None:
+def _route(app: Starlette, method: str, path: str) -> Callable[[Endpoint], Endpoint]:
+    def add(endpoint: Endpoint) -> Endpoint:
+        app.add_route(path, endpoint, methods=[method])
+        return endpoint
+
+    return add
+
+
+def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
     """Read and delete the answers that a caller has stored."""
 
-    @app.get(f"{url}/{{answer_id}}")
-    async def stored(answer_id: str, request: Request) -> JSONResponse:
+    @_route(app, "GET", f"{url}/{{answer_id}}")
+    async def stored(request: Request) -> Response:
         caller = gateway.gate.caller(request.headers)
         service = gateway.open().service
         _refuse_query(request)
+        answer_id = request.path_params["answer_id"]
         return JSONResponse(await run_in_threadpool(service.stored, url, answer_id, caller))
 
-    @app.delete(f"{url}/{{answer_id}}")
-    async def delete_stored(answer_id: str, request: Request) -> JSONResponse:
+    @_route(app, "DELETE", f"{url}/{{answer_id}}")
+    async def delete_stored(request: Request) -> Response:
         caller = gateway.gate.caller(request.headers)
         service = gateway.open().service
+        answer_id = request.path_params["answer_id"]
         return JSONResponse(await run_in_threadpool(service.delete_stored, url, answer_id, caller))
 
 
@@ -224,7 +235,7 @@ async def _stream(
     return EventStream(first, chunks, timeout, failure, end, with_done=pending.ends_with_done)
 
 
-def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
+def _handle_errors(app: Starlette, gateway: Gateway) -> None:
     """Answer every error in the form that OpenAI's clients read."""
 
     def response_of(error: GymError) -> JSONResponse:
@@ -235,17 +246,14 @@ def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
             headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse(gateway.errors.body(error), error.code.http_status, headers)
 
-    @app.exception_handler(GymError)
     async def refused(request: Request, error: GymError) -> Response:
         if error.code.http_status == ErrorCode.INTERNAL.http_status:
             _log.error("%s failed", request.url.path, exc_info=error)
         return response_of(error)
 
-    @app.exception_handler(ClientGone)
     async def gone(request: Request, error: ClientGone) -> Response:
         return Response(status_code=GONE_STATUS)
 
-    @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"
         refused = RequestError(
@@ -256,9 +264,17 @@ def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
         )
         return JSONResponse(error_body(refused), error.status_code, error.headers)
 
-    @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> Response:
         return response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
+
+    handlers: dict[type[Exception], Any] = {
+        GymError: refused,
+        ClientGone: gone,
+        HTTPException: no_route,
+        Exception: defect,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
 
 
 class _Measured:
