@@ -141,7 +141,7 @@ class PlainTokenizer:
     def apply_chat_template(
         self,
         conversation: Sequence[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
+        tools: Any = None,
         *,
         tokenize: bool = True,
         return_dict: bool = True,

@@ -61,8 +61,8 @@ class RowSampler:
     def shape(self, scores: Tensor) -> None:
         """Penalties and bias, in place, on ``[vocab] float32``."""
         if self._repetition:
-            ids = torch.tensor([list(self._seen)], device=scores.device)
-            scores.copy_(repetition_penalty(self._params.repetition_penalty)(ids, scores[None])[0])
+            ids = torch.tensor(list(self._seen), dtype=torch.int64, device=scores.device)
+            scores.copy_(repetition_penalty(self._params.repetition_penalty, ids, scores))
         if self._penalised or self._params.logit_bias:
             if self._added is None:
                 self._added = np.zeros(scores.shape[0], dtype=np.float32)
@@ -168,7 +168,7 @@ def _choose_specially(
     for settings, places in groups.items():
         group = scores if len(places) == len(special) else scores[places]
         for warper in warpers(settings):
-            group = warper(None, group)
+            group = warper(group)
         size = noise_size(group.shape[1])
         noise = torch.stack([rows[special[place]].sampler.noise(size) for place in places])
         for place, token_id in zip(places, _draw(group, noise.to(group.device)), strict=True):

@@ -142,7 +142,7 @@ from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.setup import open_serving
 
 with open_serving(ServingConfig(base="gym-nano", variants=None)) as serving:
-    asked = {"model": serving.served_name, "prompt": "a", "max_tokens": 2, "temperature": 0}
+    asked = {"model": serving.served_name, "prompt": "a", "max_tokens": 2, "top_p": 0.9}
     serving.service.handle("/v1/completions", asked, LOCAL)
 heavy = ("torch._dynamo", "transformers", "accelerate", "sympy")
 print([name for name in heavy if name in sys.modules])

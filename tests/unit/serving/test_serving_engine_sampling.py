@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.limits import Limits
-from gym_fed.serving.engine.logits_processors import warpers
+from gym_fed.serving.engine.logits_processors import repetition_penalty, warpers
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.engine.sampling import Row, RowSampler, SampledToken, _draw, choose, noise_size
 
@@ -38,7 +44,9 @@ def normal(rows: int = 1, seed: int = 0) -> torch.Tensor:
         ((1.0, 0, 0.3, 0.0), TopPLogitsWarper(0.3)),
         ((1.0, 0, 0.999, 0.0), TopPLogitsWarper(0.999)),  # wider than what is looked at first
         ((1.0, 0, 0.0, 0.0), TopPLogitsWarper(0.0)),
+        ((0.7, 0, 1.0, 0.0), TemperatureLogitsWarper(0.7)),
         ((1.0, 7, 1.0, 0.0), TopKLogitsWarper(7)),
+        ((1.0, 10 * VOCAB, 1.0, 0.0), TopKLogitsWarper(10 * VOCAB)),
         ((1.0, 0, 1.0, 0.05), MinPLogitsWarper(0.05)),
         ((1.0, 0, 1.0, 1.0), MinPLogitsWarper(1.0)),
     ],
@@ -47,8 +55,25 @@ def test_the_same_tokens_stay_as_in_transformers(settings: Any, warper: Any) -> 
     logits = normal(6) * torch.tensor([0.2, 0.5, 1.0, 2.0, 4.0, 0.1])[:, None]
     found = logits
     for one in warpers(settings):
-        found = one(None, found)
+        found = one(found)
     assert torch.equal(found, warper(None, logits))
+
+
+@pytest.mark.parametrize("width", [3, 100, 300])
+@pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9])
+def test_a_nucleus_of_a_small_vocabulary_is_transformers(width: int, top_p: float) -> None:
+    logits = normal(4)[:, :width]
+    (warper,) = warpers((1.0, 0, top_p, 0.0))
+    assert torch.equal(warper(logits), TopPLogitsWarper(top_p)(None, logits))
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3])
+def test_the_repetition_penalty_is_transformers_and_skips_ids_without_a_logit(penalty: float) -> None:
+    logits, ids = normal(1), torch.tensor([0, 5, VOCAB - 1, VOCAB, VOCAB + 7])
+    wanted = RepetitionPenaltyLogitsProcessor(penalty)(ids[None], logits)[0]
+    found = repetition_penalty(penalty, ids, logits[0])
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, logits[0])
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
