@@ -1,8 +1,8 @@
 """An ordinary fast tokenizer without transformers' classes: read by the library that computes them, too.
 
-Their import takes as long as the rest of a start. What is rendered by a chat template is transformers' own, which is
-imported with the first chat. Tests hold both to transformers' tokenizer. Whatever a folder has that is not known here
-is left to transformers.
+Their import takes as long as the rest of a start but torch's. Chat templates are rendered by transformers' functions,
+which a server imports once it answers. Tests hold all of it to transformers' tokenizer. Whatever a folder has that is
+not known here is left to transformers.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ class PlainTokenizer:
     def pad_token_id(self) -> int | None:
         """Of ``pad_token``."""
         return self.convert_tokens_to_ids(self.special_tokens_map.get("pad_token"))
+
+    def warm(self) -> None:
+        """Import what renders chats, so that the first one need not wait for it."""
+        if self.chat_template:
+            from transformers.utils import chat_template_utils  # noqa: F401
 
     def get_chat_template(self, _name: str | None = None, _tools: Any = None) -> str:
         """The one that there is.

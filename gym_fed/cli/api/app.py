@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,8 +113,6 @@ def serve(
 
     from gym_fed.config.serving import LOOPBACK
 
-    with waiting("starting the server"):
-        from gym_fed.serving.http.server import run_server
     loading = ExitStack()
 
     def on_listening(address: str) -> None:
@@ -141,6 +141,9 @@ def serve(
             os.write(sys.stderr.fileno(), text.encode())
 
     with loading:
+        loading.enter_context(_without_collection())
+        with waiting("starting the server"):
+            from gym_fed.serving.http.server import run_server
         finished = run_server(
             settings,
             drain_seconds=drain_seconds,
@@ -150,6 +153,20 @@ def serve(
         )
     if not finished:
         raise GymError(ErrorCode.INTERRUPTED, "active answers were cancelled")
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage within the block, and never look at what was loaded in it again.
+
+    Looking at it takes a tenth of a start, and later a fifth of a second of answers that wait.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _require_config(config: Path) -> None:

@@ -27,6 +27,7 @@ from gym_fed.serving.http.connections import Connections
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Gate, KeyFile
 from gym_fed.serving.http.tls import require_usable
+from gym_fed.serving.plain_tokenizer import PlainTokenizer
 from gym_fed.serving.setup import Serving, open_serving
 
 DRAIN_SECONDS = 20.0
@@ -178,6 +179,8 @@ class _Life:
                 error = raised
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, found, error)
+            if found is not None and isinstance(found.tokenizer, PlainTokenizer):
+                found.tokenizer.warm()
 
         threading.Thread(target=load, name="gym-api-load", daemon=True).start()
         return future
