@@ -14,7 +14,7 @@ def test_nothing_is_collected_while_a_server_loads_and_what_it_loaded_is_never_l
     try:
         with _without_collection():
             assert not gc.isenabled()
-            kept = [[] for _ in range(1000)]
+            kept: list[list[int]] = [[] for _ in range(1000)]
         assert gc.isenabled()
         assert gc.get_freeze_count() >= before + len(kept)
     finally:
