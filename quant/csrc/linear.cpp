@@ -7,6 +7,7 @@
 // apart, with fused multiply-add where the processor has it. Many rows are multiplied in bfloat16 where the processor
 // has such products: activations are rounded, and tiles of codes decoded, in a core's own cache.
 #include <atomic>
+#include <utility>
 
 #include "linear.h"
 
@@ -21,6 +22,7 @@ namespace gq {
 namespace {
 
 constexpr int64_t AHEAD = 64 * 64;  // bytes of a tile asked for ahead of use: past the page where hardware stops
+constexpr int64_t PASS = 128;           // columns of bfloat16 that a pass over a tile takes, 8 KiB
 constexpr float TOP = 32512.0f;     // 127 * 256: both bytes of a rounded activation stay signed bytes
 constexpr float LEAST = 1e-30f;     // a group below is zero: its step would not be finite
 constexpr int64_t CACHED = 512 * 1024;  // bytes of rounded activations that a pass over the tiles uses
@@ -147,10 +149,11 @@ void put(const float* total, int64_t rows, int64_t tile, int64_t out, float* y) 
 }
 
 #if GQ_X86
-// Fetches two cache lines of a tile before they are used. One row alone is faster without.
-GQ_INLINE void ahead(const uint8_t* at) {
+// Fetches a tile's next `vectors` of 32 bytes before they are used, one cache line or two. With AVX-512 one row alone is
+// faster without.
+GQ_INLINE void ahead(const uint8_t* at, int vectors = 4) {
     _mm_prefetch(reinterpret_cast<const char*>(at + AHEAD), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(at + AHEAD + 64), _MM_HINT_T0);
+    if (vectors > 2) _mm_prefetch(reinterpret_cast<const char*>(at + AHEAD + 64), _MM_HINT_T0);
 }
 
 GQ_FMA2 void round_avx2(const float* x, int64_t groups, int64_t group, bool words, float unit, int32_t* codes, float* steps,
@@ -167,60 +170,75 @@ GQ_INLINE GQ_FMA2 __m256 widen256(const uint8_t* at) {
     return _mm256_cvtph_ps(bits);
 }
 
-// Bytes even and odd as words, so that vpmaddwd adds two columns of an output: exact, where vpmaddubsw saturates.
+// One half of the columns of K vectors of 8 outputs, as words, into the sums of R rows. A row's pair of activations is
+// spread once for all K, and no other is held meanwhile: the sums stay in registers.
+template <int R, int K>
+GQ_INLINE GQ_FMA2 void add_words(const __m256i* w, const int32_t* const* v, int64_t at, __m256i (*acc)[K]) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+        const __m256i pair = _mm256_set1_epi32(v[r][at]);
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) acc[r][k] = _mm256_add_epi32(acc[r][k], _mm256_madd_epi16(w[k], pair));
+    }
+}
+
+// One group of K vectors of 8 outputs, from `part`, for R rows: added to total [R][TILE]. Codes of two columns of an
+// output become words, so that vpmaddwd adds them: exact, where vpmaddubsw saturates.
+template <int R, int K, int BITS>
+GQ_INLINE GQ_FMA2 void add_codes(const uint8_t* tile, const Rounded& x, int64_t row, int64_t g, int64_t part, float* total) {
+    const __m256i mask = _mm256_set1_epi16((1 << BITS) - 1);
+    const uint8_t* from = tile + header<BITS>() + 32 * part;
+    const int32_t* v[R];
+    __m256i acc[R][K];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+        const int64_t at = (row + r) * x.groups + g;
+        v[r] = x.codes + at * x.group / 2;
+        for (int k = 0; k < K; ++k) acc[r][k] = _mm256_set1_epi32(BITS == 8 ? -128 * x.sums[at] : 0);
+    }
+    for (int64_t c = 0; c < x.group * BITS / 8; c += 4, from += 4 * TILE) {
+        ahead(from, K);
+        __m256i w[K], words[K];
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) w[k] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * k));
+#pragma GCC unroll 4
+        for (int step = 0; step < 16 / BITS; ++step) {
+            const int shift = BITS == 8 ? 8 * step : 8 * (step % 2) + 4 * (step / 2);
+#pragma GCC unroll 4
+            for (int k = 0; k < K; ++k) {
+                words[k] = shift ? _mm256_srli_epi16(w[k], shift) : w[k];
+                if (shift + BITS < 16) words[k] = _mm256_and_si256(words[k], mask);
+            }
+            add_words<R, K>(words, v, c * 4 / BITS + step, acc);
+        }
+    }
+    const uint8_t* scales = tile + 16 * part;
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) {
+        const __m256 scale = widen256(scales + 16 * k);
+        const __m256 least = BITS == 4 ? widen256(scales + 2 * TILE + 16 * k) : scale;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const int64_t at = (row + r) * x.groups + g;
+            float* to = total + r * TILE + 8 * (part + k);
+            __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[r][k]), scale);
+            if (BITS == 4)
+                value = _mm256_add_ps(value, _mm256_mul_ps(_mm256_set1_ps(static_cast<float>(x.sums[at])), least));
+            value = _mm256_mul_ps(value, _mm256_set1_ps(x.steps[at]));
+            _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), value));
+        }
+    }
+}
+
+// Group by group, so that the tile is read once and meanwhile the next group comes from memory.
 template <int R, int BITS>
 GQ_FMA2 void codes_avx2(const uint8_t* tile, const Rounded& x, int64_t row, float* total) {
-    constexpr int K = R == 1 ? 4 : 2;  // vectors of 8 outputs at a time
-    const __m256i byte = _mm256_set1_epi16(255), low = _mm256_set1_epi8(15);
+    constexpr int ROWS = R < 4 ? R : 4, K = R == 1 ? 4 : 2;
     const int64_t record = header<BITS>() + TILE * x.group * BITS / 8;
-    for (int64_t part = 0; part < 4; part += K) {
-        __m256 sum[R][K];
-        for (int r = 0; r < R; ++r)
-            for (int k = 0; k < K; ++k) sum[r][k] = _mm256_setzero_ps();
-        for (int64_t g = 0; g < x.groups; ++g) {
-            const uint8_t* from = tile + g * record + header<BITS>() + 32 * part;
-            const int32_t* v[R];
-            __m256i acc[R][K];
-            for (int r = 0; r < R; ++r) {
-                const int64_t at = (row + r) * x.groups + g;
-                v[r] = x.codes + at * x.group / 2;
-                for (int k = 0; k < K; ++k) acc[r][k] = _mm256_set1_epi32(BITS == 8 ? -128 * x.sums[at] : 0);
-            }
-            for (int64_t c = 0; c < x.group * BITS / 8; c += 4, from += 4 * TILE) {
-                if (part == 0) {
-                    ahead(from);
-                }
-                __m256i w[K];
-                for (int k = 0; k < K; ++k) w[k] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * k));
-                for (int half = 0; half < 8 / BITS; ++half) {
-                    const int64_t at = (c * 8 / BITS + 4 * half) / 2;
-                    for (int k = 0; k < K; ++k) {
-                        __m256i b = w[k];
-                        if (BITS == 4) b = _mm256_and_si256(half ? _mm256_srli_epi16(b, 4) : b, low);
-                        const __m256i even = _mm256_and_si256(b, byte), odd = _mm256_srli_epi16(b, 8);
-                        for (int r = 0; r < R; ++r) {
-                            acc[r][k] = _mm256_add_epi32(acc[r][k], _mm256_madd_epi16(even, _mm256_set1_epi32(v[r][at])));
-                            acc[r][k] = _mm256_add_epi32(acc[r][k], _mm256_madd_epi16(odd, _mm256_set1_epi32(v[r][at + 1])));
-                        }
-                    }
-                }
-            }
-            const uint8_t* scales = tile + g * record + 16 * part;
-            for (int k = 0; k < K; ++k) {
-                const __m256 scale = widen256(scales + 16 * k);
-                const __m256 least = BITS == 4 ? widen256(scales + 2 * TILE + 16 * k) : scale;
-                for (int r = 0; r < R; ++r) {
-                    const int64_t at = (row + r) * x.groups + g;
-                    __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[r][k]), scale);
-                    if (BITS == 4)
-                        value = _mm256_add_ps(value, _mm256_mul_ps(_mm256_set1_ps(static_cast<float>(x.sums[at])), least));
-                    sum[r][k] = _mm256_add_ps(sum[r][k], _mm256_mul_ps(value, _mm256_set1_ps(x.steps[at])));
-                }
-            }
-        }
-        for (int r = 0; r < R; ++r)
-            for (int k = 0; k < K; ++k) _mm256_storeu_ps(total + r * TILE + 8 * (part + k), sum[r][k]);
-    }
+    std::fill(total, total + R * TILE, 0.0f);
+    for (int64_t g = 0; g < x.groups; ++g, tile += record)
+        for (int64_t part = 0; part < 4; part += K)
+            for (int r = 0; r < R; r += ROWS) add_codes<ROWS, K, BITS>(tile, x, row + r, g, part, total + r * TILE);
 }
 
 GQ_INLINE GQ_FMA512 __m512 widen512(const uint8_t* at) {
@@ -330,33 +348,62 @@ GQ_VNNI512 void codes_vnni(const uint8_t* tile, const Rounded& x, int64_t row, f
         for (int k = 0; k < 2; ++k) _mm512_storeu_ps(total + r * TILE + 16 * k, sum[r][k]);
 }
 
+// Columns [start, stop) of K vectors of 8 outputs, from `part`, for R rows: even [R][TILE], odd behind it.
+template <int R, int K>
+GQ_INLINE GQ_FMA2 void add_floats(const uint8_t* from, const float* x, int64_t cols, int64_t start, int64_t stop,
+                                  int64_t part, float* even, float* odd) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
+    __m256 evens[R][K], odds[R][K];
+    even += 8 * part, odd += 8 * part;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) {
+            evens[r][k] = _mm256_loadu_ps(even + r * TILE + 8 * k);
+            odds[r][k] = _mm256_loadu_ps(odd + r * TILE + 8 * k);
+        }
+    from += 2 * TILE * start + 32 * part;
+    for (int64_t c = start; c < stop; c += 2, from += 4 * TILE) {
+        ahead(from, K);
+        __m256i w[K];
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) w[k] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * k));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const __m256 value = _mm256_set1_ps(x[r * cols + c]);
+#pragma GCC unroll 4
+            for (int k = 0; k < K; ++k)
+                evens[r][k] = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w[k], 16)), value, evens[r][k]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const __m256 value = _mm256_set1_ps(x[r * cols + c + 1]);
+#pragma GCC unroll 4
+            for (int k = 0; k < K; ++k)
+                odds[r][k] = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w[k], upper)), value, odds[r][k]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) {
+            _mm256_storeu_ps(even + r * TILE + 8 * k, evens[r][k]);
+            _mm256_storeu_ps(odd + r * TILE + 8 * k, odds[r][k]);
+        }
+}
+
 template <int R>
 GQ_FMA2 void floats_avx2(const uint8_t* tile, const float* x, int64_t cols, float* total) {
-    constexpr int K = R == 1 ? 4 : R == 2 ? 2 : 1;
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
-    for (int64_t part = 0; part < 4; part += K) {
-        __m256 even[R][K], odd[R][K];
-        for (int r = 0; r < R; ++r)
-            for (int k = 0; k < K; ++k) even[r][k] = odd[r][k] = _mm256_setzero_ps();
-        const uint8_t* from = tile + 32 * part;
-        for (int64_t c = 0; c < cols; c += 2, from += 4 * TILE) {
-            if (part == 0) {
-                ahead(from);
-            }
-            for (int k = 0; k < K; ++k) {
-                const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * k));
-                const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
-                const __m256 second = _mm256_castsi256_ps(_mm256_and_si256(w, upper));
-                for (int r = 0; r < R; ++r) {
-                    even[r][k] = _mm256_fmadd_ps(first, _mm256_set1_ps(x[r * cols + c]), even[r][k]);
-                    odd[r][k] = _mm256_fmadd_ps(second, _mm256_set1_ps(x[r * cols + c + 1]), odd[r][k]);
-                }
-            }
-        }
-        for (int r = 0; r < R; ++r)
-            for (int k = 0; k < K; ++k)
-                _mm256_storeu_ps(total + r * TILE + 8 * (part + k), _mm256_add_ps(even[r][k], odd[r][k]));
+    constexpr int K = R == 1 ? 4 : 2, ROWS = R == 1 ? 1 : 2;
+    float odd[R * TILE] = {};
+    std::fill(total, total + R * TILE, 0.0f);
+    for (int64_t start = 0; start < cols; start += PASS) {  // so much of a tile stays in the first cache
+        const int64_t stop = std::min(cols, start + PASS);
+        for (int64_t part = 0; part < 4; part += K)
+            for (int r = 0; r < R; r += ROWS)
+                add_floats<ROWS, K>(tile, x + r * cols, cols, start, stop, part, total + r * TILE, odd + r * TILE);
     }
+    for (int64_t n = 0; n < R * TILE; ++n) total[n] += odd[n];
 }
 
 template <int R>
@@ -504,20 +551,40 @@ void many_rows(int threads, const Linear& w, const float* x, int64_t n, float* y
 }
 #endif
 
-// Kernels for 1 to 4 rows at a time; one that needs rounded words has `words`.
-struct CodeKernels {
-    Codes four, two, one;
-    bool words;
+// Kernels for 8 (null where 4 are as fast), 4, 2 and 1 rows at a time.
+template <class Run>
+struct Kernels {
+    Run by[4];
+    bool words;  // needs rounded words
+
+    // The largest for so many rows, and how many it takes.
+    std::pair<Run, int64_t> at_most(int64_t rows) const {
+        const int from = rows >= 8 && by[0] ? 0 : rows >= 4 ? 1 : rows >= 2 ? 2 : 3;
+        return {by[from], 8 >> from};
+    }
 };
+constexpr int64_t MOST_ROWS = 8;
+
 template <int BITS>
-CodeKernels code_kernels(int kernel) {
+Kernels<Codes> code_kernels(int kernel) {
 #if GQ_X86
-    if (kernel == BY_VNNI) return {codes_vnni<4, BITS>, codes_vnni<2, BITS>, codes_vnni<1, BITS>, false};
-    if (kernel == BY_AVX512) return {codes_avx512<4, BITS>, codes_avx512<2, BITS>, codes_avx512<1, BITS>, true};
-    if (kernel == BY_AVX2) return {codes_avx2<4, BITS>, codes_avx2<2, BITS>, codes_avx2<1, BITS>, true};
+    if (kernel == BY_VNNI) return {{nullptr, codes_vnni<4, BITS>, codes_vnni<2, BITS>, codes_vnni<1, BITS>}, false};
+    if (kernel == BY_AVX512)
+        return {{nullptr, codes_avx512<4, BITS>, codes_avx512<2, BITS>, codes_avx512<1, BITS>}, true};
+    if (kernel == BY_AVX2)
+        return {{codes_avx2<8, BITS>, codes_avx2<4, BITS>, codes_avx2<2, BITS>, codes_avx2<1, BITS>}, true};
 #endif
     (void)kernel;
-    return {codes_scalar<4, BITS>, codes_scalar<2, BITS>, codes_scalar<1, BITS>, true};
+    return {{nullptr, codes_scalar<4, BITS>, codes_scalar<2, BITS>, codes_scalar<1, BITS>}, true};
+}
+
+Kernels<Floats> float_kernels(int kernel) {
+#if GQ_X86
+    if (kernel == BY_AVX2) return {{floats_avx2<8>, floats_avx2<4>, floats_avx2<2>, floats_avx2<1>}, false};
+    if (kernel == BY_AVX512) return {{nullptr, floats_avx512<4>, floats_avx512<2>, floats_avx512<1>}, false};
+#endif
+    (void)kernel;
+    return {{nullptr, floats_scalar<4>, floats_scalar<2>, floats_scalar<1>}, false};
 }
 
 int kernel_of(int path, int features, const Linear& w, bool many) {
@@ -528,7 +595,9 @@ int kernel_of(int path, int features, const Linear& w, bool many) {
 }
 
 // Rows of x that keep their work space in the cache.
-int64_t rows_a_pass(int64_t n, int64_t bytes) { return std::min(n, std::max<int64_t>(4, CACHED / bytes / 4 * 4)); }
+int64_t rows_a_pass(int64_t n, int64_t bytes) {
+    return std::min(n, std::max(MOST_ROWS, CACHED / bytes / MOST_ROWS * MOST_ROWS));
+}
 
 // Row by row into a work space of `width` columns, zeros past the last.
 float* padded_row(const float* from, int64_t cols, int64_t width, float* to) {
@@ -538,7 +607,7 @@ float* padded_row(const float* from, int64_t cols, int64_t width, float* to) {
 }
 
 void multiply_codes(int kernel, int threads, const Linear& w, const float* x, int64_t n, float* y) {
-    const CodeKernels run = w.format == INT4 ? code_kernels<4>(kernel) : code_kernels<8>(kernel);
+    const Kernels<Codes> run = w.format == INT4 ? code_kernels<4>(kernel) : code_kernels<8>(kernel);
     Round round = round_scalar;
 #if GQ_X86
     if (kernel == BY_AVX2) round = round_avx2;
@@ -561,11 +630,11 @@ void multiply_codes(int kernel, int threads, const Linear& w, const float* x, in
         };
         parallel_for(rows < 8 ? 1 : threads, rows, prepare);
         auto work = [&](int64_t t) {
-            alignas(64) float total[4 * TILE];
+            alignas(64) float total[MOST_ROWS * TILE];
             const uint8_t* tile = w.tiles + t * groups * w.record();
             for (int64_t r = 0; r < rows;) {
-                const int64_t some = rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
-                (some == 4 ? run.four : some == 2 ? run.two : run.one)(tile, rounded, r, total);
+                const auto [multiply, some] = run.at_most(rows - r);
+                multiply(tile, rounded, r, total);
                 put(total, some, t, w.rows, y + (start + r) * w.rows);
                 r += some;
             }
@@ -575,12 +644,7 @@ void multiply_codes(int kernel, int threads, const Linear& w, const float* x, in
 }
 
 void multiply_floats(int kernel, int threads, const Linear& w, const float* x, int64_t n, float* y) {
-    Floats four = floats_scalar<4>, two = floats_scalar<2>, one = floats_scalar<1>;
-#if GQ_X86
-    if (kernel == BY_AVX2) four = floats_avx2<4>, two = floats_avx2<2>, one = floats_avx2<1>;
-    if (kernel == BY_AVX512) four = floats_avx512<4>, two = floats_avx512<2>, one = floats_avx512<1>;
-#endif
-    (void)kernel;
+    const Kernels<Floats> run = float_kernels(kernel);
     const int64_t width = w.width(), pass = rows_a_pass(n, 4 * width);
     static thread_local std::vector<float> padded_store;
     float* padded = width == w.cols ? nullptr : aligned(padded_store, static_cast<size_t>(pass * width));
@@ -592,11 +656,11 @@ void multiply_floats(int kernel, int threads, const Linear& w, const float* x, i
             from = padded;
         }
         auto work = [&](int64_t t) {
-            alignas(64) float total[4 * TILE];
+            alignas(64) float total[MOST_ROWS * TILE];
             const uint8_t* tile = w.tiles + t * width * 2 * TILE;
             for (int64_t r = 0; r < rows;) {
-                const int64_t some = rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
-                (some == 4 ? four : some == 2 ? two : one)(tile, from + r * width, width, total);
+                const auto [multiply, some] = run.at_most(rows - r);
+                multiply(tile, from + r * width, width, total);
                 put(total, some, t, w.rows, y + (start + r) * w.rows);
                 r += some;
             }
