@@ -64,8 +64,8 @@ def digests_by_tensor(model: nn.Module | Tensors) -> dict[str, bytes]:
     return found
 
 
-def tensor_head(name: str, dtype: torch.dtype, shape: Sequence[int]) -> bytes:
-    """What ``tensors_digest`` hashes before a tensor's bytes."""
+def tensor_head(name: str, dtype: torch.dtype | str, shape: Sequence[int]) -> bytes:
+    """What ``tensors_digest`` hashes before a tensor's bytes; ``dtype`` is torch's, or its name alone."""
     head = canonical_json([name, str(dtype).removeprefix("torch."), list(shape)])
     return len(head).to_bytes(8, "little") + head
 

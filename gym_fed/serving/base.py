@@ -13,6 +13,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors, tensor_head
 from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
 from gym_fed.models import load_adapted, load_model, load_tokenizer, model_name, resolve
+from gym_fed.serving.base_spec import float32_digest
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
 if TYPE_CHECKING:
@@ -88,23 +89,11 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
     model = PlainModel.of(config, weights)
     if model is None:
         return None
-    model.digest = files_digest(checkpoint, sorted(weights))
+    model.digest = float32_digest(checkpoint.entries, sorted(weights))
     with suppress(OSError, GymError):  # transformers ignores a file that it cannot read, too
         found = read_object(folder / "generation_config.json").get("eos_token_id")
         model.generation_config.eos_token_id = found
     return model
-
-
-def files_digest(checkpoint: Checkpoint, names: Sequence[str]) -> str:
-    """``tensors_digest`` of the files' tensors in float32; those that are mapped are not brought into memory."""
-    import torch
-
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(tensor_head(name, torch.float32, checkpoint.shape(name) or ()))
-        for _, block in checkpoint.blocks(name):
-            digest.update(block.to(torch.float32).numpy().data)
-    return f"sha256:{digest.hexdigest()}"
 
 
 def _named(model: Any, folder: Path) -> None:

@@ -283,9 +283,12 @@ def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
     if stored:
         return BaseSpec.from_dict(json.loads(stored))
     with waiting(f"reading the base model {plain(config.base_model, 80)}"):
-        from gym_fed.models import load_model
+        from gym_fed.models import load_model, resolve
+        from gym_fed.serving.base_spec import spec_of_files
 
-        spec = BaseSpec.of(load_model(config.base_model).model, config.base_model)
+        spec = spec_of_files(Path(resolve(config.base_model)), config.base_model) or BaseSpec.of(
+            load_model(config.base_model).model, config.base_model
+        )
     began_with = database.setting("base_digest", spec.digest)
     if began_with != spec.digest:
         raise GymError(

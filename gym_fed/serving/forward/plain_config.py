@@ -139,3 +139,35 @@ def _head_dim(kind: str, found: dict[str, Any]) -> int | None:
     if dim is None and kind != "qwen3" and hidden % heads == 0:
         dim = hidden // heads
     return dim if type(dim) is int and dim > 0 and dim % 2 == 0 and dim <= 1024 else None
+
+
+def plain_shapes(config: PlainConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter of ``PlainModel`` by name; a tied head is not one."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    linears = {
+        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, config.output_bias),
+        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if config.head_norms:
+        norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tie_word_embeddings:
+        found["lm_head.weight"] = (config.vocab_size, hidden)
+    for number in range(config.num_hidden_layers):
+        layer = f"model.layers.{number}"
+        found |= {f"{layer}.{name}.weight": (size,) for name, size in norms.items()}
+        for name, (rows, cols, bias) in linears.items():
+            found[f"{layer}.{name}.weight"] = (rows, cols)
+            if bias:
+                found[f"{layer}.{name}.bias"] = (rows,)
+    return found

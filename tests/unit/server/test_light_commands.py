@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-
-from tests.support.loopback_hub import SPEC
 
 COMMANDS = """
 status
@@ -31,11 +28,7 @@ import sys
 import gym_fed.waiting
 gym_fed.waiting.SILENT_SECONDS = 0.01
 from gym_server.cli.main import app
-from gym_server.store.database import Database
-app(["init", "--yes", "--dir", "hub", "--base", "described"], standalone_mode=False)
-with_base = Database.open("sqlite:///hub.db", __import__("pathlib").Path("hub"))
-with_base.set("base:described", sys.argv[1])
-with_base.close()
+app(["init", "--yes", "--dir", "hub"], standalone_mode=False)  # the first command describes the base, by its files
 for line in sys.stdin.read().split("\\n"):
     if line:
         app([*line.split(), "--dir", "hub"], standalone_mode=False)
@@ -47,7 +40,7 @@ print("none of them")
 
 def test_commands_that_merge_and_train_nothing_load_no_torch(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps(SPEC.to_dict())],
+        [sys.executable, "-c", PROBE],
         input=COMMANDS,
         cwd=tmp_path,
         capture_output=True,

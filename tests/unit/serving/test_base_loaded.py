@@ -75,7 +75,7 @@ def test_a_checkpoint_in_shards_has_the_same_digest(tmp_path: Path) -> None:
 
 
 def test_blocks_smaller_than_a_tensor_give_the_same_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_fed.modeling.checkpoint._BLOCK_WEIGHTS", 1000)
+    monkeypatch.setattr("gym_fed.modeling.tensor_files.BLOCK_WEIGHTS", 1000)
     require_same("gym-nano", "bfloat16")
 
 
