@@ -5,18 +5,20 @@
     file.tensors["model.layers.0.mlp.up"].multiply(x, y)
 
 A packed layer's tensors are called by its name, a dot and the field. The metadata's entry ``linears`` lists the packed
-layers: format, rows, columns, fields. Data begin at a multiple of 64 bytes, largest elements first, without gaps, so
-that every reader of safetensors reads the file.
+layers: format, rows, columns, fields; ``sha256`` has that of every tensor's bytes. Data begin at a multiple of 64
+bytes, largest elements first, without gaps, so that every reader of safetensors reads the file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,7 +35,7 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 65_536
 """More tensors are refused."""
 
-_LINEARS = "linears"
+_LINEARS, _DIGESTS = "linears", "sha256"
 _ALIGNMENT = 64
 _MAX_DIMENSIONS = 8
 _DTYPES = {
@@ -81,23 +83,25 @@ def write_packed(
     Args:
         path: The file.
         tensors: By name. No name may be that of a packed layer's field.
-        metadata: Texts to keep with them; ``linears`` is taken.
+        metadata: Texts to keep with them; ``linears`` and ``sha256`` are taken.
 
     Raises:
         CodecError: For names, texts or dtypes that the file cannot hold; nothing is written.
     """
     flat, linears = _flattened(tensors)
     for key, text in (metadata or {}).items():
-        if key == _LINEARS or not isinstance(key, str) or not isinstance(text, str):
-            raise CodecError(f"metadata {key!r} is not a text under a name other than {_LINEARS!r}")
+        if key in (_LINEARS, _DIGESTS) or not isinstance(key, str) or not isinstance(text, str):
+            raise CodecError(
+                f"metadata {key!r} is not a text under a name other than {_LINEARS!r} and {_DIGESTS!r}"
+            )
     # Tiles first: they are whole multiples of 64 bytes. Then the widest, so that all are aligned.
     fields = {f"{name}.{field}" for name, entry in linears.items() for field in entry["fields"]}
     names = sorted(
         flat, key=lambda n: (n not in fields or flat[n].nbytes % _ALIGNMENT != 0, -flat[n].itemsize, n)
     )
-    header: dict[str, Any] = {
-        "__metadata__": {**(metadata or {}), _LINEARS: json.dumps(linears, sort_keys=True)},
-    }
+    own = {_LINEARS: linears, _DIGESTS: _digests(flat)}
+    texts = {key: json.dumps(value, sort_keys=True) for key, value in own.items()}
+    header: dict[str, Any] = {"__metadata__": {**(metadata or {}), **texts}}
     at = 0
     for name in names:
         tensor = flat[name]
@@ -125,11 +129,12 @@ def write_packed(
         part.unlink(missing_ok=True)
 
 
-def open_packed(path: str | Path) -> PackedFile:
-    """Map a file and check it: header, sizes, dtypes and scales. Nothing is copied.
+def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | None = None) -> PackedFile:
+    """Map a file and check it: header, sizes, dtypes, the digest of every tensor, and scales. Nothing is copied.
 
     Args:
         path: A file that ``write_packed`` made. It must not change while any of its tensors is in use.
+        require: Raises where the opened file, by its status, is not to be read.
 
     Raises:
         CodecError: For everything that is not such a file, with the tensor's name.
@@ -137,10 +142,12 @@ def open_packed(path: str | Path) -> PackedFile:
     """
     file = Path(path)
     try:
-        view, text = _mapped(file)
+        view, text = _mapped(file, require)
         entries, metadata = _header(text, len(view) - 8 - len(text))
         data = {name: _tensor(view, 8 + len(text), entry) for name, entry in entries.items()}
-        return PackedFile(_assembled(data, metadata), metadata)
+        found = _assembled(dict(data), metadata)
+        _require_digests(data, metadata)  # last: damage that has a name of its own is reported by it
+        return PackedFile(found, metadata)
     except CodecError as error:
         raise CodecError(f"{file}: {error}") from error
 
@@ -176,18 +183,43 @@ def _flattened(
     return flat, linears
 
 
+def _bytes(tensor: Tensor) -> Any:
+    """A view of them; torch cannot view what has no elements."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+
+
 def _write(file: BinaryIO, tensor: Tensor) -> None:
-    if tensor.numel():
-        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    file.write(_bytes(tensor))
 
 
-def _mapped(path: Path) -> tuple[mmap.mmap, bytes]:
+def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Of the tensors' bytes, in threads: hashing releases the interpreter's lock."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        found = threads.map(lambda tensor: hashlib.sha256(_bytes(tensor)).hexdigest(), tensors.values())
+        return dict(zip(tensors, found, strict=True))
+
+
+def _require_digests(data: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Every tensor's bytes are those that were written. Takes the digests out of ``metadata``."""
+    if _DIGESTS not in metadata:
+        raise CodecError(f"is no file of packed weights: its metadata hold no {_DIGESTS!r}")
+    wanted = _json(metadata.pop(_DIGESTS).encode(), f"table of {_DIGESTS!r}")
+    if wanted.keys() != data.keys():
+        raise CodecError(f"its table of {_DIGESTS!r} is not one of its tensors")
+    for name, digest in _digests(data).items():
+        if digest != wanted[name]:
+            raise CodecError(f"tensor {name!r}: its bytes are not those that were written")
+
+
+def _mapped(path: Path, require: Callable[[os.stat_result], None] | None) -> tuple[mmap.mmap, bytes]:
     """The file (private, copy-on-write, so that torch gets a writable buffer), and its header's text."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise CodecError("is not a regular file")
+        if require is not None:
+            require(status)
         length = int.from_bytes(file.read(8), "little")
         if length > MAX_HEADER_BYTES:
             raise CodecError(f"has a header of {length} bytes, over the limit of {MAX_HEADER_BYTES}")

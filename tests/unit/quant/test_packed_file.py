@@ -132,6 +132,7 @@ def test_a_failed_write_leaves_what_was_there(file: Path, monkeypatch: pytest.Mo
         ({"__metadata__": torch.ones(1)}, {}, "'__metadata__' is no name"),
         ({"a": torch.ones(1, dtype=torch.complex64)}, {}, r"tensor 'a' is \[1\] torch\.complex64"),
         ({"a": torch.ones(1)}, {"linears": "x"}, "metadata 'linears'"),
+        ({"a": torch.ones(1)}, {"sha256": "x"}, "metadata 'sha256'"),
         ({"a": torch.ones(1)}, {"x": 3}, "metadata 'x'"),
         (
             {"a": get_linear("int8").pack(torch.ones(1, 1)), "a.tiles": torch.ones(1)},
@@ -193,6 +194,9 @@ HOSTILE = {
     "metadata of numbers": (lambda h: h["__metadata__"].update(x=1), "its metadata are no texts"),
     "no table": (lambda h: h["__metadata__"].pop("linears"), "no file of packed weights"),
     "table": (lambda h: h["__metadata__"].update(linears="[]"), "table of 'linears' is no object"),
+    "no digests": (lambda h: h["__metadata__"].pop("sha256"), "metadata hold no 'sha256'"),
+    "digests": (lambda h: h["__metadata__"].update(sha256="[]"), "table of 'sha256' is no object"),
+    "digests of others": (lambda h: h["__metadata__"].update(sha256="{}"), "'sha256' is not one of its tensors"),
     "entry of the table": (
         lambda h: h["__metadata__"].update(linears='{"layer.int8": 3}'),
         r"tensor 'layer\.int8': has no format, rows",
@@ -284,6 +288,27 @@ def test_scales_that_are_not_finite_are_refused(file: Path, format: str, bits: i
     join(file, header, data[:at] + struct.pack("<H", bits) + data[at + 2 :])
     with pytest.raises(CodecError, match=rf"tensor 'layer\.{format}': tiles hold a scale that is not finite"):
         open_packed(file)
+
+
+@pytest.mark.parametrize(
+    "name", ["layer.int8.tiles", "layer.int4.tiles", "layer.bfloat16.tiles", "norm", "one"]
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_bit_that_changed_in_any_tensor_is_noticed(file: Path, name: str, last: bool) -> None:
+    header, data = split(file)
+    start, stop = header[name]["data_offsets"]
+    at = stop - 1 if last else start + (stop - start) // 2
+    join(file, header, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(CodecError, match=rf"tensor '{name}'"):
+        open_packed(file)
+
+
+def test_a_file_whose_status_is_refused_is_not_read(file: Path) -> None:
+    def refuse(status: os.stat_result) -> None:
+        raise CodecError(f"has {status.st_size} bytes")
+
+    with pytest.raises(CodecError, match=f"has {file.stat().st_size} bytes"):
+        open_packed(file, refuse)
 
 
 @pytest.mark.parametrize("unit", [0.0, -1.0, 3.0, float("nan"), float("inf"), 2.0**-120])
