@@ -259,10 +259,15 @@ def _modules(folders: list[Path]) -> list[tuple[str, bool]]:
     ]
 
 
-@functools.cache
 def _installed(group: str) -> tuple[EntryPoint, ...]:
-    """Entry points of all packages; read once a process."""
-    return tuple(entry_points(group=group))
+    """Entry points of a group in all packages."""
+    return tuple(_all_installed().select(group=group))
+
+
+@functools.cache
+def _all_installed() -> Any:
+    """Of every group (in Python 3.11 and 3.12 by different classes); the packages' files are read once a process."""
+    return entry_points()
 
 
 Check = Callable[[Registry[Any], str], None]

@@ -56,7 +56,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def forget() -> None:
-    registry._installed.cache_clear()
+    registry._all_installed.cache_clear()
     get_codec.cache_clear()
 
 

@@ -192,7 +192,7 @@ def test_a_codec_of_another_package_is_dense_or_stays_as_it_says(
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(CODECS, "_types", dict(CODECS._types))
-    forget = (registry._installed.cache_clear, get_codec.cache_clear)
+    forget = (registry._all_installed.cache_clear, get_codec.cache_clear)
     try:
         for clear in forget:
             clear()
