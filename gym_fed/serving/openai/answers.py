@@ -10,19 +10,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
-from gym_fed.serving.openai.tool_calls import Call, CallParser, CallPart
+from gym_fed.serving.openai.tool_calls import AnswerPart, Call, CallParser
+from gym_fed.serving.openai.tool_formats._reading import MoreArguments
 
 StreamChunk = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """What of a choice may be sent now."""
+    """What of a choice may be sent now, in order; calls may come in parts."""
 
-    text: str
-    calls: Sequence[CallPart]
-    """Calls; or where they come in parts a call's beginning, and more of the last one's arguments."""
-
+    parts: Sequence[AnswerPart]
     logprobs: Sequence[TokenLogprob]
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[Call | MoreArguments]:
+        """Calls; or where they come in parts a call's beginning, and more of the last one's arguments."""
+        return [part for part in self.parts if isinstance(part, Call | MoreArguments)]
 
 
 @dataclass
@@ -41,21 +48,25 @@ class AnswerChoice:
         """Add an event; returns what to show."""
         shown = self._read(event)
         self._show(shown)
-        if event.finish_reason is not None:
-            self._finish(event.finish_reason)
+        if (reason := self._end_of(event)) is not None:
+            self._finish(reason)
         return shown
+
+    def _end_of(self, event: Event) -> str | None:
+        """Why the answer ends here, if it does: its end, or that it has the one call which it may have."""
+        over = self.parser is not None and self.parser.is_over
+        return event.finish_reason or ("stop" if over else None)
 
     def _read(self, event: Event) -> Shown:
         """Count an event's tokens, and split calls from text."""
         self.num_tokens += len(event.token_ids)
         self.cached_tokens += event.cached_tokens
         if self.parser is None:
-            return Shown(event.text, (), event.logprobs)
-        text, calls = self.parser.feed(event.text)
+            return Shown([event.text] if event.text else [], event.logprobs)
+        parts = self.parser.feed(event.text)
         if event.finish_reason is not None:
-            more, last = self.parser.end()
-            text, calls = text + more, [*calls, *last]
-        return Shown(text, calls, event.logprobs)
+            parts += self.parser.end(cut=event.finish_reason == "length")
+        return Shown(parts, event.logprobs)
 
     def _show(self, shown: Shown) -> None:
         self.text += shown.text
@@ -220,15 +231,16 @@ class ChatAnswer(Answer):
     def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
         earlier = len(choice.calls)
-        text, calls, logprobs = choice.take(event)
+        shown = choice.take(event)
+        text, calls, logprobs = shown.text, shown.calls, shown.logprobs
         chunks = []
         if text or (logprobs and not calls and choice.finish_reason is None):
             chunks.append(self._delta(index, {"content": text}, logprobs))
         number = earlier - 1
         for part in calls:
             number += isinstance(part, Call)
-            shown = part.to_dict() if isinstance(part, Call) else {"function": {"arguments": part.text}}
-            delta = {"tool_calls": [{"index": number, **shown}]}
+            more = part.to_dict() if isinstance(part, Call) else {"function": {"arguments": part.text}}
+            delta = {"tool_calls": [{"index": number, **more}]}
             chunks.append(self._delta(index, delta, () if chunks else logprobs))
         if choice.finish_reason is not None:
             left = () if chunks else logprobs
@@ -289,7 +301,8 @@ class CompletionAnswer(Answer):
     def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
         offset = sum(len(token.text) for token in choice.logprobs)
-        text, _, logprobs = choice.take(event)
+        shown = choice.take(event)
+        text, logprobs = shown.text, shown.logprobs
         if not text and not logprobs and choice.finish_reason is None:
             return []
         return [self._text_chunk(index, text, logprobs, offset, choice.finish_reason)]

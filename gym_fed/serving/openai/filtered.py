@@ -12,7 +12,7 @@ from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration, Refu
 from gym_fed.serving.filter.content_filter import ContentFilter, texts_in
 from gym_fed.serving.filter.held_text import HeldText
 from gym_fed.serving.openai.answers import AnswerChoice, Shown
-from gym_fed.serving.openai.tool_calls import Call, CallParser
+from gym_fed.serving.openai.tool_calls import AnswerPart, Call, CallParser
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.generation import Generation
@@ -67,7 +67,7 @@ class Screening:
 class FilteredChoice(AnswerChoice):
     """Sends what no rule can match any more; where one matches, the refusal's text in place of the rest.
 
-    Log-probabilities wait for the text of their tokens, and calls for the end of the answer.
+    Log-probabilities wait for the text of their tokens, and calls for the end of the answer, after all text.
 
     Args:
         content_filter: Supplies the refusal's text, and counts it.
@@ -87,24 +87,25 @@ class FilteredChoice(AnswerChoice):
         self._logged = 0  # characters of the tokens whose log-probabilities left
 
     def take(self, event: Event) -> Shown:
-        last = event.finish_reason is not None
-        text, parts, logprobs = self._read(event)
-        calls = [
-            call for call in parts if isinstance(call, Call)
-        ]  # the parser of a filtered answer gives whole ones
+        read = self._read(event)
+        reason = self._end_of(event)
+        last = reason is not None
+        # The parser of a filtered answer gives whole calls.
+        calls = [call for call in read.calls if isinstance(call, Call)]
         self._calls += calls
-        self._logprobs += logprobs
-        text = self._held.push(text, last=last)
+        self._logprobs += read.logprobs
+        text = self._held.push(read.text, last=last)
         category = self._held.category or self._category_of(calls)
         if isinstance(event, RefusedEvent):
             category = event.category
         if category is not None:
             return self._refuse(category)
         self._shown += len(text)
-        shown = Shown(text, self._calls if last else (), self._logprobs_of_shown(last))
+        parts: list[AnswerPart] = [text] if text else []
+        shown = Shown([*parts, *(self._calls if last else ())], self._logprobs_of_shown(last))
         self._show(shown)
-        if event.finish_reason is not None:
-            self._finish(event.finish_reason)
+        if reason is not None:
+            self._finish(reason)
         return shown
 
     def _category_of(self, calls: Sequence[Call]) -> str | None:
@@ -124,7 +125,7 @@ class FilteredChoice(AnswerChoice):
         begun = bool(self.text)
         self.text, self.calls, self.logprobs = self._filter.config.text, [], []
         self._finish(CONTENT_FILTER)
-        return Shown(f"\n\n{self.text}" if begun else self.text, (), ())
+        return Shown([f"\n\n{self.text}" if begun else self.text], ())
 
 
 class RefusedChoice(AnswerChoice):
@@ -135,7 +136,7 @@ class RefusedChoice(AnswerChoice):
         self._refusal = text
 
     def take(self, event: Event) -> Shown:
-        shown = Shown(self._refusal, (), ())
+        shown = Shown([self._refusal], ())
         self._show(shown)
         self._finish(CONTENT_FILTER)
         return shown

@@ -5,6 +5,7 @@ Text and calls become items in the order in which the model wrote them. Blank te
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from gym_fed.serving.engine.request import TokenLogprob
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, StreamChunk, logprobs_of_chat
 from gym_fed.serving.openai.responses_request import NamedFunctionTool, ResponsesRequest
-from gym_fed.serving.openai.tool_calls import Call
+from gym_fed.serving.openai.tool_calls import AnswerPart, Call, CallEnd
 
 Item = dict[str, Any]
 
@@ -73,11 +74,11 @@ class ResponsesAnswer(Answer):
 
     def take(self, index: int, event: Any) -> list[StreamChunk]:
         choice = self.choices[index]
-        text, calls, logprobs = choice.take(event)
-        self._logprobs += logprobs
-        chunks = self._text(text) if text else []
-        for part in calls:
-            chunks += self._begin_call(part) if isinstance(part, Call) else [self._arguments(part.text)]
+        shown = choice.take(event)
+        self._logprobs += shown.logprobs
+        chunks: list[StreamChunk] = []
+        for part in shown.parts:
+            chunks += self._part(part)
         if choice.finish_reason is not None:
             chunks += self._end(choice)
         return chunks
@@ -146,6 +147,14 @@ class ResponsesAnswer(Answer):
         self._number += 1
         return event
 
+    def _part(self, part: AnswerPart) -> list[StreamChunk]:
+        if isinstance(part, str):
+            return self._text(part)
+        self._logprobs = []  # those of a call's tokens are nowhere
+        if isinstance(part, Call):
+            return self._begin_call(part)
+        return self._end_call("completed") if isinstance(part, CallEnd) else [self._arguments(part.text)]
+
     def _text(self, text: str) -> list[StreamChunk]:
         """Text that is shown; blanks wait for what follows, as they may stand beside a call."""
         if self._message is None:
@@ -171,7 +180,7 @@ class ResponsesAnswer(Answer):
             self._event(
                 "response.output_item.added", output_index=place["output_index"], item=dict(self._message)
             ),
-            self._event("response.content_part.added", **place, part=_part("", [])),
+            self._event("response.content_part.added", **place, part=_text_part("", [])),
         ]
 
     def _place(self) -> dict[str, Any]:
@@ -189,7 +198,7 @@ class ResponsesAnswer(Answer):
         if self._message is None:
             return []
         place = self._place()
-        part = _part("".join(self._texts), [*self._text_logprobs, *_logprobs(self._logprobs)])
+        part = _text_part("".join(self._texts), [*self._text_logprobs, *_logprobs(self._logprobs)])
         self._logprobs = []
         self._message |= {"status": status, "content": [part]}
         message, self._message = self._message, None
@@ -201,7 +210,6 @@ class ResponsesAnswer(Answer):
 
     def _begin_call(self, call: Call) -> list[StreamChunk]:
         before = [*self._end_message("completed"), *self._end_call("completed")]
-        self._logprobs = []
         self._call = {
             "id": f"fc_{secrets.token_hex(24)}",
             "type": "function_call",
@@ -214,7 +222,9 @@ class ResponsesAnswer(Answer):
         self._items.append(self._call)
         index = len(self._items) - 1
         added = self._event("response.output_item.added", output_index=index, item=dict(self._call))
-        return [*before, added, *([self._arguments(call.arguments)] if call.arguments else [])]
+        if not call.arguments:
+            return [*before, added]
+        return [*before, added, self._arguments(call.arguments), *self._end_call("completed")]
 
     def _arguments(self, text: str) -> StreamChunk:
         """More of the open call's arguments."""
@@ -229,7 +239,8 @@ class ResponsesAnswer(Answer):
         if self._call is None:
             return []
         place = self._place_of_call()
-        self._call |= {"status": status, "arguments": "".join(self._texts)}
+        arguments = "".join(self._texts)
+        self._call |= {"status": "completed" if _is_json(arguments) else status, "arguments": arguments}
         call, self._call = self._call, None
         named = {"name": call["name"], "arguments": call["arguments"]}
         return [
@@ -249,7 +260,7 @@ class ResponsesAnswer(Answer):
     def _refused(self, choice: AnswerChoice) -> list[Item]:
         """The whole of a refused answer is the refusal, whatever a stream had shown of it."""
         head = next(item for item in reversed(self._items) if item["type"] == "message")
-        return [{**head, "content": [_part(choice.text, [])]}]
+        return [{**head, "content": [_text_part(choice.text, [])]}]
 
 
 def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
@@ -279,7 +290,7 @@ def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
@@ -288,14 +299,23 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     return found
 
 
+def _is_json(text: str) -> bool:
+    """Whether a call's arguments are whole; no beginning of an object is JSON."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the answer adds to its conversation: chat's messages."""
+    """What the answer adds to its conversation: chat's messages. A call that was cut short is not of it."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls = []
     for item in body["output"]:
         if item["type"] == "message":
             message["content"] = (message["content"] or "") + item["content"][0]["text"]
-        else:
+        elif item["status"] == "completed":
             function = {"name": item["name"], "arguments": item["arguments"]}
             calls.append({"id": item["call_id"], "type": "function", "function": function})
-    return [{**message, "tool_calls": calls} if calls else message]
+    return [{**message, "tool_calls": calls} if calls else {**message, "content": message["content"] or ""}]

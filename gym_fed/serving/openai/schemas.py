@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.openai.fields import (
@@ -40,9 +41,19 @@ Content = Annotated[str | Annotated[list[TextPart], Field(min_length=1)], Before
 Nothing = Annotated[Any, only([])]
 
 
+def _json_object(text: str) -> str:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PydanticCustomError("arguments", "arguments of a tool call are not JSON") from error
+    if not isinstance(found, dict):
+        raise PydanticCustomError("arguments", "arguments of a tool call are not a JSON object")
+    return text
+
+
 class FunctionCall(RequestModel):
     name: str
-    arguments: str
+    arguments: Annotated[str, AfterValidator(_json_object)]
     """JSON text."""
 
 

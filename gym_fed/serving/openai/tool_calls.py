@@ -36,7 +36,14 @@ class Call:
         return {"id": self.id, "type": "function", "function": function}
 
 
-CallPart = Call | MoreArguments
+@dataclass(frozen=True)
+class CallEnd:
+    """The last call is whole, and what follows is text, or another call."""
+
+
+CallPart = Call | MoreArguments | CallEnd
+AnswerPart = str | CallPart
+"""Text, a call or its beginning, and more of the last call's arguments."""
 
 
 class CallParser:
@@ -71,40 +78,45 @@ class CallParser:
         self._calls = 0
         self._on_malformed = on_malformed
 
-    def feed(self, text: str) -> tuple[str, list[CallPart]]:
-        """Take the answer's next text; returns the text that is certain by now, and calls or parts of them."""
+    def feed(self, text: str) -> list[AnswerPart]:
+        """Take the answer's next text; returns what is certain by now, in the order in which the model wrote it."""
         held, self._held = self._held + text, ""
-        shown: list[str] = []
-        calls: list[CallPart] = []
-        while not self._is_over:
+        found: list[AnswerPart] = []
+        while not self.is_over:
             if self._reader is None:
                 before, held = self._up_to_a_call(held)
-                shown.append(before)
+                found += [before] if before else []
                 if self._reader is None:
                     self._held = held
                     break
             reading = self._reader.feed(held)
-            self._take(reading.parts, shown, calls)
+            found += self._taken(reading.parts)
             if reading.rest is None:
                 break
             self._reader, held = None, reading.rest
             ended = not any(isinstance(part, PlainText) for part in reading.parts)
+            found += [CallEnd()] if ended else []
             self._may_begin = bool(self._form.bare) and ended
-        return "".join(shown), calls
+        return found
 
-    def end(self) -> tuple[str, list[CallPart]]:
-        """What is left at the answer's end: held-back text, and calls that were not closed."""
-        shown: list[str] = []
-        calls: list[CallPart] = []
-        if self._reader is not None and not self._is_over:
-            self._take(self._reader.end(), shown, calls)
+    def end(self, *, cut: bool = False) -> list[AnswerPart]:
+        """What is left at the answer's end: held-back text, and calls that were not closed.
+
+        Args:
+            cut: Whether the answer was cut short. A call that is not whole then is not malformed.
+        """
+        found: list[AnswerPart] = []
+        if self._reader is not None and not self.is_over:
+            found = self._taken(self._reader.end(), cut=cut)
             self._reader = None
         held, self._held = self._held, ""
-        return "".join(shown) + held, calls
+        return [*found, held] if held else found
 
     @property
-    def _is_over(self) -> bool:
-        return self._one and self._calls > 0 and self._reader is None
+    def is_over(self) -> bool:
+        """Whether the one call is whole, so that nothing that follows can matter."""
+        # Without fragments a call is passed on as a whole, though its reader may wait for what closes it.
+        return self._one and self._calls > 0 and (self._reader is None or not self._fragments)
 
     def _up_to_a_call(self, text: str) -> tuple[str, str]:
         """Text before a call, and what follows; starts a reader where a call begins, or holds back its beginning."""
@@ -129,19 +141,21 @@ class CallParser:
     def _new_reader(self, mark: str) -> CallReader:
         return self._form.reader(mark, self._tools, fragments=self._fragments)
 
-    def _take(self, parts: Sequence[Part], shown: list[str], calls: list[CallPart]) -> None:
+    def _taken(self, parts: Sequence[Part], *, cut: bool = False) -> list[AnswerPart]:
+        found: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, PlainText):
-                if part.malformed:
+                if part.malformed and not cut:
                     self._on_malformed()
-                shown.append(part.text)
+                found += [part.text] if part.text else []
             elif isinstance(part, MoreArguments):
                 if not (self._one and self._calls > 1):
-                    calls.append(part)
+                    found.append(part)
             else:
                 self._calls += 1
                 if not (self._one and self._calls > 1):
-                    calls.append(Call(part.name, part.arguments, self._form.call_id()))
+                    found.append(Call(part.name, part.arguments, self._form.call_id()))
+        return found
 
 
 def _start_of(tag: str, text: str) -> int:

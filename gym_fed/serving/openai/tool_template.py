@@ -198,7 +198,7 @@ class ToolTemplate:
 def _reads(form: ToolFormat, written: str) -> bool:
     """Whether a format finds the call in what the template made of it."""
     parser = CallParser(form, {"probe": None})
-    found = [*parser.feed(written)[1], *parser.end()[1]]
+    found = [*parser.feed(written), *parser.end()]
     return [(call.name, json.loads(call.arguments)) for call in found if isinstance(call, Call)] == [
         ("probe", _ARGUMENTS)
     ]

@@ -388,7 +388,7 @@ def test_truncation_leaves_out_the_oldest_turns_and_keeps_instructions(tokenizer
         ({"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood", "unknown_parameter"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
         ({"input": [OUTPUT_ITEM]}, "input[0]", "invalid_value"),
-        ({"input": [{**CALL_ITEM, "arguments": "nothing"}]}, "input", "invalid_value"),
+        ({"input": [{**CALL_ITEM, "arguments": "nothing"}]}, "input[0]", "invalid_value"),
         ({"input": []}, "input", "invalid_value"),
         ({"input": 5}, "input", "invalid_value"),
         ({"background": True}, "background", "unsupported_parameter"),

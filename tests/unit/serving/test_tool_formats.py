@@ -10,7 +10,7 @@ import pytest
 
 from gym_fed.kinds import TOOL_FORMATS
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.openai.tool_calls import MAX_CALLS, Call, CallParser, MoreArguments
+from gym_fed.serving.openai.tool_calls import MAX_CALLS, Call, CallEnd, CallParser, MoreArguments
 from gym_fed.serving.openai.tool_formats._mistral import short_id
 from gym_fed.serving.openai.tool_formats._reading import MAX_CALL_CHARACTERS
 from gym_fed.serving.openai.tool_template import ToolTemplate
@@ -84,16 +84,16 @@ NO_CALLS: list[tuple[str, str]] = [
 ]
 
 
-def parsed(form: str, text: str, cuts: list[str] | None = None, **how: Any) -> tuple[str, list[Any], int]:
+def parsed(
+    form: str, text: str, cuts: list[str] | None = None, *, cut: bool = False, **how: Any
+) -> tuple[str, list[Any], int]:
     """Shown text, parts of calls, and how much was malformed, of an answer that comes in pieces."""
     malformed: list[int] = []
     parser = CallParser(TOOL_FORMATS.new(form), TOOLS, on_malformed=lambda: malformed.append(1), **how)
-    shown, parts = "", []
-    for piece in cuts if cuts is not None else [text]:
-        more, calls = parser.feed(piece)
-        shown, parts = shown + more, [*parts, *calls]
-    more, calls = parser.end()
-    return shown + more, [*parts, *calls], len(malformed)
+    parts = [part for piece in (cuts if cuts is not None else [text]) for part in parser.feed(piece)]
+    parts += parser.end(cut=cut)
+    shown = "".join(part for part in parts if isinstance(part, str))
+    return shown, [part for part in parts if not isinstance(part, str | CallEnd)], len(malformed)
 
 
 def pieces(text: str, seed: int) -> list[str]:
@@ -133,7 +133,7 @@ def test_calls_and_results_are_shown_again_and_can_be_read_back(name: str) -> No
     written = render(*template.prepare(rows[:2], SHOWN), prompt=False)
     written = written[len(render(*template.prepare(rows[:1], SHOWN))) :]
     parser = CallParser(template.format, TOOLS)
-    found = [*parser.feed(written)[1], *parser.end()[1]]
+    found = [*parser.feed(written), *parser.end()]
     assert [(c.name, json.loads(c.arguments)) for c in found if isinstance(c, Call)] == [("weather", BERN)]
 
 
@@ -238,11 +238,11 @@ def test_hostile_lengths_are_text_and_held_no_longer_than_a_call_may_be(
     parser = CallParser(TOOL_FORMATS.new(form), TOOLS)
     shown = 0
     for at in range(0, len(text), 64):
-        piece, calls = parser.feed(text[at : at + 64])
-        assert not calls
-        shown += len(piece)
+        found = parser.feed(text[at : at + 64])
+        assert all(isinstance(part, str) for part in found)
+        shown += len("".join(map(str, found)))
         assert at + 64 - shown <= MAX_CALL_CHARACTERS + 1000
-    assert shown + len(parser.end()[0]) == len(text)
+    assert shown + len("".join(map(str, parser.end()))) == len(text)
 
 
 def test_calls_beyond_the_most_are_text() -> None:
