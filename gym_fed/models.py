@@ -65,6 +65,7 @@ def load_model(
     device: str = "cpu",
     arguments: dict[str, Any] | None = None,
     headless: bool = False,
+    images: bool = False,
 ) -> LoadedModel:
     """Load a model and its tokenizer from this machine.
 
@@ -76,13 +77,14 @@ def load_model(
         arguments: Further keyword arguments of ``from_pretrained``; a model that they split over processes
             or quantise is left where they put it.
         headless: Whether the head will not be used, so that a reward model's body will do, too.
+        images: Whether one that reads images will do, too.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read or has
             no words to say.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from gym_fed.modeling.architecture import require_architecture
     from gym_fed.modeling.checkpoint import class_of
@@ -95,17 +97,20 @@ def load_model(
     require_architecture(name_or_path, Path(source))
     if not headless:
         _require_words(name_or_path, Path(source))
-    _require_text(name_or_path, Path(source))
+    if not images:
+        _require_text(name_or_path, Path(source))
     adapter = Path(source) / "adapter_config.json"
     if adapter.is_file():
         require_base_model(name_or_path, Path(source))
-        return _load_adapter(name_or_path, Path(source), dtype, device)
+        return _load_adapter(name_or_path, Path(source), dtype, device, images)
     with quiet_loading(), _as_gym_errors(name_or_path):
         if is_mixture_of_depths(Path(source)):
             model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
         else:
             given = arguments is not None and "state_dict" in arguments  # in place of the folder's files
-            kind: Any = class_of(arguments["config"]) if arguments and given else AutoModelForCausalLM
+            sees = images_type(Path(source)) is not None
+            auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+            kind: Any = class_of(arguments["config"]) if arguments and given else auto
             model = kind.from_pretrained(
                 None if given else source,
                 dtype=getattr(torch, dtype),
@@ -135,11 +140,13 @@ def _require_words(name: str, folder: Path) -> None:
 
 def images_type(folder: Path) -> str | None:
     """The type of a model that reads images and that transformers has no text-only class for; None for others."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
-
     with suppress(OSError, ValueError, AttributeError):  # loading will say so
         config = read_object(folder / "config.json")
-        if "vision_config" in config and config.get("model_type") not in TEXT_CLASSES:
+        if "vision_config" not in config:
+            return None
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
+
+        if config.get("model_type") not in TEXT_CLASSES:
             return str(config.get("model_type"))
     return None
 
@@ -149,8 +156,8 @@ def _require_text(name: str, folder: Path) -> None:
     if (kind := images_type(folder)) is not None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: is a {kind} model, which reads images; it is trained and saved here, "
-            "but chat, serving and deltas take models of text",
+            f"{name}: is a {kind} model, which reads images; it is trained, saved and served by `gym api` here, "
+            "but the rest takes models of text",
             "load its folder with transformers (AutoModelForImageTextToText), or give a model of text",
         )
 
@@ -285,15 +292,20 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
-def _load_adapter(name: str, folder: Path, dtype: str, device: str) -> LoadedModel:
+def _load_adapter(name: str, folder: Path, dtype: str, device: str, images: bool) -> LoadedModel:
     from gym_fed.modeling.adapters import base_of, in_order, read_adapter
 
     own = read_adapter(name, folder)
-    return _put_on(name, base_of(own), in_order([own]), dtype, device)
+    return _put_on(name, base_of(own), in_order([own]), dtype, device, images)
 
 
 def load_adapted(
-    name_or_path: str, adapters: Sequence[str], *, dtype: str = "float32", device: str = "cpu"
+    name_or_path: str,
+    adapters: Sequence[str],
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    images: bool = False,
 ) -> LoadedModel:
     """``load_model`` with further adapters on it: all but the last are merged, and the last is left beside the model.
 
@@ -301,9 +313,9 @@ def load_adapted(
         GymError: As ``load_model``; ``CONFIG_INVALID`` for an adapter of another base.
     """
     if not adapters:
-        return load_model(name_or_path, dtype=dtype, device=device)
+        return load_model(name_or_path, dtype=dtype, device=device, images=images)
     base, chain = chain_on(name_or_path, adapters)
-    return _put_on(adapters[-1], base, chain, dtype, device)
+    return _put_on(adapters[-1], base, chain, dtype, device, images)
 
 
 def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adapter]]:
@@ -364,10 +376,12 @@ def no_base_model(name: str) -> GymError:
     )
 
 
-def _put_on(name: str, base_name: str, chain: Sequence[Adapter], dtype: str, device: str) -> LoadedModel:
+def _put_on(
+    name: str, base_name: str, chain: Sequence[Adapter], dtype: str, device: str, images: bool
+) -> LoadedModel:
     from gym_fed.modeling.adapters import load_on, merge_adapters
 
-    base = load_model(base_name, dtype=dtype, device=device)
+    base = load_model(base_name, dtype=dtype, device=device, images=images)
     with quiet_loading(), _as_gym_errors(name):
         model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
     template = chain[-1].folder / "chat_template.jinja"

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.delta.base import BaseSpec, model_tensors, tensor_head
 from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
-from gym_fed.models import load_adapted, load_model, load_tokenizer, model_name, resolve
+from gym_fed.models import images_type, load_adapted, load_model, load_tokenizer, model_name, resolve
 from gym_fed.serving.base_spec import float32_digest
+from gym_fed.serving.pictures.families import require_family
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def load_base(
     in float32 and converted afterwards, for its float32 weights are nowhere else; that takes three times the memory.
 
     Raises:
-        GymError: As ``load_model``.
+        GymError: As ``load_model`` and ``require_family``.
     """
     import torch
 
@@ -50,12 +51,13 @@ def load_base(
     if plain and not adapters and (model := _plain(folder, target)) is not None:
         tokenizer = plain_tokenizer(folder, model.config.architecture) or load_tokenizer(name)
         return model, tokenizer, _spec(model, model.digest, name)
+    require_family(name, images_type(folder))
     checkpoint = None if adapters or dtype == "float32" else Checkpoint.find(folder)
     if checkpoint is not None:
         arguments: dict[str, Any] | None = None
         if not checkpoint.is_in(target) and (config := config_of(folder)) is not None:
             arguments = {"config": config, "state_dict": checkpoint.tensors(target)}
-        loaded = load_model(name, dtype=dtype, arguments=arguments)
+        loaded = load_model(name, dtype=dtype, arguments=arguments, images=True)
         if arguments is not None:
             _named(loaded.model, folder)
         del arguments
@@ -67,7 +69,7 @@ def load_base(
         _log.warning("%s is loaded in float32 first, in three times its memory: %s", name, why)
     from gym_fed.modeling.adapters import merged
 
-    loaded = load_adapted(name, adapters)
+    loaded = load_adapted(name, adapters, images=True)
     model = merged(loaded.model, name)
     base = BaseSpec.of(model, model_name(name))
     return model.to(dtype=target), loaded.tokenizer, base

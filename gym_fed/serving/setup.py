@@ -85,6 +85,7 @@ def open_serving(config: ServingConfig) -> Serving:
     from gym_fed.data.chat_templates.choice import read_chat_template, use_chat_template
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.pictures.reader import PictureReader
 
     name = _served_name(config)
     if config.chat_template is not None:
@@ -96,6 +97,9 @@ def open_serving(config: ServingConfig) -> Serving:
     model, own_tokenizer, base = load_base(
         config.base, config.adapter, config.dtype, plain=device.type == "cpu"
     )
+    pictures = PictureReader.open(config.base, model)
+    if pictures is not None and own_tokenizer.chat_template is None:
+        own_tokenizer.chat_template = pictures.chat_template
     tokenizer = use_chat_template(own_tokenizer, config.chat_template)
     model = model.to(device=device).requires_grad_(False).eval()
     with ExitStack() as stack:
@@ -125,6 +129,7 @@ def open_serving(config: ServingConfig) -> Serving:
             tool_format=config.tool_format,
             stored=StoredAnswers(config.stored_answers) if config.stored_answers.bytes_per_key else None,
             embedding_size=int(model.config.get_text_config().hidden_size),
+            pictures=pictures,
         )
         return Serving(
             config,

@@ -96,6 +96,15 @@ class Engine:
         self._queue.put([sequence])
         return sequence.generation
 
+    def require_room(self, prompt_ids: list[int], user: str) -> None:
+        """Refuse what ``submit`` would for its length or for the queue's, before more is computed for it.
+
+        Raises:
+            GymError: As ``submit``.
+        """
+        self.limits.check_prompt(prompt_ids)
+        self._queue.require_room(user)
+
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Queue requests of one user that enter the same step.
 

@@ -57,7 +57,7 @@ class InputProcessor:
             GymError: As ``Engine.submit``.
         """
         params = request.sampling
-        self._limits.check_prompt(request.prompt_ids)
+        self._limits.check_prompt(request.prompt_ids, request.pictures)
         self._limits.check_sampling(params)
         max_tokens = self._limits.answer_tokens(request)
         self._queue.require_room(request.user)

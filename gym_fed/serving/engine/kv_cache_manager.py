@@ -47,7 +47,7 @@ class KVCacheManager:
         ):  # an embedding needs the states of all its tokens
             cache = self._pool.new_cache()
         else:
-            cache = self._prefixes.new_cache(self._scope(request), ids)
+            cache = self._prefixes.new_cache(self._scope(request), ids, request.pictures)
         if not cache.reserve(min(len(ids) + _HEADROOM, request.most_tokens) - cache.length):
             cache.release()
             return False
@@ -58,7 +58,7 @@ class KVCacheManager:
         """Let later requests of the same scope find what the request has computed."""
         if self._prefixes is not None and request.cache is not None:
             # The newest token was sampled, and may not be computed.
-            self._prefixes.insert(self._scope(request), request.ids[:-1], request.cache)
+            self._prefixes.insert(self._scope(request), request.ids[:-1], request.cache, request.pictures)
 
     def free(self, request: ScheduledRequest) -> None:
         """Take its blocks back."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gym_fed.serving.forward.picture_rows import PlacedPicture
 
 MAX_LOGPROBS = 20
 
@@ -28,9 +33,10 @@ class Limits:
     kv_bytes_per_token: int
     kv_bytes: int
 
-    def check_prompt(self, ids: list[int]) -> None:
+    def check_prompt(self, ids: list[int], pictures: Sequence[PlacedPicture] = ()) -> None:
         """Raises:
-        GymError: ``USAGE`` for no tokens or unknown ones, ``TOO_LARGE`` where no token of an answer would fit.
+        GymError: ``USAGE`` for no tokens or unknown ones, and for pictures that do not fit them; ``TOO_LARGE`` where
+            no token of an answer would fit.
         """
         if not ids:
             raise GymError(ErrorCode.USAGE, "the prompt is empty", "give at least one token")
@@ -43,8 +49,15 @@ class Limits:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"the prompt has {len(ids)} tokens; the context has {self.context}, for the answer too",
-                "shorten the prompt",
+                "shorten the prompt, or leave out pictures" if pictures else "shorten the prompt",
             )
+        end = 0
+        for picture in pictures:
+            if picture.start < end or not picture.whole:
+                raise GymError(ErrorCode.USAGE, "a picture does not fit its place in the prompt")
+            end = picture.start + picture.length
+        if end > len(ids):
+            raise GymError(ErrorCode.USAGE, "a picture ends beyond its prompt")
 
     def answer_tokens(self, request: GenerationRequest) -> int:
         """Most tokens of this answer: ``max_tokens``, or what context and KV cache have left.

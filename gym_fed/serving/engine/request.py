@@ -8,7 +8,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gym_fed.serving.forward.picture_rows import PlacedPicture
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "calls"]
@@ -90,6 +93,7 @@ class GenerationRequest:
         variant: Name of a variant; None: the base.
         user: To whom its tokens are charged: the queue is fair between users, not between requests.
         cache_key: It takes KV blocks only of requests with the same one.
+        pictures: In the prompt, in order.
         request_id: Its name in logs.
     """
 
@@ -98,6 +102,7 @@ class GenerationRequest:
     variant: str | None = None
     user: str = ""
     cache_key: str = ""
+    pictures: tuple[PlacedPicture, ...] = ()
     request_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 

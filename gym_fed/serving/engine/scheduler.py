@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gym_fed.serving.engine.sequence import GenerationSequence, ScheduledRequest
 from gym_fed.serving.engine.step_cost import StepCost
 from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.picture_rows import rows_between
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
@@ -104,7 +105,8 @@ class Scheduler:
             left -= len(ids)
             last = row.hidden is None and start + len(ids) == len(row.ids)
             step.rows.append(row)
-            step.chunks.append(Chunk(ids, row.cache, row.variant, last, row.hidden))
+            seen = rows_between(row.pictures, start, start + len(ids))
+            step.chunks.append(Chunk(ids, row.cache, row.variant, last, row.hidden, pictures=seen))
             step.prefill_tokens += len(ids)
 
     def _make_room(self, row: ScheduledRequest) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.guided import Guide
     from gym_fed.serving.forward.kv_cache import KVCache
     from gym_fed.serving.forward.loaded import LoadedVariant
+    from gym_fed.serving.forward.picture_rows import PlacedPicture
 
 
 class ScheduledRequest:
@@ -37,6 +38,9 @@ class ScheduledRequest:
 
     cache_key = ""
     """It takes KV blocks only of requests with the same one."""
+
+    pictures: tuple[PlacedPicture, ...] = ()
+    """In its prompt."""
 
     def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int]) -> None:
         self.user = user
@@ -106,15 +110,13 @@ class GenerationSequence(ScheduledRequest):
     ) -> None:
         request = generation.request
         super().__init__(request.user, request.variant, request.prompt_ids)
-        self.cache_key = request.cache_key
+        self.cache_key, self.pictures = request.cache_key, request.pictures
         self.generation = generation
-        self.max_tokens = max_tokens
-        self.guide = guide
+        self.max_tokens, self.guide = max_tokens, guide
         self._proposer = NgramProposer(self.ids, speculative_tokens) if speculative_tokens else None
         self.sampler = RowSampler(request.sampling, request.prompt_ids, end_ids)
         self.token_ids: list[int] = []
-        self.last_token_at = 0.0
-        self.submitted = time.monotonic()
+        self.last_token_at, self.submitted = 0.0, time.monotonic()
         self._end_ids = end_ids
         self._text = decoder.stream(request.prompt_ids, request.sampling.shown_token_ids)
         self._stops = StopTexts(request.sampling.stop)

@@ -23,6 +23,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.forward.kv_blocks import LayerShape
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.padded import BatchAttention
+from gym_fed.serving.forward.picture_rows import EmbeddedRows
 from gym_fed.serving.forward.torch_attention import Masks, attend_by_torch
 
 NAME = "gym_fed_packed"
@@ -58,6 +59,9 @@ class PackedTokens:
 
     batch: BatchAttention | None = None
     """In the place of ``spans``."""
+
+    pictures: EmbeddedRows | None = None
+    """What pictures give to tokens in the place of their embeddings."""
 
     plain: bool = True
     """Whether no layer capped its scores, had sinks, or a sliding window."""

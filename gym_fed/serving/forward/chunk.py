@@ -10,6 +10,7 @@ from gym_fed.serving.forward.attention import PackedTokens
 from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.forward.picture_rows import EmbeddedRows, rows_of_step
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Chunk:
         wants_logits: Whether to compute the logits after the last token.
         num_logits: After how many of its last tokens they are computed then; scoring a text needs more than one.
         hidden: Collects the last hidden states of its tokens, for an embedding.
+        pictures: What pictures give to its tokens in the place of their embeddings.
     """
 
     token_ids: list[int]
@@ -31,6 +33,7 @@ class Chunk:
     wants_logits: bool = True
     hidden: HiddenMean | None = None
     num_logits: int = 1
+    pictures: EmbeddedRows | None = None
 
     @property
     def rows(self) -> int:
@@ -63,4 +66,6 @@ def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
         spans.append((at, at + len(chunk.token_ids), chunk.cache))
         at += len(chunk.token_ids)
         ends.append(at)
-    return ends, PackedTokens(spans)
+    starts = [start for start, _, _ in spans]
+    pictures = rows_of_step([(at, chunk.pictures) for at, chunk in zip(starts, chunks, strict=True)])
+    return ends, PackedTokens(spans, pictures=pictures)

@@ -21,6 +21,7 @@ from gym_fed.serving.forward import attention, variant_terms
 from gym_fed.serving.forward.base_weights import Projection
 from gym_fed.serving.forward.packed_base import Pack, packed_anew
 from gym_fed.serving.forward.segments import StepRows
+from gym_fed.serving.forward.servable import language_part
 from gym_fed.serving.forward.step_buffers import StepBuffers
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
@@ -68,7 +69,7 @@ class Decoder:
     """
 
     def __init__(self, model: Any, layout: ModelLayout, windows: dict[int, int | None]) -> None:
-        config, body = model.config, model.model
+        config, body = language_part(model)
         first = body.layers[0].self_attn
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim, self._scale, self._inner = first.head_dim, first.scaling, config.intermediate_size
@@ -157,7 +158,7 @@ class Decoder:
         Args:
             token_ids: Of all requests, one behind the other.
             positions: Of each in its text.
-            tokens: The requests, with their caches.
+            tokens: The requests, with their caches, and what pictures give to tokens.
             step: The variants of the rows; None: all are of the base.
             wanted: The tokens after which logits are computed.
             path: Of the kernels.
@@ -170,6 +171,8 @@ class Decoder:
         at = self._buffers.of(len(token_ids))
         at.hidden.copy_(self._embedding.index_select(0, ids))
         self._add_embeddings(ids, at.hidden, step)
+        if tokens.pictures is not None:
+            tokens.pictures.put(at.hidden)
         cosine, sine = self._rotary(at.hidden, torch.tensor([positions]))
         angles = (cosine[0], sine[0])
         term: Tensor | None = None

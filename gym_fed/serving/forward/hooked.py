@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gym_fed.serving.forward import attention
+from gym_fed.serving.forward.picture_rows import EmbeddedRows
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.variant_layers import VariantLayers
@@ -36,14 +37,21 @@ class HookedForward:
         attention.register()
         self._model, self._device = model, torch.device(layout.device)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self._old_attention = model.config._attn_implementation
-        model.set_attn_implementation(attention.NAME)
+        self._old_attention = model.config.get_text_config()._attn_implementation
+        self._attend_by(attention.NAME)
         self._layers = VariantLayers(model, layout)
 
     def close(self) -> None:
         """Restore the model."""
         self._layers.remove()
-        self._model.set_attn_implementation(self._old_attention)
+        self._attend_by(self._old_attention)
+
+    def _attend_by(self, name: str) -> None:
+        """Set the attention of the language model; a part that reads pictures keeps its own."""
+        config = self._model.config
+        text = config.get_text_config()
+        key = next((key for key in config.sub_configs if getattr(config, key, None) is text), None)
+        self._model.set_attn_implementation(name if key is None else {key: name})
 
     def forward(
         self,
@@ -52,6 +60,7 @@ class HookedForward:
         step: StepRows | None,
         wanted: Sequence[int],
         with_states: bool = False,
+        pictures: EmbeddedRows | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """One forward within ``attention.packed``.
 
@@ -61,6 +70,7 @@ class HookedForward:
             step: The variants of the rows; None: all are of the base.
             wanted: The tokens after which logits are computed.
             with_states: Whether to return the last hidden states.
+            pictures: What they give to tokens in the place of embeddings, after the variants' terms.
 
         Returns:
             Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``.
@@ -71,10 +81,17 @@ class HookedForward:
             "use_cache": False,
         }
         states: list[Tensor] = []
-        watch = None
+        hooks = []
         if with_states:
-            watch = self._model.base_model.register_forward_hook(
-                lambda _module, _args, output: states.append(output.last_hidden_state[0])
+            hooks.append(
+                self._model.base_model.register_forward_hook(
+                    lambda _module, _args, output: states.append(output.last_hidden_state[0])
+                )
+            )
+        if pictures is not None:
+            embedding = self._model.get_input_embeddings()
+            hooks.append(
+                embedding.register_forward_hook(lambda _module, _args, output: pictures.put(output[0]))
             )
         self._layers.rows = step
         try:
@@ -87,6 +104,6 @@ class HookedForward:
                 logits = found[0].to(torch.float32)
         finally:
             self._layers.rows = None
-            if watch is not None:
-                watch.remove()
+            for hook in hooks:
+                hook.remove()
         return logits, states[0] if states else None

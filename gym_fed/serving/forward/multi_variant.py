@@ -185,7 +185,7 @@ class MultiVariantModel:
         if self._hooked is not None and (self._decoder is None or (merge and not self.packed)):
             pooled = any(chunk.hidden is not None for chunk in chunks)
             with attention.packed(tokens):
-                logits, states = self._hooked.forward(ids, positions, rows, wanted, pooled)
+                logits, states = self._hooked.forward(ids, positions, rows, wanted, pooled, tokens.pictures)
             self.forwards["transformers"] += 1
         else:
             assert self._decoder is not None  # a model without hooks has one

@@ -1,15 +1,15 @@
 """Automatic prefix caching: a prompt that begins as an earlier one takes the earlier one's KV blocks.
 
 Only full blocks are kept, and found by a chain: the scope, the tokens of the first block, then of the next. Keys are
-the tokens themselves and not their hashes, so nobody can make two prompts meet. A scope is one variant (by its digest,
-or the base) and one user: what one user has sent is never seen by another, not even by how long an answer takes.
+the tokens themselves and not their hashes, so nobody can make two prompts meet; of a picture they have the digest. A
+scope is one variant (by its digest, or the base) and one user: what one user has sent is never seen by another, not
+even by how long an answer takes.
 Blocks that no request uses any more stay until others need them; then the one goes that was not used for longest, and
 of one prompt its end before its beginning.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from gym_quant.kernels.attention import BLOCK_TOKENS
 
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.kv_pool import KVPool
+from gym_fed.serving.forward.picture_rows import PlacedPicture, block_key
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class _KeptBlock:
     """A full block, its place in the chain, and how its predecessors are found."""
 
     number: int
-    key: tuple[Hashable, bytes]
+    key: tuple[Hashable, Hashable]
     scope: Hashable
 
 
@@ -44,7 +45,7 @@ class PrefixCache:
         self.tokens_asked = 0
         self.tokens_found = 0
         self._pool = pool
-        self._blocks: dict[tuple[Hashable, bytes], int] = {}
+        self._blocks: dict[tuple[Hashable, Hashable], int] = {}
         self._entries: dict[int, _KeptBlock] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
         self._next = 0
@@ -54,7 +55,9 @@ class PrefixCache:
         """Blocks that can be found."""
         return len(self._entries)
 
-    def new_cache(self, scope: Hashable, token_ids: Sequence[int]) -> KVCache:
+    def new_cache(
+        self, scope: Hashable, token_ids: Sequence[int], pictures: Sequence[PlacedPicture] = ()
+    ) -> KVCache:
         """A cache with the longest beginning of the prompt that is there.
 
         Its ``length`` is the tokens that need no prefill. At least one token is left for a step, or there would be no
@@ -63,11 +66,12 @@ class PrefixCache:
         Args:
             scope: The variant's digest (None: the base) and the user; nothing of another scope is found.
             token_ids: The prompt.
+            pictures: In it.
         """
         found: list[int] = []
         parent: Hashable = (scope,)
         for start in range(0, (len(token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS, BLOCK_TOKENS):
-            block = self._blocks.get((parent, _tokens(token_ids, start)))
+            block = self._blocks.get((parent, block_key(token_ids, pictures, start, start + BLOCK_TOKENS)))
             if block is None:
                 break
             found.append(block)
@@ -76,17 +80,25 @@ class PrefixCache:
         self.tokens_found += BLOCK_TOKENS * len(found)
         return self._pool.new_cache(found)
 
-    def insert(self, scope: Hashable, token_ids: Sequence[int], cache: KVCache) -> None:
+    def insert(
+        self,
+        scope: Hashable,
+        token_ids: Sequence[int],
+        cache: KVCache,
+        pictures: Sequence[PlacedPicture] = (),
+    ) -> None:
         """Let others find the full blocks of a cache; those that are there already stay.
 
         Args:
             scope: As in ``new_cache``.
             token_ids: Of the tokens in the cache, from the first on; more are ignored.
             cache: Holds them.
+            pictures: Among them.
         """
         parent: Hashable = (scope,)
         for at in range(min(len(token_ids), cache.length) // BLOCK_TOKENS):
-            key = (parent, _tokens(token_ids, BLOCK_TOKENS * at))
+            start = BLOCK_TOKENS * at
+            key = (parent, block_key(token_ids, pictures, start, start + BLOCK_TOKENS))
             block = self._blocks.get(key)
             if block is None:
                 block = cache.blocks[at]
@@ -135,7 +147,3 @@ class PrefixCache:
 
     def _forget(self, block: int) -> None:
         del self._blocks[self._entries.pop(block).key]
-
-
-def _tokens(token_ids: Sequence[int], start: int) -> bytes:
-    return array("q", token_ids[start : start + BLOCK_TOKENS]).tobytes()

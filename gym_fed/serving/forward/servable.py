@@ -13,7 +13,14 @@ from gym_fed.serving.forward.plain_model import PlainModel
 
 MARK = "_gym_fed_multi_variant"
 """Attribute of a model that is being served."""
-DECODER_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+DECODER_CLASSES: tuple[str, ...] = (
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MistralForCausalLM",
+)
+_DECODER_BODIES = tuple(name.replace("ForCausalLM", "Model") for name in DECODER_CLASSES)
+"""Of models that read pictures."""
 _WINDOWED = ("full_attention", "sliding_attention")
 
 
@@ -71,20 +78,28 @@ def require_servable(model: nn.Module, kernel: str) -> None:
         )
 
 
+def language_part(model: Any) -> tuple[Any, Any]:
+    """Config and layers of what computes a model's tokens: of one that reads pictures, its language model's."""
+    text = model.config if isinstance(model, PlainModel) else model.config.get_text_config()
+    return text, model.model if text is model.config else model.get_decoder()
+
+
 def unfit(model: Any) -> str:
     """Why ``Decoder`` cannot compute a model; empty where it can."""
     if isinstance(model, PlainModel):
         return ""
-    kind, config = type(model), model.config
-    if kind.__name__ not in DECODER_CLASSES or not kind.__module__.startswith("transformers.models."):
-        return f"{kind.__name__} is none of {', '.join(DECODER_CLASSES)}"
+    config, body = language_part(model)
+    whole = config is model.config
+    kind, known = (type(model), DECODER_CLASSES) if whole else (type(body), _DECODER_BODIES)
+    if kind.__name__ not in known or not kind.__module__.startswith("transformers.models."):
+        return f"{kind.__name__} is none of {', '.join(known)}"
     if next(model.parameters()).device.type != "cpu":
         return "it is not on the CPU"
     if config.hidden_act != "silu":
         return f"hidden_act is {config.hidden_act}"
-    if 2 * model.model.rotary_emb.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
+    if 2 * body.rotary_emb.inv_freq.numel() != body.layers[0].self_attn.head_dim:
         return "a part of each head is not rotated"
-    for name, module in model.named_modules():
+    for name, module in (model if whole else body).named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks)
         if any(hooks) or "forward" in vars(module):
             return f"{name or 'the model'} has a hook"

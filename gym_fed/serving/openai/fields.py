@@ -85,10 +85,9 @@ _PICTURES = ("image_url", "input_image")
 
 
 def not_supported(what: str, kind: str, *supported: str) -> PydanticCustomError:
-    """Refuses something of a type by its name. A picture is never decoded: its remedy is another server."""
+    """Refuses something of a type by its name."""
     remedy = (
-        ". This server computes text models alone: describe the picture in words, or send it to a server of vision "
-        "models, such as vLLM or llama.cpp with --mmproj"
+        ". A picture belongs into a message of role user: as image_url in chat, as input_image in responses"
     )
     return PydanticCustomError(
         "unsupported",

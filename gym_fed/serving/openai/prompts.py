@@ -8,13 +8,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import LifoQueue
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.serving.filter.content_filter import texts_in
+from gym_fed.serving.openai.content_parts import ContentParts
+from gym_fed.serving.openai.message_pictures import MessagePictures
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, UserMessage, text_of
 from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
+
+if TYPE_CHECKING:
+    from gym_fed.serving.pictures.reader import ExpandedPrompt, PictureReader
 
 _COPIES = 2
 _CHARACTERS_A_TOKEN = 8
@@ -34,6 +39,7 @@ class Prompts:
         vocab_size: Rows of the model's embedding: the token ids that exist.
         context: Tokens of the longest prompt; None: the engine alone judges lengths.
         tool_format: How the model writes tool calls; ``auto`` goes by its template.
+        pictures: Reads them; None: the model reads text alone.
 
     Attributes:
         tools: How the template takes tools.
@@ -41,18 +47,46 @@ class Prompts:
     """
 
     def __init__(
-        self, tokenizer: Any, vocab_size: int, context: int | None = None, tool_format: str = AUTO
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        context: int | None = None,
+        tool_format: str = AUTO,
+        pictures: PictureReader | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._context = context
         self._has_template = bool(tokenizer.chat_template)
-        # A fast tokenizer refuses to be used from two threads at once.
+        # transformers' fast tokenizers refuse to be used from two threads at once.
         self._free: LifoQueue[Any] = LifoQueue()
-        for _ in range(_COPIES):
+        for _ in range(_COPIES):  # of a plain tokenizer they share what is large
             self._free.put(copy.deepcopy(tokenizer))
         control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.tools = ToolTemplate(self._render, control, tool_format)
         self.names = TemplateNames(tokenizer)
+        self._pictures = pictures
+        self._parts = None if pictures is None else ContentParts(self._plain)
+
+    def pictures_of(self, messages: list[Message]) -> MessagePictures:
+        """The pictures of a request.
+
+        Raises:
+            RequestError: As ``MessagePictures``.
+        """
+        return MessagePictures(messages, self._pictures)
+
+    def expanded(self, messages: list[Message], seen: MessagePictures, **how: Any) -> ExpandedPrompt:
+        """``of_messages`` of the request's messages, or of some of them, with the tokens of their pictures."""
+        prompt = seen.expand(self.of_messages(messages, **how), messages)
+        if self._context is not None and prompt.runs and len(prompt) >= self._context:
+            raise RequestError(
+                f"the prompt has {len(prompt):,} tokens with those of its pictures; the context has {self._context:,}, "
+                "for the answer too",
+                param="messages",
+                name="context_length_exceeded",
+                hint="send fewer pictures, or smaller ones",
+            )
+        return prompt
 
     def of_messages(
         self,
@@ -80,7 +114,7 @@ class Prompts:
                 name="unsupported_parameter",
                 hint="POST the text to /v1/completions",
             )
-        rows, tools = self.tools.prepare([_row(message) for message in messages], tools)
+        rows, tools = self.tools.prepare([self._row(message) for message in messages], tools)
         if self._may_be_long(json.dumps([rows, tools])):
             self._require_fits(self._render(rows, tools, **variables), "messages")
         how = {**variables, "tokenize": True, "return_dict": True, "sanitize_control_tokens": True}
@@ -128,6 +162,11 @@ class Prompts:
         with self._a_tokenizer() as tokenizer:
             return list(tokenizer.convert_ids_to_tokens(token_ids))
 
+    def _row(self, message: Message) -> dict[str, Any]:
+        """With a mark for each picture, where the model reads them."""
+        text = text_of(message.content) if self._parts is None else self._parts.marked(message.content)
+        return _row(message, text)
+
     def _render(
         self,
         rows: list[dict[str, Any]],
@@ -139,6 +178,13 @@ class Prompts:
         return str(self._template(rows, tools, tokenize=False, add_generation_prompt=prompt, **variables))
 
     def _template(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **how: Any) -> Any:
+        return self._applied(rows if self._parts is None else self._parts.shaped(rows), tools, **how)
+
+    def _plain(self, rows: list[dict[str, Any]]) -> str:
+        """The template's text of rows that are as it takes them."""
+        return str(self._applied(rows, None, tokenize=False, add_generation_prompt=False))
+
+    def _applied(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **how: Any) -> Any:
         from jinja2 import TemplateError
 
         try:
@@ -205,12 +251,12 @@ def texts_of(messages: list[Message], tools: list[dict[str, Any]] | None) -> Ite
     yield from texts_in(tools)
 
 
-def _row(message: Message) -> dict[str, Any]:
+def _row(message: Message, content: str) -> dict[str, Any]:
     """A message as templates expect it: text, and arguments of calls as objects."""
     if isinstance(message, ToolMessage):
-        return {"role": "tool", "content": text_of(message.content), "tool_call_id": message.tool_call_id}
+        return {"role": "tool", "content": content, "tool_call_id": message.tool_call_id}
     role = "system" if message.role == "developer" else message.role
-    row: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    row: dict[str, Any] = {"role": role, "content": content}
     if isinstance(message, AssistantMessage) and message.tool_calls:
         row["tool_calls"] = [
             {

@@ -16,7 +16,9 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses_request import (
     CallItem,
     CallOutputItem,
+    ContentParts,
     ContentText,
+    ImageContent,
     JsonSchemaFormat,
     MessageItem,
     NamedFunctionTool,
@@ -36,6 +38,8 @@ _FIELDS = {
 }
 """Fields of chat by the names that they have here."""
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
+_PART = re.compile(r"\.content\[\d+\]")
+"""A picture's, which has the same number here."""
 _TOOL_FUNCTION = re.compile(r"(tools\[\d+\])\.function")
 
 
@@ -111,7 +115,9 @@ class ResponsesAsChat:
     def _param(self, param: str) -> str:
         if (found := _MESSAGE.match(param)) is not None:
             index = int(found[1]) - len(self._instructions())
-            return "instructions" if index < 0 else self._origins[index]
+            part = _PART.match(param[found.end() :])
+            where = part[0] if part else ""
+            return "instructions" if index < 0 else f"{self._origins[index]}{where}"
         first, _, more = _TOOL_FUNCTION.sub(r"\1", param).partition(".")
         first = _FIELDS.get(first, first)
         if first == "text.format":
@@ -128,7 +134,7 @@ class ResponsesAsChat:
 
     def _add_item(self, item: MessageItem | CallItem | CallOutputItem, origin: str) -> None:
         if isinstance(item, MessageItem):
-            self._add({"role": item.role, "content": _text(item.content)}, origin)
+            self._add({"role": item.role, "content": _content(item.content)}, origin)
         elif isinstance(item, CallOutputItem):
             message = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
             self._add(message, origin)
@@ -165,6 +171,20 @@ class ResponsesAsChat:
         if isinstance(choice, NamedFunctionTool):
             return {"type": "function", "function": {"name": choice.name}}
         return choice
+
+
+def _content(content: ContentParts) -> str | list[dict[str, Any]]:
+    """A text, or parts in their order where pictures are among them."""
+    if isinstance(content, str):
+        return content
+    if not any(isinstance(part, ImageContent) for part in content):
+        return "".join(part.text for part in content if not isinstance(part, ImageContent))
+    return [
+        {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
+        if isinstance(part, ImageContent)
+        else {"type": "text", "text": part.text}
+        for part in content
+    ]
 
 
 def _text(content: ContentText) -> str:

@@ -56,9 +56,22 @@ class _RefusalContent(RequestModel):
         return self.refusal
 
 
-_Content = Annotated[
+class ImageContent(RequestModel):
+    """A picture as a data URL; pictures that were uploaded before have ids, and there are none here."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high"] | None = None
+    file_id: Annotated[Any, only()] = None
+
+
+_Texts = Annotated[
     Annotated[_TextContent | _RefusalContent, Field(discriminator="type")],
     known_type("content parts", "input_text", "output_text", "refusal"),
+]
+_Parts = Annotated[
+    Annotated[_TextContent | _RefusalContent | ImageContent, Field(discriminator="type")],
+    known_type("content parts", "input_text", "output_text", "refusal", "input_image"),
 ]
 
 
@@ -69,7 +82,11 @@ def _kind(value: Any) -> str:
 _TEXT_OR_LIST = Discriminator(_kind)  # so that an error is reported of the form that is meant
 
 ContentText = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Annotated[list[_Content], Field(min_length=1)], Tag("list")],
+    Annotated[str, Tag("text")] | Annotated[Annotated[list[_Texts], Field(min_length=1)], Tag("list")],
+    _TEXT_OR_LIST,
+]
+ContentParts = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Annotated[list[_Parts], Field(min_length=1)], Tag("list")],
     _TEXT_OR_LIST,
 ]
 
@@ -79,7 +96,7 @@ class MessageItem(RequestModel):
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: ContentText
+    content: ContentParts
     id: ItemId | None = None
     status: ItemStatus | None = None
     phase: Annotated[Any, only("final_answer")] = None

@@ -1,8 +1,9 @@
-"""The schemas of ``POST /v1/chat/completions`` (text alone), ``/v1/completions`` and ``/v1/embeddings``."""
+"""The schemas of ``POST /v1/chat/completions``, ``/v1/completions`` and ``/v1/embeddings``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -27,17 +28,35 @@ class TextPart(RequestModel):
     text: str
 
 
-def _text_parts_only(value: Any) -> Any:
-    """Refuse pictures, sound and files by their names."""
-    if isinstance(value, list):
-        for part in value:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
-                raise not_supported("content parts", kind, "text")
-    return value
+class ImageUrl(RequestModel):
+    """A picture as a data URL."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
 
 
-Content = Annotated[str | Annotated[list[TextPart], Field(min_length=1)], BeforeValidator(_text_parts_only)]
+class ImagePart(RequestModel):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+def _parts_only(*kinds: str) -> BeforeValidator:
+    """Refuse parts of other kinds, such as sound and files, by their names."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list):
+            for part in value:
+                kind = part.get("type") if isinstance(part, dict) else None
+                if isinstance(kind, str) and kind not in kinds:
+                    raise not_supported("content parts", kind, *kinds)
+        return value
+
+    return BeforeValidator(check)
+
+
+Content = Annotated[str | Annotated[list[TextPart], Field(min_length=1)], _parts_only("text")]
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+UserContent = Annotated[str | Annotated[list[Part], Field(min_length=1)], _parts_only("text", "image_url")]
 Nothing = Annotated[Any, only([])]
 
 
@@ -78,7 +97,7 @@ class InstructionMessage(_Message):
 
 class UserMessage(_Message):
     role: Literal["user"]
-    content: Content
+    content: UserContent
 
 
 class AssistantMessage(_Message):
@@ -108,11 +127,13 @@ Message = Annotated[
 ]
 
 
-def text_of(content: str | list[TextPart] | None) -> str:
-    """The text of a message, its parts joined."""
+def text_of(content: str | Sequence[TextPart | ImagePart] | None, picture: str = "") -> str:
+    """The text of a message, its parts joined, with another text for each picture."""
     if content is None:
         return ""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else picture for part in content)
 
 
 MAX_MESSAGES = 4096

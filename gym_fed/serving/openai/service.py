@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.engine.generation import Generation, PendingEmbedding
     from gym_fed.serving.filter.content_filter import ContentFilter
+    from gym_fed.serving.forward.picture_rows import PlacedPicture
+    from gym_fed.serving.pictures.reader import ExpandedPrompt, PictureReader
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
@@ -95,6 +97,7 @@ class OpenAIService:
         stored: Keeps answers for later requests; None keeps none.
         embedding_size: Numbers of an embedding; None: not known.
         tool_format: How the model writes tool calls; ``auto`` goes by its chat template.
+        pictures: Reads those of messages; None: the model reads text alone.
     """
 
     def __init__(
@@ -112,10 +115,12 @@ class OpenAIService:
         stored: StoredAnswers | None = None,
         embedding_size: int | None = None,
         tool_format: str = AUTO,
+        pictures: PictureReader | None = None,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
-        self._prompts = Prompts(tokenizer, vocab_size, context, tool_format)
+        self._pictures = pictures
+        self._prompts = Prompts(tokenizer, vocab_size, context, tool_format, pictures)
         self.tokenizing = Tokenizing(catalogue, self._prompts, context)
         self._fingerprint = fingerprint
         self._max_at_once = max_at_once
@@ -240,13 +245,13 @@ class OpenAIService:
         model = self.catalogue.resolve(request.model, caller)
         tools = ToolUse(request, self._prompts.tools)
         variables = self._prompts.names.of(request)
-        render = partial(
-            self._prompts.of_messages, tools=tools.shown, open_call=tools.required, variables=variables
-        )
+        seen = self._prompts.pictures_of(request.messages)
+        how = {"tools": tools.shown, "open_call": tools.required, "variables": variables}
+        render = partial(self._prompts.expanded, seen=seen, **how)
         if form.truncate and self._context is not None:
-            ids = ids_that_fit(request.messages, render, self._context, request.longest)
+            prompt = ids_that_fit(request.messages, render, self._context, request.longest)
         else:
-            ids = render(request.messages)
+            prompt = render(request.messages)
         sampling = request.sampling(
             max_tokens=request.longest,
             logprobs=request.num_logprobs,
@@ -266,11 +271,24 @@ class OpenAIService:
         if screening is not None and screening.refuses(texts, caller.name):
             return PendingRefusal(answer(0, screening.refusals(request.n or 1)))
         refusals = EngineErrors(model, "messages", "tools" if tools.held else request.guiding_field)
-        generations = self._submit([ids], sampling, request, model, caller, "messages", refusals)
+        placed = self._placed(prompt, caller, refusals)
+        generations = self._submit(
+            [prompt.ids], sampling, request, model, caller, "messages", refusals, placed
+        )
         choices = [self._choice(tools.parser(fragments=screening is None)) for _ in generations]
         return self._pending(
-            form.url, answer(len(ids), choices), generations, request, caller, refusals, form.renamed
+            form.url, answer(len(prompt), choices), generations, request, caller, refusals, form.renamed
         )
+
+    def _placed(
+        self, prompt: ExpandedPrompt, caller: Caller, refusals: EngineErrors
+    ) -> tuple[PlacedPicture, ...]:
+        """The pictures of a prompt; nothing is computed for a request that the engine would refuse."""
+        if self._pictures is None or not prompt.runs:
+            return ()
+        with refusals:
+            self._engine.require_room(prompt.ids, caller.name)
+        return self._pictures.placed(prompt, caller.name)
 
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
@@ -324,6 +342,7 @@ class OpenAIService:
         caller: Caller,
         param: str,
         refusals: EngineErrors,
+        pictures: tuple[PlacedPicture, ...] = (),
     ) -> list[Generation]:
         """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
         answers = len(prompts) * (request.n or 1)
@@ -341,6 +360,7 @@ class OpenAIService:
                         model.variant,
                         caller.name,
                         request.prompt_cache_key or "",
+                        pictures,
                     )
                     with refusals:
                         started.append(self._engine.submit(wanted))

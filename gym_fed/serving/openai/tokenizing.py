@@ -81,7 +81,8 @@ class Tokenizing:
     def _ids_of(self, request: TokenizeRequest) -> list[int]:
         if request.messages is not None:
             tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
-            return self._prompts.of_messages(request.messages, tools or None)
+            seen = self._prompts.pictures_of(request.messages)
+            return self._prompts.expanded(request.messages, seen, tools=tools or None).ids
         if not request.prompt:
             return []
         return self._prompts.of_input(

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
+from typing import TypeVar
 
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import InstructionMessage, Message, UserMessage
 
-Render = Callable[[list[Message]], list[int]]
-"""Messages as token ids; a ``RequestError`` named ``context_length_exceeded`` where they are far too many."""
+PromptT = TypeVar("PromptT", bound=Sized)
+Render = Callable[[list[Message]], PromptT]
+"""Messages as a prompt, whose length is its tokens; a ``RequestError`` named ``context_length_exceeded`` where they are
+far too many."""
 
 _ROOM = 4
 """A quarter of the context at most is left free for an answer."""
 
 
 def ids_that_fit(
-    messages: Sequence[Message], render: Render, context: int, max_tokens: int | None
-) -> list[int]:
-    """Token ids of a conversation without as many of its oldest turns as it takes to fit.
+    messages: Sequence[Message], render: Render[PromptT], context: int, max_tokens: int | None
+) -> PromptT:
+    """The prompt of a conversation without as many of its oldest turns as it takes to fit.
 
     A turn is a question with all that follows it up to the next one, so a call is not parted from its result. System
     messages and the last turn stay.
 
     Args:
         messages: The conversation.
-        render: Makes ids of a part of it.
+        render: Makes a prompt of a part of it.
         context: Tokens of prompt and answer together.
         max_tokens: Of the answer; room for them is left, but at most a quarter of the context.
 
@@ -40,7 +43,7 @@ def ids_that_fit(
         first = starts[turn]
         return [one for index, one in enumerate(messages) if index >= first or _stays(one)]
 
-    def fitting(turn: int) -> list[int] | None:
+    def fitting(turn: int) -> PromptT | None:
         try:
             ids = render(from_turn(turn))
         except RequestError as error:

@@ -14,6 +14,7 @@ from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.processors import is_processor
 from gym_fed.training.algorithms._token_losses import (
     anchored,
     check_token_loss,
@@ -28,7 +29,6 @@ from gym_fed.training.rows.packing import pack_best_fit
 from gym_fed.training.run.job import Job
 from gym_fed.training.vision.conversations import (
     encode_image_rows,
-    is_processor,
     require_no_images,
 )
 

@@ -20,8 +20,9 @@ from gym_fed.data.row_counts import IGNORED
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, write_atomically
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.modeling.processors import is_processor
 from gym_fed.text import plain
-from gym_fed.training.vision.conversations import is_processor, is_vision_model
+from gym_fed.training.vision.conversations import is_vision_model
 
 FORMAT_VERSION = 1
 """Also counts the rules of encoding: rows that were kept under others are not read again."""

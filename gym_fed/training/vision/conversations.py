@@ -21,10 +21,10 @@ from gym_fed.data.rows import Row, place_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.modeling.processors import load_processor, unreadable
 from gym_fed.models import images_type, quiet_loading, resolve
 from gym_fed.training.run.requirements import require_package
 from gym_fed.training.vision.image_size import ImageLimits
-from gym_fed.training.vision.pictures_alone import films_left_out
 
 _PLACE = "<image>"
 
@@ -33,11 +33,6 @@ def is_vision_model(name_or_path: str) -> bool:
     """Whether the model's config has a part that reads images."""
     file = Path(resolve(name_or_path)) / "config.json"
     return file.is_file() and "vision_config" in read_object(file)
-
-
-def is_processor(tokenizer: Any) -> bool:
-    """Whether what was handed in as a tokenizer prepares images, too."""
-    return getattr(tokenizer, "image_processor", None) is not None
 
 
 def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
@@ -52,16 +47,16 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
         GymError: ``MISSING_DEPENDENCY`` for packages that prepare images, ``MODEL_INVALID`` for broken files.
     """
     import torch
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForImageTextToText
 
     from gym_fed.modeling.architecture import require_architecture
 
     require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
     source = resolve(name_or_path)
     require_architecture(name_or_path, Path(source))
+    processor = load_processor(name_or_path)
     try:
-        with quiet_loading(), films_left_out():
-            processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        with quiet_loading():
             model = AutoModelForImageTextToText.from_pretrained(
                 source,
                 local_files_only=True,
@@ -70,22 +65,8 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
                 attn_implementation="sdpa",
                 **arguments,
             )
-    except (ImportError, AttributeError) as error:
-        # Some processors need torchvision for pictures, too; transformers raises several errors for that.
-        require_package("torchvision", f"model: {name_or_path} has a processor that", "vision")
-        raise _unreadable(name_or_path, error) from error
-    except (OSError, ValueError, KeyError, RecursionError) as error:
-        raise _unreadable(name_or_path, error) from error
-    if not is_processor(processor):
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{name_or_path}: has no processor for images",
-            "put processor_config.json or preprocessor_config.json beside the model",
-        )
-    if processor.chat_template is None:  # a repository may carry it beside the tokenizer alone
-        processor.chat_template = processor.tokenizer.chat_template
-    if processor.tokenizer.pad_token is None:
-        processor.tokenizer.pad_token = processor.tokenizer.eos_token
+    except (ImportError, AttributeError, OSError, ValueError, KeyError, RecursionError) as error:
+        raise unreadable(name_or_path, error) from error
     return model.eval(), processor
 
 
@@ -374,12 +355,3 @@ def _size(source: str, number: int) -> tuple[int, int]:
 
 def _bad(number: int, problem: str, remedy: str) -> GymError:
     return GymError(ErrorCode.DATA_INVALID, f"row {number} {problem}", remedy)
-
-
-def _unreadable(name: str, error: Exception) -> GymError:
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return GymError(
-        ErrorCode.MODEL_INVALID,
-        f"{name}: cannot be read as a vision-language model: {first_line}",
-        "restore its files, or give another folder",
-    )

@@ -136,7 +136,7 @@ def test_a_known_field_that_is_not_supported_is_refused_by_its_name(
         ({"messages": [*USER, {"role": "user"}]}, "messages[1].content", "missing_required_parameter"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content",
+            "messages[0].content[0]",
             "unsupported_parameter",
         ),
         ({"messages": [{**USER[0], "name": "ann"}]}, "messages[0].name", "unsupported_parameter"),

@@ -6,6 +6,7 @@ they are in the files, and pictures are prepared by transformers' own PIL code.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +27,9 @@ def films_left_out() -> Iterator[None]:
         yield
         return
     from transformers import processing_utils
-    from transformers.models.auto import video_processing_auto
 
-    module: Any = video_processing_auto
+    # By its name: as an attribute of its package it is a stand-in that asks for torchvision, until it is imported.
+    module: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
     kinds: Any = processing_utils.MODALITY_TO_BASE_CLASS_MAPPING
     before, kind = module.AutoVideoProcessor, kinds["video_processor"]
     module.AutoVideoProcessor = _Stand

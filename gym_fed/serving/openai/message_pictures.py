@@ -1,0 +1,111 @@
+"""The pictures of a request's messages: read from their data URLs, and refused by their places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
+from gym_fed.serving.pictures.decoding import Picture, read_picture, require_few
+
+if TYPE_CHECKING:
+    from gym_fed.serving.pictures.processor import ProcessedPicture
+    from gym_fed.serving.pictures.reader import ExpandedPrompt, PictureReader
+
+_NO_PICTURES = (
+    "content parts of type 'image_url' are not supported here: text alone. This server computes {what}: describe the "
+    "picture in words, or send it to a server of vision models, such as vLLM or llama.cpp with --mmproj"
+)
+
+
+class MessagePictures:
+    """The pictures of one request.
+
+    Args:
+        messages: Of the request.
+        reader: Of the model; None: it reads none.
+        what: The model computes, for the refusal.
+
+    Raises:
+        RequestError: For a picture that is refused by its header, and for any where the model reads none.
+    """
+
+    def __init__(
+        self, messages: Sequence[Message], reader: PictureReader | None, what: str = "text models alone"
+    ) -> None:
+        self._reader = reader
+        self._read: dict[int, tuple[Picture, str]] = {}
+        self._processed: dict[bytes, ProcessedPicture] = {}
+        for place, part in _parts(messages):
+            if reader is None:
+                raise RequestError(
+                    f"field {place!r}: {_NO_PICTURES.format(what=what)}",
+                    param=place,
+                    name="unsupported_parameter",
+                )
+            with _refusals(f"{place}.image_url"):
+                picture = read_picture(part.image_url.url, part.image_url.detail or "auto")
+                reader.processor.require_detail(picture)
+            self._read[id(part)] = picture, f"{place}.image_url"
+        with _refusals("messages"):
+            require_few([picture for picture, _ in self._read.values()])
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def expand(self, ids: list[int], messages: Sequence[Message]) -> ExpandedPrompt:
+        """A prompt of some of the messages, as the chat template writes it, with its pictures' tokens.
+
+        Raises:
+            RequestError: For a broken picture, and for a template that does not write a place for each.
+        """
+        from gym_fed.serving.pictures.reader import ExpandedPrompt
+
+        if self._reader is None or not self._read:
+            return ExpandedPrompt(ids)
+        read = [self._read[id(part)] for _, part in _parts(messages)]
+        places = self._reader.places(ids)
+        if places != len(read):
+            raise RequestError(
+                f"this model's chat template writes {places} places for {len(read)} pictures",
+                param="messages",
+                hint="start the server with a chat template for pictures (chat_template)",
+            )
+        return self._reader.expand(
+            ids, [(picture, self._process(self._reader, picture, place)) for picture, place in read]
+        )
+
+    def _process(self, reader: PictureReader, picture: Picture, place: str) -> ProcessedPicture:
+        found = self._processed.get(picture.digest)
+        if found is None:
+            with _refusals(place):
+                found = self._processed[picture.digest] = reader.processor.process(picture)
+        return found
+
+
+def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, ImagePart]]:
+    """Every picture and its place, in order."""
+    for index, message in enumerate(messages):
+        if isinstance(message, UserMessage) and not isinstance(message.content, str):
+            for number, part in enumerate(message.content):
+                if isinstance(part, ImagePart):
+                    yield f"messages[{index}].content[{number}]", part
+
+
+@contextmanager
+def _refusals(place: str) -> Iterator[None]:
+    """Name the place in what is refused within; all of it is the request's fault."""
+    try:
+        yield
+    except GymError as error:
+        if error.code not in (ErrorCode.USAGE, ErrorCode.TOO_LARGE):
+            raise
+        raise RequestError(
+            f"field {place!r}: {error.message}",
+            param=place,
+            name="image_too_large" if error.code is ErrorCode.TOO_LARGE else "invalid_image",
+            hint=error.hint,
+        ) from error

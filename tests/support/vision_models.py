@@ -1,0 +1,287 @@
+"""Tiny vision models of random weights, of the families that are served, with their own processors and templates."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gym_fed.modeling import pictures_alone
+from gym_fed.models import load_tokenizer
+
+PARTS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ 'PLACE' }}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""As the families' own: contents are lists of parts."""
+TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+    "initializer_range": 0.2,
+}
+
+
+def _tokenizer(*tokens: str, **names: str) -> Any:
+    tokenizer = load_tokenizer("gym-nano")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    for key, token in names.items():
+        setattr(tokenizer, key, token)
+    return tokenizer
+
+
+def _ends(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def _llava() -> tuple[Any, Any]:
+    from transformers import (
+        CLIPImageProcessorPil,
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    tokenizer = _tokenizer("<image>")
+    processor = LlavaProcessor(
+        CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=PARTS.replace("PLACE", "<image>"),
+    )
+    config = LlavaConfig(
+        text_config=LlamaConfig(**TEXT, **_ends(tokenizer)),
+        vision_config=CLIPVisionConfig(**{**VISION, "image_size": 32}),
+        image_token_index=processor.image_token_id,
+    )
+    return LlavaForConditionalGeneration(config), processor
+
+
+def _llava_next() -> tuple[Any, Any]:
+    from transformers import (
+        CLIPVisionConfig,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
+        LlavaNextImageProcessorPil,
+        LlavaNextProcessor,
+        MistralConfig,
+    )
+
+    tokenizer = _tokenizer("<image>")
+    grid = [[16, 32], [32, 16], [32, 32]]
+    processor = LlavaNextProcessor(
+        LlavaNextImageProcessorPil(
+            size={"shortest_edge": 16},
+            crop_size={"height": 16, "width": 16},
+            image_grid_pinpoints=grid,
+        ),
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=PARTS.replace("PLACE", "<image>"),
+    )
+    config = LlavaNextConfig(
+        text_config=MistralConfig(**TEXT, **_ends(tokenizer), sliding_window=None),
+        vision_config=CLIPVisionConfig(**VISION),
+        image_token_index=processor.image_token_id,
+        image_grid_pinpoints=grid,
+    )
+    return LlavaNextForConditionalGeneration(config), processor
+
+
+_IDEFICS_TOKENS = (
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    *(f"<row_{row}_col_{col}>" for row in (1, 2) for col in (1, 2)),
+)
+
+
+def _idefics3() -> tuple[Any, Any]:
+    from transformers import (
+        Idefics3Config,
+        Idefics3ForConditionalGeneration,
+        Idefics3ImageProcessorPil,
+        Idefics3Processor,
+        LlamaConfig,
+    )
+
+    tokenizer = _tokenizer(*_IDEFICS_TOKENS)
+    processor = Idefics3Processor(
+        Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size={"longest_edge": 16}),
+        tokenizer,
+        image_seq_len=1,
+        chat_template=PARTS.replace("PLACE", "<image>"),
+    )
+    config = Idefics3Config(
+        text_config=LlamaConfig(**TEXT, **_ends(tokenizer)),
+        vision_config={**VISION, "model_type": "idefics3_vision"},
+        image_token_id=processor.image_token_id,
+        scale_factor=2,
+    )
+    return Idefics3ForConditionalGeneration(config), processor
+
+
+def _smolvlm() -> tuple[Any, Any]:
+    from transformers import (
+        LlamaConfig,
+        SmolVLMConfig,
+        SmolVLMForConditionalGeneration,
+        SmolVLMImageProcessorPil,
+        SmolVLMProcessor,
+    )
+
+    tokenizer = _tokenizer(*_IDEFICS_TOKENS, "<video>")
+    processor = SmolVLMProcessor(
+        SmolVLMImageProcessorPil(size={"longest_edge": 32}, max_image_size={"longest_edge": 16}),
+        tokenizer,
+        _no_films(),
+        image_seq_len=1,
+        chat_template=PARTS.replace("PLACE", "<image>"),
+    )
+    config = SmolVLMConfig(
+        text_config=LlamaConfig(**TEXT, **_ends(tokenizer)),
+        vision_config={**VISION, "model_type": "smolvlm_vision"},
+        image_token_id=processor.image_token_id,
+        scale_factor=2,
+    )
+    return SmolVLMForConditionalGeneration(config), processor
+
+
+def _internvl() -> tuple[Any, Any]:
+    from transformers import (
+        GotOcr2ImageProcessorPil,
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        InternVLProcessor,
+        InternVLVisionConfig,
+        Qwen2Config,
+    )
+
+    names = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
+    tokenizer = _tokenizer(*names.values())
+    tokenizer._set_model_specific_special_tokens(names)
+    processor = InternVLProcessor(
+        GotOcr2ImageProcessorPil(size={"height": 16, "width": 16}, crop_to_patches=True, max_patches=4),
+        tokenizer,
+        _no_films(),
+        image_seq_length=1,
+        chat_template=PARTS.replace("PLACE", "<IMG_CONTEXT>"),
+    )
+    vision = InternVLVisionConfig(**{**VISION, "image_size": [16, 16], "patch_size": [8, 8]})
+    config = InternVLConfig(
+        text_config=Qwen2Config(**TEXT, **_ends(tokenizer)),
+        vision_config=vision,
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=1,
+    )
+    return InternVLForConditionalGeneration(config), processor
+
+
+def _mistral3() -> tuple[Any, Any]:
+    from transformers import (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        MistralConfig,
+        PixtralImageProcessorPil,
+        PixtralProcessor,
+        PixtralVisionConfig,
+    )
+
+    tokenizer = _tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    processor = PixtralProcessor(
+        PixtralImageProcessorPil(size={"longest_edge": 32}, patch_size=8),
+        tokenizer,
+        patch_size=8,
+        spatial_merge_size=2,
+        chat_template=PARTS.replace("PLACE", "[IMG]"),
+    )
+    config = Mistral3Config(
+        text_config=MistralConfig(**TEXT, **_ends(tokenizer), head_dim=8, sliding_window=None),
+        vision_config=PixtralVisionConfig(**{**VISION, "image_size": 64}),
+        image_token_index=processor.image_token_id,
+        spatial_merge_size=2,
+    )
+    return Mistral3ForConditionalGeneration(config), processor
+
+
+def _no_films() -> Any:
+    """What stands in for a processor of films where torchvision is missing; only within ``films_left_out``."""
+    return pictures_alone._Stand.from_pretrained("")
+
+
+MAKERS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "llava": _llava,
+    "llava_next": _llava_next,
+    "idefics3": _idefics3,
+    "smolvlm": _smolvlm,
+    "internvl": _internvl,
+    "mistral3": _mistral3,
+}
+
+
+def vision_model(family: str, folder: Path) -> Path:
+    """A model of this family in a folder."""
+    torch.manual_seed(0)
+    with pictures_alone.films_left_out():
+        model, processor = MAKERS[family]()
+    with torch.no_grad():  # so that greedy answers are not all of one token
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def drawn(seed: int, width: int = 32, height: int = 32) -> Any:
+    """A picture of random pixels."""
+    from PIL import Image
+
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
+    return Image.fromarray(pixels.numpy())
+
+
+def data_url(picture: Any, kind: str = "png", **how: Any) -> str:
+    """As the openai client's callers send it."""
+    data = BytesIO()
+    picture.save(data, kind, **how)
+    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def image_part(url: str, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **more}}
