@@ -86,7 +86,7 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    from gym_fed.modeling.architecture import require_architecture
+    from gym_fed.modeling.architecture import images_type, require_architecture, require_text
     from gym_fed.modeling.checkpoint import class_of
     from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
 
@@ -98,7 +98,7 @@ def load_model(
     if not headless:
         _require_words(name_or_path, Path(source))
     if not images:
-        _require_text(name_or_path, Path(source))
+        require_text(name_or_path, Path(source))
     adapter = Path(source) / "adapter_config.json"
     if adapter.is_file():
         require_base_model(name_or_path, Path(source))
@@ -135,30 +135,6 @@ def _require_words(name: str, folder: Path) -> None:
             ErrorCode.MODEL_INVALID,
             f"{name}: is a reward model, which scores answers and writes none",
             "use it as the grader reward_model or as ppo.critic, or give a language model",
-        )
-
-
-def images_type(folder: Path) -> str | None:
-    """The type of a model that reads images and that transformers has no text-only class for; None for others."""
-    with suppress(OSError, ValueError, AttributeError):  # loading will say so
-        config = read_object(folder / "config.json")
-        if "vision_config" not in config:
-            return None
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
-
-        if config.get("model_type") not in TEXT_CLASSES:
-            return str(config.get("model_type"))
-    return None
-
-
-def _require_text(name: str, folder: Path) -> None:
-    """Refuse a model that reads images and that transformers has no text-only class for."""
-    if (kind := images_type(folder)) is not None:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{name}: is a {kind} model, which reads images; it is trained, saved and served by `gym api` here, "
-            "but the rest takes models of text",
-            "load its folder with transformers (AutoModelForImageTextToText), or give a model of text",
         )
 
 

@@ -215,7 +215,8 @@ def learned(result: TrainResult) -> str:
 
 def _next(settings: TrainingConfig, folder: Path) -> str:
     """What a trained model is good for."""
-    from gym_fed.models import images_type, resolve
+    from gym_fed.modeling.architecture import images_type
+    from gym_fed.models import resolve
 
     if settings.model is not None and images_type(Path(resolve(settings.model))) is not None:
         return "load it with transformers, for it reads images; gym chat and gym api take models of text"

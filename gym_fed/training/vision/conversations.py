@@ -21,8 +21,9 @@ from gym_fed.data.rows import Row, place_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.modeling.architecture import images_type
 from gym_fed.modeling.processors import load_processor, unreadable
-from gym_fed.models import images_type, quiet_loading, resolve
+from gym_fed.models import quiet_loading, resolve
 from gym_fed.training.run.requirements import require_package
 from gym_fed.training.vision.image_size import ImageLimits
 
