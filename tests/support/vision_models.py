@@ -57,7 +57,7 @@ def _ends(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _llava() -> tuple[Any, Any]:
+def _llava(changes: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import (
         CLIPImageProcessorPil,
         CLIPVisionConfig,
@@ -77,14 +77,14 @@ def _llava() -> tuple[Any, Any]:
         chat_template=PARTS.replace("PLACE", "<image>"),
     )
     config = LlavaConfig(
-        text_config=LlamaConfig(**TEXT, **_ends(tokenizer)),
+        text_config=LlamaConfig(**TEXT, **_ends(tokenizer), **changes),
         vision_config=CLIPVisionConfig(**{**VISION, "image_size": 32}),
         image_token_index=processor.image_token_id,
     )
     return LlavaForConditionalGeneration(config), processor
 
 
-def _llava_next() -> tuple[Any, Any]:
+def _llava_next(changes: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import (
         CLIPVisionConfig,
         LlavaNextConfig,
@@ -109,7 +109,7 @@ def _llava_next() -> tuple[Any, Any]:
         chat_template=PARTS.replace("PLACE", "<image>"),
     )
     config = LlavaNextConfig(
-        text_config=MistralConfig(**TEXT, **_ends(tokenizer), sliding_window=None),
+        text_config=MistralConfig(**TEXT, **_ends(tokenizer), **changes, sliding_window=None),
         vision_config=CLIPVisionConfig(**VISION),
         image_token_index=processor.image_token_id,
         image_grid_pinpoints=grid,
@@ -126,7 +126,7 @@ _IDEFICS_TOKENS = (
 )
 
 
-def _idefics3() -> tuple[Any, Any]:
+def _idefics3(changes: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import (
         Idefics3Config,
         Idefics3ForConditionalGeneration,
@@ -143,7 +143,7 @@ def _idefics3() -> tuple[Any, Any]:
         chat_template=PARTS.replace("PLACE", "<image>"),
     )
     config = Idefics3Config(
-        text_config=LlamaConfig(**TEXT, **_ends(tokenizer)),
+        text_config=LlamaConfig(**TEXT, **_ends(tokenizer), **changes),
         vision_config={**VISION, "model_type": "idefics3_vision"},
         image_token_id=processor.image_token_id,
         scale_factor=2,
@@ -151,7 +151,7 @@ def _idefics3() -> tuple[Any, Any]:
     return Idefics3ForConditionalGeneration(config), processor
 
 
-def _smolvlm() -> tuple[Any, Any]:
+def _smolvlm(changes: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import (
         LlamaConfig,
         SmolVLMConfig,
@@ -169,7 +169,7 @@ def _smolvlm() -> tuple[Any, Any]:
         chat_template=PARTS.replace("PLACE", "<image>"),
     )
     config = SmolVLMConfig(
-        text_config=LlamaConfig(**TEXT, **_ends(tokenizer)),
+        text_config=LlamaConfig(**TEXT, **_ends(tokenizer), **changes),
         vision_config={**VISION, "model_type": "smolvlm_vision"},
         image_token_id=processor.image_token_id,
         scale_factor=2,
@@ -177,7 +177,7 @@ def _smolvlm() -> tuple[Any, Any]:
     return SmolVLMForConditionalGeneration(config), processor
 
 
-def _internvl() -> tuple[Any, Any]:
+def _internvl(changes: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import (
         GotOcr2ImageProcessorPil,
         InternVLConfig,
@@ -204,7 +204,7 @@ def _internvl() -> tuple[Any, Any]:
     )
     vision = InternVLVisionConfig(**{**VISION, "image_size": [16, 16], "patch_size": [8, 8]})
     config = InternVLConfig(
-        text_config=Qwen2Config(**TEXT, **_ends(tokenizer)),
+        text_config=Qwen2Config(**TEXT, **_ends(tokenizer), **changes),
         vision_config=vision,
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
         image_seq_length=1,
@@ -212,7 +212,7 @@ def _internvl() -> tuple[Any, Any]:
     return InternVLForConditionalGeneration(config), processor
 
 
-def _mistral3() -> tuple[Any, Any]:
+def _mistral3(changes: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import (
         Mistral3Config,
         Mistral3ForConditionalGeneration,
@@ -231,7 +231,7 @@ def _mistral3() -> tuple[Any, Any]:
         chat_template=PARTS.replace("PLACE", "[IMG]"),
     )
     config = Mistral3Config(
-        text_config=MistralConfig(**TEXT, **_ends(tokenizer), head_dim=8, sliding_window=None),
+        text_config=MistralConfig(**TEXT, **_ends(tokenizer), **changes, head_dim=8, sliding_window=None),
         vision_config=PixtralVisionConfig(**{**VISION, "image_size": 64}),
         image_token_index=processor.image_token_id,
         spatial_merge_size=2,
@@ -244,7 +244,7 @@ def _no_films() -> Any:
     return pictures_alone._Stand.from_pretrained("")
 
 
-MAKERS: dict[str, Callable[[], tuple[Any, Any]]] = {
+MAKERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
     "llava": _llava,
     "llava_next": _llava_next,
     "idefics3": _idefics3,
@@ -254,11 +254,11 @@ MAKERS: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 
-def vision_model(family: str, folder: Path) -> Path:
-    """A model of this family in a folder."""
+def vision_model(family: str, folder: Path, **text: Any) -> Path:
+    """A model of this family in a folder; ``text`` changes the config of its language model."""
     torch.manual_seed(0)
     with pictures_alone.films_left_out():
-        model, processor = MAKERS[family]()
+        model, processor = MAKERS[family](text)
     with torch.no_grad():  # so that greedy answers are not all of one token
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -285,3 +285,30 @@ def data_url(picture: Any, kind: str = "png", **how: Any) -> str:
 
 def image_part(url: str, **more: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def expected(folder: Path, rows: list[dict[str, Any]], pictures: list[Any], tokens: int, **how: Any) -> Any:
+    """What transformers makes of a conversation: its prompt's ids, and the greedy answer's.
+
+    Args:
+        folder: The model's.
+        rows: Contents are lists of parts, ``{"type": "image"}`` among them.
+        pictures: In their order.
+        tokens: Of the answer.
+        how: ``model``: in place of the folder's. Else settings of the processor.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    from gym_fed.modeling.processors import load_processor
+
+    model = how.pop("model", None) or AutoModelForImageTextToText.from_pretrained(folder).eval()
+    processor = load_processor(str(folder))
+    text = processor.tokenizer.apply_chat_template(
+        rows, tokenize=False, add_generation_prompt=True, chat_template=processor.chat_template
+    )
+    made = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt", **how)
+    inputs = {key: value for key, value in made.items() if "token_type" not in key}
+    with torch.inference_mode():
+        found = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)[0].tolist()
+    length = inputs["input_ids"].shape[1]
+    return found[:length], found[length:]

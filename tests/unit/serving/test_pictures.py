@@ -1,0 +1,360 @@
+"""Pictures in chat: the answers of transformers' own generate, whatever the engine does with prompt and cache."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForImageTextToText
+
+from gym_fed.config.serving import EngineConfig, ServingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.openai.catalogue import LOCAL, Caller
+from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.responses import RESPONSES
+from gym_fed.serving.openai.service import CHAT
+from gym_fed.serving.openai.tokenizing import TOKENIZE
+from gym_fed.serving.setup import Serving, open_serving
+from tests.support.variants import merged, write_random_delta
+from tests.support.vision_models import MAKERS, data_url, drawn, expected, image_part, vision_model
+
+TOKENS = 10
+NEEDS = {"smolvlm": "num2words", "mistral3": "torchvision"}
+"""What transformers' processors of some families need besides."""
+
+
+def words(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+FIRST, SECOND = drawn(1, 40, 24), drawn(2, 30, 30)
+ASKED = [
+    {"role": "system", "content": "Be kind."},
+    {
+        "role": "user",
+        "content": [words("What "), image_part(data_url(FIRST)), words("is?"), image_part(data_url(SECOND))],
+    },
+]
+ROWS = [
+    {"role": "system", "content": [words("Be kind.")]},
+    {"role": "user", "content": [words("What "), {"type": "image"}, words("is?"), {"type": "image"}]},
+]
+
+
+def opened(folder: Path, **changes: Any) -> Serving:
+    return open_serving(ServingConfig(base=str(folder), device="cpu", num_threads=1, **changes))
+
+
+def body(serving: Serving, messages: Any = ASKED, **more: Any) -> dict[str, Any]:
+    return {
+        "model": serving.served_name,
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": TOKENS,
+        **more,
+    }
+
+
+def answer(
+    serving: Serving, messages: Any = ASKED, caller: Caller = LOCAL, **more: Any
+) -> tuple[list[int], Any]:
+    """The answer's token ids, and the usage."""
+    pending = serving.service.begin(CHAT, body(serving, messages, **more), caller)
+    usage = pending.run()["usage"]
+    (generation,) = pending._generations
+    return list(generation.result().token_ids), usage
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vision_model("llava", tmp_path_factory.mktemp("models") / "llava")
+
+
+@pytest.fixture(scope="module")
+def idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vision_model("idefics3", tmp_path_factory.mktemp("models") / "idefics3")
+
+
+@pytest.fixture(scope="module")
+def serving(llava: Path) -> Iterator[Serving]:
+    with opened(llava) as found:
+        yield found
+
+
+@pytest.mark.parametrize("family", MAKERS)
+def test_the_answer_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    if (package := NEEDS.get(family)) is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"transformers' processor of {family} needs {package}")
+    folder = vision_model(family, tmp_path / family)
+    ids, wanted = expected(folder, ROWS, [FIRST, SECOND], TOKENS)
+    with opened(folder) as serving:
+        found, usage = answer(serving)
+        assert serving.served.forward == "decoder"
+        assert (found, usage["prompt_tokens"]) == (wanted, len(ids))
+        count = serving.service.tokenizing.answer(TOKENIZE, {"messages": ASKED}, LOCAL)
+        assert count["tokens"] == ids
+        other = [{"role": "user", "content": "What is?"}]
+        text = [{"role": "user", "content": [words("What is?")]}]
+        assert answer(serving, other)[0] == expected(folder, text, None, TOKENS)[1]
+    assert len(set(wanted)) > 2
+
+
+def test_the_general_forward_reads_pictures_too(tmp_path: Path) -> None:
+    folder = vision_model("llava", tmp_path / "llava", hidden_act="gelu")
+    with opened(folder) as serving:
+        assert serving.served.forward == "transformers"
+        assert answer(serving)[0] == expected(folder, ROWS, [FIRST, SECOND], TOKENS)[1]
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_a_chunk_may_end_within_a_picture(tmp_path: Path, act: str) -> None:
+    folder = vision_model("llava", tmp_path / "llava", hidden_act=act)
+    with opened(folder, engine=EngineConfig(max_batch_tokens=16)) as serving:
+        ids = serving.service.tokenizing.answer(TOKENIZE, {"messages": ASKED}, LOCAL)["tokens"]
+        assert serving.service._pictures is not None
+        places = serving.service._pictures.places
+        assert any(places(ids[end - 1 : end + 1]) == 2 for end in range(16, len(ids), 16))
+        found, _ = answer(serving)
+        assert found == expected(folder, ROWS, [FIRST, SECOND], TOKENS)[1]
+
+
+def test_a_prefix_is_found_again_with_the_same_picture_alone(serving: Serving, llava: Path) -> None:
+    user = Caller("prefixes", base=True)
+    one = [{"role": "user", "content": [image_part(data_url(FIRST)), words("a" * 40)]}]
+    other = [{"role": "user", "content": [image_part(data_url(SECOND)), words("a" * 40)]}]
+    rows = [{"role": "user", "content": [{"type": "image"}, words("a" * 40)]}]
+    wanted = [expected(llava, rows, [picture], TOKENS)[1] for picture in (FIRST, SECOND)]
+    assert wanted[0] != wanted[1]
+    cached = []
+    for messages, ids in ((one, wanted[0]), (other, wanted[1]), (one, wanted[0]), (other, wanted[1])):
+        found, usage = answer(serving, messages, user)
+        assert found == ids
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert cached[:2] == [0, 0]
+    assert min(cached[2:]) >= 32
+
+
+def test_features_are_computed_once_a_picture_and_owner(serving: Serving) -> None:
+    pictures = serving.service._pictures
+    assert pictures is not None
+    messages = [{"role": "user", "content": [image_part(data_url(drawn(9)))] * 2}]
+    before = pictures.encoder.computed
+    for caller, computed in (("ann", 1), ("ann", 1), ("ben", 2)):
+        answer(serving, messages, Caller(caller))
+        assert pictures.encoder.computed - before == computed
+
+
+def test_a_preempted_request_reads_its_picture_again(llava: Path) -> None:
+    """There is room for one prompt and a half, and every answer outgrows it."""
+    ids, wanted = expected(llava, ROWS, [FIRST, SECOND], 60)
+    with opened(llava) as serving:
+        per_token = serving.served.bytes_per_token
+    room = EngineConfig(kv_cache_size=per_token * 2 * (len(ids) + 40), prefix_cache=False)
+    with opened(llava, engine=room) as serving:
+        asked = body(serving, max_tokens=60)
+        pending = [serving.service.begin(CHAT, asked, Caller(name)) for name in ("ann", "ben")]
+        for one in pending:
+            one.run()
+            (generation,) = one._generations
+            assert list(generation.result().token_ids) == wanted
+        assert serving.engine.stats().preemptions > 0
+
+
+def sign_rule(name: str, shape: tuple[int, ...]) -> Any:
+    return ("bitdelta", {}) if "language_model.layers" in name and len(shape) == 2 else None
+
+
+def lora_rule(name: str, shape: tuple[int, ...]) -> Any:
+    return ("lora", {"rank": 4}) if "language_model.layers" in name and len(shape) == 2 else None
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_variants_of_the_language_model_read_pictures(llava: Path, tmp_path: Path, act: str) -> None:
+    folder = llava if act == "silu" else vision_model("llava", tmp_path / "llava", hidden_act=act)
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    deltas = {
+        "signs": write_random_delta(model, tmp_path / "signs.gymdelta", sign_rule, seed=1),
+        "lora": write_random_delta(model, tmp_path / "lora.gymdelta", lora_rule, seed=2),
+    }
+    store_of(folder, tmp_path / "store", deltas)
+    with opened(folder, variants=tmp_path / "store", require_signature=False) as serving:
+        found = {}
+        for name, delta in deltas.items():
+            _, wanted = expected(folder, ROWS, [FIRST, SECOND], TOKENS, model=merged(model, delta))
+            found[name], _ = answer(serving, model=f"{serving.served_name}:{name}")
+            assert found[name] == wanted
+        found["base"], _ = answer(serving)
+    assert len({tuple(ids) for ids in found.values()}) == 3
+
+
+def test_a_variant_that_changes_how_pictures_are_read_is_refused(llava: Path, tmp_path: Path) -> None:
+    model: Any = AutoModelForImageTextToText.from_pretrained(llava).eval()
+
+    def rule(name: str, shape: tuple[int, ...]) -> Any:
+        return ("bitdelta", {}) if "multi_modal_projector" in name and len(shape) == 2 else None
+
+    delta = write_random_delta(model, tmp_path / "eyes.gymdelta", rule, seed=1)
+    store_of(llava, tmp_path / "store", {"eyes": delta})
+    with opened(llava, variants=tmp_path / "store", require_signature=False) as serving:
+        with pytest.raises(GymError, match="multi_modal_projector") as caught:
+            answer(serving, model=f"{serving.served_name}:eyes")
+        assert caught.value.code is ErrorCode.MODEL_INVALID
+
+
+def store_of(folder: Path, where: Path, deltas: dict[str, Path]) -> None:
+    """A store of unsigned variants."""
+    from gym_fed.serving.base import load_base
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.store.store import VariantStore
+
+    model, _, base = load_base(str(folder), [], "float32")
+    with (
+        MultiVariantModel(model) as served,
+        VariantStore.open(
+            where, base=base, layout=served.layout, cache_bytes=10**8, require_signature=False
+        ) as store,
+    ):
+        for name, delta in deltas.items():
+            store.add(delta, None, name=name, owner="ann")
+
+
+def test_responses_read_pictures_as_chat_does(serving: Serving) -> None:
+    items = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "What is?"},
+                {"type": "input_image", "image_url": data_url(FIRST), "detail": "auto"},
+            ],
+        }
+    ]
+    chat = [{"role": "user", "content": [words("What is?"), image_part(data_url(FIRST))]}]
+    wanted, usage = answer(serving, chat)
+    asked = {"model": serving.served_name, "input": items, "temperature": 0, "max_output_tokens": TOKENS}
+    pending = serving.service.begin(RESPONSES, {**asked, "store": True}, LOCAL)
+    made = pending.run()
+    (generation,) = pending._generations
+    assert list(generation.result().token_ids) == wanted
+    assert made["usage"]["input_tokens"] == usage["prompt_tokens"]
+    more = {**asked, "input": "And?", "previous_response_id": made["id"]}
+    later = serving.service.begin(RESPONSES, more, LOCAL).run()
+    assert later["usage"]["input_tokens"] > usage["prompt_tokens"]
+
+
+def test_a_broken_picture_is_refused_by_its_place(serving: Serving) -> None:
+    good, cut = image_part(data_url(FIRST)), data_url(drawn(5))[:-400]
+    cut += "=" * (-len(cut.partition(",")[2]) % 4)
+    places = (
+        (CHAT, "messages", [{"role": "user", "content": [good, image_part(cut)]}]),
+        (
+            RESPONSES,
+            "input",
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        words("x") | {"type": "input_text"},
+                        {"type": "input_image", "image_url": cut},
+                    ],
+                }
+            ],
+        ),
+    )
+    for url, field, value in places:
+        with pytest.raises(RequestError, match="broken") as caught:
+            serving.service.handle(url, {"model": serving.served_name, field: value}, LOCAL)
+        assert caught.value.code.http_status == 400
+        assert str(caught.value.param).startswith(f"{field}[0].content[1]")
+
+
+def test_a_places_text_from_a_user_is_text(serving: Serving, llava: Path) -> None:
+    said = "is <image> one?"
+    found, usage = answer(serving, [{"role": "user", "content": [words(said), image_part(data_url(FIRST))]}])
+    plain, _ = answer(serving, [{"role": "user", "content": said}])
+    assert usage["prompt_tokens"] > 16
+    assert found != plain
+    assert serving.service._pictures is not None
+    ids = serving.service.tokenizing.answer(
+        TOKENIZE, {"messages": [{"role": "user", "content": said}]}, LOCAL
+    )["tokens"]
+    assert serving.service._pictures.places(ids) == 0
+
+
+def test_detail_is_what_the_model_has(serving: Serving, idefics3: Path) -> None:
+    with pytest.raises(RequestError, match="reads pictures in one way") as caught:
+        answer(serving, [{"role": "user", "content": [image_part(data_url(FIRST), detail="low")]}])
+    assert caught.value.param == "messages[0].content[0].image_url"
+    rows = [{"role": "user", "content": [{"type": "image"}]}]
+    lengths = {}
+    with opened(idefics3) as other:
+        for detail, parts in (("low", False), ("high", True)):
+            asked = [{"role": "user", "content": [image_part(data_url(FIRST), detail=detail)]}]
+            found, usage = answer(other, asked)
+            ids, wanted = expected(idefics3, rows, [FIRST], TOKENS, do_image_splitting=parts)
+            assert (found, usage["prompt_tokens"]) == (wanted, len(ids))
+            lengths[detail] = len(ids)
+    assert lengths["low"] < lengths["high"]
+
+
+def test_more_pictures_than_the_context_has_room_for_are_refused_before_they_are_read(llava: Path) -> None:
+    with opened(llava, engine=EngineConfig(max_context=64)) as serving:
+        with pytest.raises(RequestError, match="tokens with those of its pictures") as caught:
+            answer(serving, [{"role": "user", "content": [image_part(data_url(FIRST))] * 4}])
+        assert caught.value.name == "context_length_exceeded"
+        assert serving.service._pictures is not None
+        assert serving.service._pictures.encoder.computed == 0
+
+
+def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serving) -> None:
+    turn = [
+        {"role": "user", "content": [{"type": "input_image", "image_url": data_url(FIRST)}]},
+        {"role": "assistant", "content": "yes " * 40},
+    ]
+    last = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(SECOND)}]}
+    asked = {"model": serving.served_name, "max_output_tokens": 4, "input": [*turn * 8, last]}
+    with pytest.raises(RequestError, match="context"):
+        serving.service.handle(RESPONSES, asked, LOCAL)
+    made = serving.service.handle(RESPONSES, {**asked, "truncation": "auto"}, LOCAL)
+    assert 16 < made["usage"]["input_tokens"] < 512
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{{ m.content }}", "no place for pictures"),
+        (
+            "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+            "{% endif %}",
+            "0 places for 2 pictures",
+        ),
+    ],
+)
+def test_a_template_without_places_takes_text_alone(llava: Path, content: str, why: str) -> None:
+    template = "{% for m in messages %}{{ m.role }}: " + content + "\n{% endfor %}"
+    with opened(llava, chat_template=template) as serving:
+        assert answer(serving, [{"role": "user", "content": "x"}])[0]
+        with pytest.raises(RequestError, match=why) as caught:
+            answer(serving)
+        assert "chat_template" in caught.value.hint
+
+
+def test_a_family_that_is_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
+    for kind, why in (
+        ("qwen2_vl", "M-RoPE"),
+        ("paligemma", "both directions"),
+        ("aria", "has not been tried"),
+    ):
+        (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}", "vision_config": {{}}}}')
+        with pytest.raises(GymError, match=f"{kind} model.*{why}") as caught:
+            opened(tmp_path)
+        assert (caught.value.code, "vLLM" in caught.value.hint) == (ErrorCode.MODEL_INVALID, True)
+
+
+def test_a_base_of_another_number_format_is_described_as_in_float32(llava: Path) -> None:
+    with opened(llava, dtype="bfloat16") as narrow, opened(llava) as wide:
+        assert narrow.base == wide.base
+        assert any("vision_tower" in name for name in narrow.base.shapes)
+        assert len(answer(narrow)[0]) > 0
