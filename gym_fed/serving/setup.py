@@ -118,7 +118,7 @@ def open_serving(config: ServingConfig) -> Serving:
         usage_log = _usage_log(config, base, stack)
         service = OpenAIService(
             engine,
-            Catalogue(name, store, base.digest),
+            Catalogue(name, store, base.digest, reads_pictures=pictures is not None),
             tokenizer,
             vocab_size=model.get_input_embeddings().weight.shape[0],
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",

@@ -60,15 +60,19 @@ class Model:
         variant: None is the base.
         owner: Of the variant; ``gym`` for the base.
         created: Unix seconds.
+        reads_pictures: Whether messages may have them.
     """
 
     name: str
     variant: str | None
     owner: str
     created: int
+    reads_pictures: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": self.owner}
+        """OpenAI's fields, and where pictures are read what a message may have."""
+        found = {"id": self.name, "object": "model", "created": self.created, "owned_by": self.owner}
+        return {**found, "input_modalities": ["text", "image"]} if self.reads_pictures else found
 
 
 class Catalogue:
@@ -78,13 +82,22 @@ class Catalogue:
         served_name: Of the base; has no colon.
         registry: The variants; None: the base alone is served.
         base_digest: Of the base; variants of another one are not listed.
+        reads_pictures: Whether the base and its variants do.
     """
 
-    def __init__(self, served_name: str, registry: VariantStore | None = None, base_digest: str = "") -> None:
+    def __init__(
+        self,
+        served_name: str,
+        registry: VariantStore | None = None,
+        base_digest: str = "",
+        *,
+        reads_pictures: bool = False,
+    ) -> None:
         self.served_name = served_name
         self._base_digest = base_digest
         self._registry = registry
-        self._base = Model(served_name, None, "gym", int(time.time()))
+        self._reads_pictures = reads_pictures
+        self._base = Model(served_name, None, "gym", int(time.time()), reads_pictures)
 
     def resolve(self, name: str, caller: Caller) -> Model:
         """The model of this name.
@@ -146,4 +159,5 @@ class Catalogue:
             raise
 
     def _model(self, record: VariantRecord) -> Model:
-        return Model(f"{self.served_name}:{record.name}", record.name, record.owner, int(record.created_at))
+        name = f"{self.served_name}:{record.name}"
+        return Model(name, record.name, record.owner, int(record.created_at), self._reads_pictures)
