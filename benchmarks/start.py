@@ -2,12 +2,13 @@
 
     python benchmarks/start.py [--quick] [--json] [--plot FILE] [--part seconds|memory] [--model FOLDER] [--runs N]
 
-``seconds``: gym-nano, in processes of their own, until `/health` and the first answer; wall and CPU time. The peer is
-the import of PyTorch alone, in a process of its own.
+``seconds``: gym-nano, in processes of their own, until `/health`, the first answer, and an answered chat after that;
+wall and CPU time. The peer is the import of PyTorch alone, in a process of its own.
 
-``memory``: a model folder in bfloat16, as ``auto`` and ``int8``, the latter packed at the start, and mapped. A process
-loads the libraries, notes its memory, opens the server's parts and answers once. What it took at most beyond that is
-divided by the weights' bytes in bfloat16. The figure with the libraries in it is shown beside it.
+``memory``: a model folder in bfloat16, as ``auto``, ``int8`` and ``int4``, the latter two packed at the start, and
+mapped. A process serves gym-nano once, which loads the libraries, and notes its memory. Then it opens a server's parts
+for the model, and answers once. What it took at most beyond that is divided by the weights' bytes in bfloat16. The
+figure with the libraries in it is shown beside it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from _report import Report, options
 
 PARTS = ("seconds", "memory")
 AIM_SECONDS, AIM_PEAK = 2.0, 1.1
+STARTS = ("auto", "int8, packed", "int8, mapped", "int4, packed", "int4, mapped")
 _SIDE = Path(__file__).with_name("_start_side.py")
 _ADDRESS = re.compile(rb"listening at (http://\S+?);")
 
@@ -106,6 +108,9 @@ def started(environment: dict[str, str]) -> dict[str, float]:
             found["wall until the first answer"] = time.perf_counter() - began
             times = psutil.Process(process.pid).cpu_times()
             found["cpu until the first answer"] = times.user + times.system
+            said = [{"role": "user", "content": "abc"}]
+            post(f"{address}/v1/chat/completions", {"model": "gym-nano", "messages": said, "max_tokens": 1})
+            found["wall until a chat after it"] = time.perf_counter() - began
         finally:
             process.send_signal(signal.SIGINT)
             process.stderr.read()
@@ -142,9 +147,9 @@ def memory(report: Report, environment: dict[str, str], runs: int, model: str) -
     peaks: dict[str, list[float]] = {}
     for number in range(runs):
         home = Path(environment["GYM_HOME"]) / f"run-{number}"
-        for what, format in (("auto", "auto"), ("int8, packed", "int8"), ("int8, mapped", "int8")):
-            found = side(environment | {"GYM_HOME": str(home)}, model, format)
-            assert found["mapped"] == (what == "int8, mapped"), found
+        for what in STARTS:
+            found = side(environment | {"GYM_HOME": str(home)}, model, what.partition(",")[0])
+            assert found["mapped"] == what.endswith("mapped"), found
             peaks.setdefault(what, []).append((found["peak"] - found["libraries"]) / found["weights"])
             report.figure(f"memory_{what}_run_{number}_seconds", found["seconds"])
             whole = found["peak"] / found["weights"]
@@ -152,7 +157,7 @@ def memory(report: Report, environment: dict[str, str], runs: int, model: str) -
     for what, figures in peaks.items():
         report.compare(f"peak, {what}", statistics.median(figures), unit="of the weights in bfloat16")
         spread(report, f"peak, {what}", figures)
-    for what in ("auto", "int8, mapped"):
+    for what in STARTS:
         report.aim(f"peak, {what}", figure=statistics.median(peaks[what]), aim=AIM_PEAK, better="lower")
 
 

@@ -7,7 +7,6 @@ stay where they are and are multiplied one by one, so that nothing is copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -142,8 +141,8 @@ class Projection:
         for stop in range(1, len(formats) + 1):
             if stop < len(formats) and formats[stop] == formats[start]:
                 continue
-            weight = partial(_joined, self._modules[start:stop])
-            packed = pack(f"{name}.{start}", formats[start], weight)
+            weights = [module.weight.detach() for module in self._modules[start:stop]]
+            packed = pack(f"{name}.{start}", formats[start], weights)
             part = slice(self._places[start].start, self._places[stop - 1].stop)
             self._linears.append((packed, part))
             found += packed.nbytes
@@ -152,8 +151,3 @@ class Projection:
             release_pages(module.weight)  # the embedding may keep it, and needs few of its rows
             module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
         return found
-
-
-def _joined(modules: Sequence[nn.Linear]) -> Tensor:
-    weights = [module.weight.detach() for module in modules]
-    return torch.cat(weights) if len(weights) > 1 else weights[0]

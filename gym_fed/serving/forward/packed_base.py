@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from gym_quant.errors import CodecError
 from gym_quant.linear import PackedLinear, get_linear
 from gym_quant.packed_file import open_packed, write_packed
@@ -19,9 +20,8 @@ from torch import Tensor
 
 from gym_fed.files import make_folder
 
-Weight = Callable[[], Tensor]
-Pack = Callable[[str, str, Weight], PackedLinear]
-"""A layer's name in the file, its format, and its weight ``[out, in]``, called where it has to be packed."""
+Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
+"""A layer's name in the file, its format, and the weights ``[out, in]`` that are one below the other in it."""
 
 LAYOUT = 1
 """Of the tiles and of what is packed together; goes up with every change of either."""
@@ -32,14 +32,33 @@ KEPT_FORMATS = ("int8", "int4")
 _log = logging.getLogger(__name__)
 
 
-def packed_anew(_name: str, format: str, weight: Weight) -> PackedLinear:
-    """Pack without a file."""
-    return get_linear(format).pack(weight())
+class Packer:
+    """Packs layer after layer without a file.
+
+    Weights that become one matrix are joined in one buffer: one for each would leave holes between the packed ones.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0)
+
+    def __call__(self, _name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
+        return get_linear(format).pack(weights[0] if len(weights) == 1 else self._joined(weights))
+
+    def _joined(self, weights: Sequence[Tensor]) -> Tensor:
+        count, dtype = sum(weight.numel() for weight in weights), weights[0].dtype
+        if self._buffer.numel() < count or self._buffer.dtype != dtype:
+            self._buffer = torch.empty(count, dtype=dtype, device=weights[0].device)
+        return torch.cat(list(weights), out=self._buffer[:count].view(-1, weights[0].shape[1]))
+
+
+def packed_anew(name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
+    """Pack one layer without a file."""
+    return Packer()(name, format, weights)
 
 
 def pack_base(decoder_pack: Callable[[str, Pack], int], format: str, kept: PackedBase | None) -> None:
     """Pack a decoder's layers, or take them from the base's file, which is written where it was not there."""
-    decoder_pack(format, packed_anew if kept is None else kept.pack)
+    decoder_pack(format, Packer() if kept is None else kept.pack)
     if kept is not None:
         kept.save()
 
@@ -68,6 +87,7 @@ class PackedBase:
         self.path = folder / name
         self._given: dict[str, PackedLinear] = {}
         self._new: dict[str, PackedLinear] = {}
+        self._packer = Packer()
         self._open()
 
     @property
@@ -75,15 +95,16 @@ class PackedBase:
         """Whether the file was there, and every layer that was taken so far came from it."""
         return bool(self._given) and not self._new
 
-    def pack(self, name: str, format: str, weight: Weight) -> PackedLinear:
+    def pack(self, name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
         """The layer of the file; where there is none, it is packed, and ``save`` writes it."""
         found = self._given.get(name)
         if found is None or found.format != format:
-            found = self._new[name] = packed_anew(name, format, weight)
+            found = self._new[name] = self._packer(name, format, weights)
         return found
 
     def save(self) -> None:
         """Write the file where layers were packed. A disk that cannot take it is logged: this start has its layers."""
+        self._packer = Packer()  # without the buffer
         if not self._new:
             return
         try:

@@ -10,6 +10,12 @@ _BLOCK = 1 << 20
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x[..., in] @ weight.T`` in float32; no copy of the whole weight is made."""
-    wide, step = x.to(torch.float32), max(1, _BLOCK // weight.shape[1])
-    return torch.cat([wide @ block.to(torch.float32).T for block in torch.split(weight, step)], dim=-1)
+    """``x[..., in] @ weight.T`` in float32; no copy of the whole weight is made, and one buffer holds every block."""
+    rows, cols = weight.shape
+    wide, step = x.to(torch.float32).reshape(-1, cols), max(1, _BLOCK // cols)
+    found = torch.empty(len(wide), rows, device=weight.device)
+    buffer = torch.empty(min(step, rows), cols, device=weight.device)
+    for start in range(0, rows, step):
+        block = weight[start : start + step]
+        torch.mm(wide, buffer[: len(block)].copy_(block).T, out=found[:, start : start + len(block)])
+    return found.reshape(*x.shape[:-1], rows)

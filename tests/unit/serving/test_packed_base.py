@@ -48,7 +48,7 @@ def test_the_second_start_maps_what_the_first_packed(
     first, kept = started(folder, tmp_path / "home", format, plain=plain)
     assert not kept.is_mapped
     assert [kept.path] == list((tmp_path / "home").iterdir())
-    monkeypatch.setattr(packed_base, "packed_anew", None)  # nothing is packed again
+    monkeypatch.setattr(packed_base.Packer, "__call__", None)  # nothing is packed again
     second, again = started(folder, tmp_path / "home", format, plain=plain)
     assert again.is_mapped
     assert torch.equal(first, second)
@@ -105,7 +105,7 @@ def test_only_the_files_that_were_used_last_are_kept(tmp_path: Path, folder: Pat
     others = []
     for number in range(KEPT_FILES):
         other = PackedBase(home, f"sha256:{str(number) * 64}", "bfloat16", "int8")
-        other.pack("head", "bfloat16", lambda: torch.ones(32, 16))
+        other.pack("head", "bfloat16", [torch.ones(32, 16)])
         if number == KEPT_FILES - 1:
             PackedBase(home, *(kept._labels[key] for key in ("base", "dtype", "format")))  # a start uses it
         other.save()
@@ -130,3 +130,15 @@ def test_a_server_keeps_its_packed_base_in_the_home_folder(
 def test_a_transformers_model_with_no_file_is_packed_as_before(tmp_path: Path) -> None:
     with MultiVariantModel(build("llama"), base_format="int8") as served:
         assert served.packed
+
+
+def test_weights_are_joined_in_one_buffer_that_no_packed_layer_lies_in() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(rows, 64, generator=generator).to(torch.bfloat16) for rows in (32, 64, 32)]
+    packer = packed_base.Packer()
+    first = packer("a", "bfloat16", weights[:2])
+    second = packer("b", "bfloat16", weights[1:])
+    alone = packer("c", "bfloat16", weights[:1])
+    assert torch.equal(first.decode_block(0, 96), torch.cat(weights[:2]).float())
+    assert torch.equal(second.decode_block(0, 96), torch.cat(weights[1:]).float())
+    assert torch.equal(alone.decode_block(0, 32), weights[0].float())
