@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.openai.strict_json import strict_json
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_LINE_BYTES = 16 << 20
@@ -181,7 +181,7 @@ def _parse(number: int, raw: bytes) -> BatchRequest:
     if len(raw) > MAX_LINE_BYTES:
         raise _LineProblem("line", f"is longer than {MAX_LINE_BYTES} bytes")
     try:
-        found = json.loads(raw, parse_constant=_no_constant)
+        found = strict_json(raw)
     except ValueError as error:
         raise _LineProblem("line", f"is not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -202,7 +202,3 @@ def _parse(number: int, raw: bytes) -> BatchRequest:
     if not isinstance(found["body"], dict):
         raise _LineProblem("body", "must be an object", custom_id)
     return BatchRequest(number, custom_id, found["url"], found["body"])
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")

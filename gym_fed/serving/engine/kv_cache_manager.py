@@ -69,5 +69,5 @@ class KVCacheManager:
     def _scope(self, request: ScheduledRequest) -> Hashable:
         """Nothing is shared between variants, even of the same file, nor between users unless the server says so."""
         digest = None if request.variant is None else request.variant.delta_sha256
-        user = None if self._shared else request.user
+        user = None if self._shared else (request.user, request.key_digest)
         return digest, request.variant_name, user, request.cache_key

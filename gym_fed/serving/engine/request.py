@@ -94,6 +94,7 @@ class GenerationRequest:
         user: To whom its tokens are charged: the queue is fair between users, not between requests.
         cache_key: It takes KV blocks only of requests with the same one.
         pictures: In the prompt, in order.
+        key_digest: Of the user's API key. Another key of the same name takes none of its KV blocks.
         request_id: Its name in logs.
     """
 
@@ -104,6 +105,7 @@ class GenerationRequest:
     cache_key: str = ""
     pictures: tuple[PlacedPicture, ...] = ()
     request_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    key_digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ class ScheduledRequest:
     hidden: HiddenMean | None = None
     """Collects the last hidden states of its tokens."""
 
-    cache_key = ""
-    """It takes KV blocks only of requests with the same one."""
+    cache_key = key_digest = ""
+    """It takes KV blocks only of requests with the same ones; the digest is of the user's API key."""
 
     pictures: tuple[PlacedPicture, ...] = ()
     """In its prompt."""
@@ -110,7 +110,8 @@ class GenerationSequence(ScheduledRequest):
     ) -> None:
         request = generation.request
         super().__init__(request.user, request.variant, request.prompt_ids)
-        self.cache_key, self.pictures = request.cache_key, request.pictures
+        self.cache_key, self.key_digest = request.cache_key, request.key_digest
+        self.pictures = request.pictures
         self.generation = generation
         self.max_tokens, self.guide = max_tokens, guide
         self._proposer = NgramProposer(self.ids, speculative_tokens) if speculative_tokens else None

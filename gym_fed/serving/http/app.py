@@ -7,21 +7,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.http.gateway import Gateway
+from gym_fed.serving.http.json_body import parse_body, read_body
 from gym_fed.serving.http.metrics import Metrics
 from gym_fed.serving.http.rate_limits import RateLimited
 from gym_fed.serving.http.waiting import ClientGone, EventStream, RequestTimeout
@@ -30,8 +32,7 @@ from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.fields import unsupported
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
-from gym_fed.serving.openai.responses import RESPONSES
-from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, STORED, URLS
+from gym_fed.serving.openai.service import EMBEDDINGS, STORED, URLS
 from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
 
 GONE_STATUS = 499
@@ -39,6 +40,7 @@ GONE_STATUS = 499
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -85,41 +87,14 @@ def create_app(gateway: Gateway) -> Starlette:
         found = await run_in_threadpool(catalogue.resolve, request.path_params["name"], caller)
         return JSONResponse(found.to_dict())
 
-    @_route(app, "POST", CHAT)
-    async def chat(request: Request) -> Response:
-        return await _answer(gateway, CHAT, request)
-
-    @_route(app, "POST", COMPLETIONS)
-    async def completions(request: Request) -> Response:
-        return await _answer(gateway, COMPLETIONS, request)
-
-    @_route(app, "POST", EMBEDDINGS)
-    async def embeddings(request: Request) -> Response:
-        return await _answer(gateway, EMBEDDINGS, request)
-
-    @_route(app, "POST", RESPONSES)
-    async def responses(request: Request) -> Response:
-        return await _answer(gateway, RESPONSES, request)
-
+    for url in URLS:
+        _route(app, "POST", url)(partial(_answer, gateway, url))
     for url in STORED:
         _serve_stored(app, gateway, url)
-
-    @_route(app, "POST", TOKENIZE)
-    async def tokenize(request: Request) -> Response:
-        return await _tokens(gateway, TOKENIZE, request)
-
-    @_route(app, "POST", DETOKENIZE)
-    async def detokenize(request: Request) -> Response:
-        return await _tokens(gateway, DETOKENIZE, request)
-
-    @_route(app, "POST", LOAD)
-    async def load_adapter(request: Request) -> Response:
-        return await _manage(gateway, LOAD, request)
-
-    @_route(app, "POST", UNLOAD)
-    async def unload_adapter(request: Request) -> Response:
-        return await _manage(gateway, UNLOAD, request)
-
+    for url in (TOKENIZE, DETOKENIZE):
+        _route(app, "POST", url)(partial(_tokens, gateway, url))
+    for url in (LOAD, UNLOAD):
+        _route(app, "POST", url)(partial(_manage, gateway, url))
     _handle_errors(app, gateway)
     return app
 
@@ -132,23 +107,61 @@ def _route(app: Starlette, method: str, path: str) -> Callable[[Endpoint], Endpo
     return add
 
 
+class _Admitted:
+    """A request whose caller is known and within its limits.
+
+    Args:
+        gateway: Lets it in.
+        request: As it came.
+
+    Attributes:
+        caller: Who sent it.
+        serving: What answers it.
+        shares: Headers of its answer, of what the caller has left.
+
+    Raises:
+        GymError: It is not let in.
+    """
+
+    def __init__(self, gateway: Gateway, request: Request) -> None:
+        self._gateway, self._request = gateway, request
+        self.caller = gateway.gate.caller(request.headers)
+        self.serving = gateway.open()
+        self.shares = gateway.limits.admit(self.caller)
+
+    async def body(self) -> bytearray:
+        """The bytes of the body."""
+        try:
+            async with asyncio.timeout(self._gateway.request_timeout_seconds):
+                return await read_body(self._request)
+        except TimeoutError as error:
+            raise GymError(
+                ErrorCode.DEADLINE_EXCEEDED, "the request's body did not arrive in time"
+            ) from error
+
+    async def parsed(self, data: bytearray, work: Callable[[Any], T]) -> T:
+        """What the work makes of the parsed body, on one of few threads: the event loop goes on meanwhile."""
+        async with self._gateway.parser_slot(self.caller):
+            return await run_in_threadpool(lambda: work(parse_body(data)))
+
+
 def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
     """Read and delete the answers that a caller has stored."""
 
     @_route(app, "GET", f"{url}/{{answer_id}}")
     async def stored(request: Request) -> Response:
-        caller = gateway.gate.caller(request.headers)
-        service = gateway.open().service
+        admitted = _Admitted(gateway, request)
         _refuse_query(request)
         answer_id = request.path_params["answer_id"]
-        return JSONResponse(await run_in_threadpool(service.stored, url, answer_id, caller))
+        found = admitted.serving.service.stored_answer(url, answer_id, admitted.caller)
+        return Response(found.body, media_type="application/json", headers=admitted.shares)
 
     @_route(app, "DELETE", f"{url}/{{answer_id}}")
     async def delete_stored(request: Request) -> Response:
-        caller = gateway.gate.caller(request.headers)
-        service = gateway.open().service
+        admitted = _Admitted(gateway, request)
         answer_id = request.path_params["answer_id"]
-        return JSONResponse(await run_in_threadpool(service.delete_stored, url, answer_id, caller))
+        found = admitted.serving.service.delete_stored(url, answer_id, admitted.caller)
+        return JSONResponse(found, headers=admitted.shares)
 
 
 def _refuse_query(request: Request) -> None:
@@ -159,60 +172,50 @@ def _refuse_query(request: Request) -> None:
 
 
 async def _tokens(gateway: Gateway, url: str, request: Request) -> Response:
-    caller = gateway.gate.caller(request.headers)
-    service = gateway.open().service
-    shares = gateway.limits.admit(caller)
-    body = await _body(gateway, request)
-    async with gateway.parser_slot(caller):
-        found = await run_in_threadpool(service.tokenizing.answer, url, body, caller)
-    return JSONResponse(found, headers=shares)
+    admitted = _Admitted(gateway, request)
+    tokenizing = admitted.serving.service.tokenizing
+    found = await admitted.parsed(
+        await admitted.body(), lambda body: tokenizing.answer(url, body, admitted.caller)
+    )
+    return JSONResponse(found, headers=admitted.shares)
 
 
 async def _manage(gateway: Gateway, url: str, request: Request) -> Response:
-    caller = gateway.gate.caller(request.headers)
-    serving = gateway.open()
+    admitted = _Admitted(gateway, request)
+    serving = admitted.serving
     adapters = Adapters(serving.store, serving.config.adapters_folder, serving.service.catalogue)
-    shares = gateway.limits.admit(caller)
-    body = await _body(gateway, request)
-    async with gateway.parser_slot(caller):
-        said = await run_in_threadpool(adapters.answer, url, body, caller)
-    return PlainTextResponse(said, headers=shares)
-
-
-async def _body(gateway: Gateway, request: Request) -> Any:
-    try:
-        async with asyncio.timeout(gateway.request_timeout_seconds):
-            return await read_json(request)
-    except TimeoutError as error:
-        raise GymError(ErrorCode.DEADLINE_EXCEEDED, "the request's body did not arrive in time") from error
+    said = await admitted.parsed(
+        await admitted.body(), lambda body: adapters.answer(url, body, admitted.caller)
+    )
+    return PlainTextResponse(said, headers=admitted.shares)
 
 
 async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
-    caller = gateway.gate.caller(request.headers)
-    service = gateway.open().service
-    shares = gateway.limits.admit(caller)
-    body = await _body(gateway, request)
-    timeout = RequestTimeout(request.receive, gateway.request_timeout_seconds, gateway.stopped)
-    pending: Pending | PendingVectors
-    async with gateway.parser_slot(caller):
+    admitted = _Admitted(gateway, request)
+    service, caller = admitted.serving.service, admitted.caller
+
+    def begin(body: Any) -> tuple[Pending | PendingVectors, bool]:
         if url == EMBEDDINGS:
-            pending = await run_in_threadpool(service.begin_vectors, body, caller)
-        else:
-            pending = await run_in_threadpool(service.begin, url, body, caller)
+            return service.begin_vectors(body, caller), False
+        return service.begin(url, body, caller), bool(body.get("stream"))
+
+    data = await admitted.body()
+    timeout = RequestTimeout(request.receive, gateway.request_timeout_seconds, gateway.stopped)
+    pending, streams = await admitted.parsed(data, begin)
 
     def end() -> None:
         pending.end()
         gateway.limits.spend(caller, pending.used_tokens)
 
-    if isinstance(pending, Pending) and body.get("stream"):
+    if isinstance(pending, Pending) and streams:
         response = await _stream(pending, timeout, gateway, end)
-        response.headers.update(shares)
+        response.headers.update(admitted.shares)
         return response
     try:
         found = await timeout.wait(pending.arun())
     finally:
         end()
-    return await run_in_threadpool(JSONResponse, found, headers=shares)
+    return await run_in_threadpool(JSONResponse, found, headers=admitted.shares)
 
 
 async def _stream(
@@ -254,14 +257,23 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
     async def gone(request: Request, error: ClientGone) -> Response:
         return Response(status_code=GONE_STATUS)
 
+    def known() -> str:
+        """Every route, as ``GET /v1/models``."""
+        routes = (route for route in app.routes if isinstance(route, Route))
+        found = [
+            f"{method} {route.path.replace(':path', '')}"
+            for route in routes
+            for method in sorted((route.methods or set()) - {"HEAD"})
+        ]
+        return ", ".join(sorted(found, key=lambda one: one.split()[::-1]))
+
     async def no_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"
-        refused = RequestError(
-            message,
-            name="method_not_allowed" if error.status_code == 405 else None,
-            code=ErrorCode.NOT_FOUND,
-            hint=f"there are GET /v1/models, POST {', '.join(URLS)}",
-        )
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            refused = RequestError(message, name="method_not_allowed", hint=f"this URL takes {allowed}")
+        else:
+            refused = RequestError(message, code=ErrorCode.NOT_FOUND, hint=f"there are {known()}")
         return JSONResponse(error_body(refused), error.status_code, error.headers)
 
     async def defect(request: Request, error: Exception) -> Response:
@@ -310,63 +322,3 @@ class _Measured:
             raise
         finally:
             self._metrics.observe(scope["path"], status if ended else GONE_STATUS, time.monotonic() - began)
-
-
-MAX_BODY_BYTES = 8 * 2**20
-
-
-async def read_json(request: Request) -> Any:
-    """The parsed body.
-
-    Raises:
-        GymError: ``TOO_LARGE``; ``USAGE`` for another content type (as a web form sends) or no JSON.
-        ClientGone: The client disconnected before the end of the body.
-    """
-    kind, _, more = request.headers.get("content-type", "").partition(";")
-    kind = kind.strip().lower()
-    if kind != "application/json":
-        raise RequestError(f"content type {kind!r} is not application/json", hint="send JSON")
-    charset = more.strip().lower().replace('"', "")
-    if charset not in ("", "charset=utf-8", "charset=utf8"):
-        raise RequestError(f"content type with {charset!r} is not supported: JSON is UTF-8")
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise RequestError(f"content encoding {encoding!r} is not supported", hint="send it as it is")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
-        raise _too_large()
-    data = bytearray()
-    try:
-        async for part in request.stream():
-            data += part
-            if len(data) > MAX_BODY_BYTES:
-                raise _too_large()
-    except ClientDisconnect as error:
-        raise ClientGone from error
-    try:
-        return json.loads(data, parse_constant=_no_number, object_pairs_hook=_each_once)
-    except (ValueError, RecursionError) as error:
-        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise RequestError(f"the body is not JSON: {said}", name="invalid_json") from error
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not a number in JSON")
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a repeated name, one of whose values would be ignored."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:80]!r} is there twice in one object")
-        found[name] = value
-    return found
-
-
-def _too_large() -> GymError:
-    return RequestError(
-        f"the body is larger than {MAX_BODY_BYTES} bytes",
-        code=ErrorCode.TOO_LARGE,
-        hint="send less text at once",
-    )

@@ -3,6 +3,7 @@
 A key begins with a minute's share of both. A request takes one from the bucket of requests at once; its tokens are
 taken when it has ended, for only then is their number known. So the bucket of tokens may go below zero, and the key
 waits until that is paid. A full bucket is the same as none, and is forgotten: the state is bounded by the keys in use.
+A key that was made again under an earlier one's name is another.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class RateLimits:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._buckets: dict[tuple[str, str, str], _Bucket] = {}
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -106,7 +107,9 @@ class RateLimits:
             self._tidy(now)
         for what, limit in limits.items():
             if limit is not None:
-                bucket = self._buckets.setdefault((caller.name, what), _Bucket(float(limit), now))
+                bucket = self._buckets.setdefault(
+                    (caller.name, caller.key_sha256, what), _Bucket(float(limit), now)
+                )
                 bucket.fill(limit, now)
                 found[what] = (limit, bucket)
         return found

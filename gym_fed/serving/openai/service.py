@@ -33,7 +33,7 @@ from gym_fed.serving.openai.schemas import (
     EmbeddingRequest,
     as_list,
 )
-from gym_fed.serving.openai.stored_answers import StoredAnswers
+from gym_fed.serving.openai.stored_answers import StoredAnswer, StoredAnswers
 from gym_fed.serving.openai.tokenizing import Tokenizing
 from gym_fed.serving.openai.tool_calls import CallParser
 from gym_fed.serving.openai.tool_template import AUTO
@@ -163,6 +163,10 @@ class OpenAIService:
         return self._begin(url, body, caller, self._stored)
 
     def stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
+        """The body of an answer that this caller has stored; as ``stored_answer``."""
+        return self.stored_answer(url, answer_id, caller).to_dict()
+
+    def stored_answer(self, url: str, answer_id: str, caller: Caller) -> StoredAnswer:
         """An answer that this caller has stored.
 
         Args:
@@ -173,7 +177,7 @@ class OpenAIService:
         Raises:
             GymError: ``NOT_FOUND``, the same for what is another's.
         """
-        return self._storage().get(caller, answer_id, STORED[url]).to_dict()
+        return self._storage().get(caller, answer_id, STORED[url])
 
     def delete_stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
         """Forget such an answer; raises as ``stored``."""
@@ -361,6 +365,7 @@ class OpenAIService:
                         caller.name,
                         request.prompt_cache_key or "",
                         pictures,
+                        key_digest=caller.key_sha256,
                     )
                     with refusals:
                         started.append(self._engine.submit(wanted))

@@ -16,8 +16,9 @@ import pytest
 
 from gym_fed.config.serving import ServingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.http.app import MAX_BODY_BYTES, create_app
+from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
+from gym_fed.serving.http.json_body import MAX_BODY_BYTES
 from gym_fed.serving.http.keys import Gate
 from gym_fed.serving.http.server import listen
 from gym_fed.serving.http.usage_log import UsageLog
@@ -118,6 +119,24 @@ async def test_every_refusal_has_openai_s_form(
     error = answer.json()["error"]
     assert error["code"] == code
     assert set(error) == {"message", "type", "param", "code"}
+
+
+async def test_a_wrong_url_or_method_names_what_there_is(client: httpx.AsyncClient) -> None:
+    lost = (await client.get("/v1/nothing")).json()["error"]["message"]
+    for known in (
+        "GET /v1/models,",
+        "GET /v1/models/{name}",
+        "POST /v1/chat/completions",
+        "POST /tokenize",
+        "POST /v1/load_lora_adapter",
+        "DELETE /v1/responses/{answer_id}",
+        "GET /v1/chat/completions/{answer_id}",
+        "GET /health",
+    ):
+        assert known in lost
+    wrong = await client.put("/tokenize", json={})
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert "this URL takes POST" in wrong.json()["error"]["message"]
 
 
 async def test_a_body_without_a_declared_size_is_cut_off_at_the_cap(client: httpx.AsyncClient) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from gym_fed.config.serving import StoredAnswersConfig
 from gym_fed.serving.http.keys import Gate, KeyFile
 from gym_fed.serving.http.rate_limits import RateLimited, RateLimits
 from gym_fed.serving.openai.catalogue import Caller
-from gym_fed.serving.openai.service import COMPLETIONS
+from gym_fed.serving.openai.responses import RESPONSES
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, STORED
+from gym_fed.serving.openai.stored_answers import StoredAnswers
 from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.serving.test_api_app import client_of, gateway_over
 
@@ -75,6 +79,16 @@ def test_buckets_that_are_full_again_are_forgotten_and_debts_are_not() -> None:
         limits.admit(debtor)
 
 
+def test_a_key_that_was_made_again_under_a_name_has_shares_of_its_own() -> None:
+    limits = RateLimits(lambda: 0.0)
+    old = Caller("ann", requests_per_minute=1, tokens_per_minute=10, key_sha256="1")
+    limits.admit(old)
+    limits.spend(old, 1000)
+    with pytest.raises(RateLimited):
+        limits.admit(old)
+    assert limits.admit(replace(old, key_sha256="2"))["x-ratelimit-remaining-tokens"] == "10"
+
+
 def test_a_key_without_limits_has_neither_headers_nor_state() -> None:
     limits = RateLimits()
     assert limits.admit(Caller("ann")) == {}
@@ -107,3 +121,27 @@ async def test_the_server_counts_requests_and_tokens_of_whole_and_streamed_answe
         assert 1 <= int(refused.headers["retry-after"]) <= 20
         assert refused.headers["x-ratelimit-limit-requests"] == "3"
         assert (await client.get("/v1/models")).status_code == 200, "listing costs nothing"
+
+
+@pytest.mark.parametrize("url", [RESPONSES, CHAT])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_reading_and_deleting_what_is_stored_takes_a_request(
+    tmp_path: Path, url: str, method: str
+) -> None:
+    gateway = gateway_over(ScriptedEngine())
+    gateway.limits = RateLimits(now=lambda: 0.0)
+    keys = KeyFile(tmp_path / "keys.json")
+    gateway.gate = Gate(keys)
+    stored = gateway.serving.service._stored = StoredAnswers(StoredAnswersConfig())  # type: ignore[union-attr]
+    key = keys.add("ann", requests_per_minute=3)
+    caller = keys.caller(key)
+    assert caller is not None
+    assert stored.put(caller, f"{STORED[url]}1", {"id": "1"})
+    async with client_of(gateway) as client:
+        client.headers["authorization"] = f"Bearer {key}"
+        answers = [await client.request(method, f"{url}/{STORED[url]}1") for _ in range(4)]
+    assert [answer.status_code for answer in answers] == (
+        [200, 200, 200, 429] if method == "GET" else [200, 404, 404, 429]
+    )
+    assert answers[0].headers["x-ratelimit-remaining-requests"] == "2"
+    assert answers[0].json() == ({"id": "1"} if method == "GET" else {**answers[0].json(), "deleted": True})

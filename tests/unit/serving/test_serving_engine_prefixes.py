@@ -42,6 +42,16 @@ def test_a_beginning_is_found_by_the_same_user_and_variant_alone(tokenizer: Any)
     assert stats.kv_bytes_used == 0
 
 
+def test_a_key_that_was_made_again_under_a_name_finds_nothing_of_its_predecessor(tokenizer: Any) -> None:
+    prompt, sampling = [*SYSTEM, 1], SamplingParams(max_tokens=6, ignore_eos=True)
+    with Engine(ToyModel(), tokenizer) as engine:
+        found = [
+            engine.submit(GenerationRequest(prompt, sampling, user="ann", key_digest=digest)).result(20)
+            for digest in ("first", "first", "second", "second")
+        ]
+    assert [one.cached_tokens for one in found] == [0, 48, 0, 48]
+
+
 def test_variants_that_share_a_file_in_memory_share_no_beginnings(tokenizer: Any) -> None:
     source = ToySource("alice")
     source.variants["bob"] = source.variants["alice"]  # as the store hands out copies of one file
