@@ -55,7 +55,7 @@ def require_text(name: str, folder: Path) -> None:
     if (kind := images_type(folder)) is not None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: is a {kind} model, which reads images; it is trained, saved and served by `gym api` here, "
-            "but the rest takes models of text",
+            f"{name}: is a {kind} model, which reads images; it is trained and served by `gym api` here, but the rest "
+            "takes models of text",
             "load its folder with transformers (AutoModelForImageTextToText), or give a model of text",
         )

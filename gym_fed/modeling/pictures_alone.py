@@ -28,7 +28,7 @@ def films_left_out() -> Iterator[None]:
         return
     from transformers import processing_utils
 
-    # By its name: as an attribute of its package it is a stand-in that asks for torchvision, until it is imported.
+    # By its name: as an attribute of its package it is a stand-in that needs torchvision, until it is imported.
     module: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
     kinds: Any = processing_utils.MODALITY_TO_BASE_CLASS_MAPPING
     before, kind = module.AutoVideoProcessor, kinds["video_processor"]

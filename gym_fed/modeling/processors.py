@@ -28,6 +28,8 @@ def load_processor(name_or_path: str) -> Any:
         with quiet_loading(), films_left_out():
             processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except (ImportError, AttributeError) as error:
+        if "num2words" in str(error):  # SmolVLM's, for films
+            _require("num2words", f"model: {name_or_path} has a processor that")
         # Some processors need torchvision for pictures, too; transformers raises several errors for that.
         _require("torchvision", f"model: {name_or_path} has a processor that")
         raise unreadable(name_or_path, error) from error

@@ -69,7 +69,7 @@ def resolve_model(model: Model) -> Given:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
     """
     if isinstance(model, str):
-        loaded = load_model(model)
+        loaded = load_model(model, images=True)
         return Given(loaded.model, loaded.tokenizer, model_name(model))
     path = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
     return Given(model, None, model_name(path) if path else type(model).__name__)

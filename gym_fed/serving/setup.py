@@ -98,7 +98,8 @@ def open_serving(config: ServingConfig) -> Serving:
         config.base, config.adapter, config.dtype, plain=device.type == "cpu"
     )
     pictures = PictureReader.open(config.base, model)
-    if pictures is not None and own_tokenizer.chat_template is None:
+    reads = isinstance(pictures, PictureReader)
+    if isinstance(pictures, PictureReader) and own_tokenizer.chat_template is None:
         own_tokenizer.chat_template = pictures.chat_template
     tokenizer = use_chat_template(own_tokenizer, config.chat_template)
     model = model.to(device=device).requires_grad_(False).eval()
@@ -118,7 +119,7 @@ def open_serving(config: ServingConfig) -> Serving:
         usage_log = _usage_log(config, base, stack)
         service = OpenAIService(
             engine,
-            Catalogue(name, store, base.digest, reads_pictures=pictures is not None),
+            Catalogue(name, store, base.digest, reads_pictures=reads),
             tokenizer,
             vocab_size=model.get_input_embeddings().weight.shape[0],
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",

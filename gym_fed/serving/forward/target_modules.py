@@ -155,7 +155,7 @@ def _target_module(
     """How to add terms at the module, or the reason why it cannot be done."""
     shown = f"{type(module).__name__} {name!r}"
     if not long or len(long) != len(short):
-        return None, f"{shown} is not called once for all tokens"
+        return None, f"{shown} is not called {'once for all tokens' if long else 'for tokens of text'}"
     axes = {_token_axis(a[0].shape, b[0].shape) for a, b in zip(long, short, strict=True)}
     axis = axes.pop() if len(axes) == 1 else None
     if axis is None:

@@ -10,14 +10,14 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
 from gym_fed.serving.pictures.decoding import Picture, read_picture, require_few
+from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
 
 if TYPE_CHECKING:
     from gym_fed.serving.pictures.processor import ProcessedPicture
-    from gym_fed.serving.pictures.reader import ExpandedPrompt, PictureReader
 
-_NO_PICTURES = (
-    "content parts of type 'image_url' are not supported here: text alone. This server computes {what}: describe the "
-    "picture in words, or send it to a server of vision models, such as vLLM or llama.cpp with --mmproj"
+_REFUSAL = (
+    "content parts of type 'image_url' are not supported here: text alone. {why}: describe the picture in words, or "
+    "send it to a server of vision models, such as vLLM or llama.cpp with --mmproj"
 )
 
 
@@ -26,23 +26,20 @@ class MessagePictures:
 
     Args:
         messages: Of the request.
-        reader: Of the model; None: it reads none.
-        what: The model computes, for the refusal.
+        reader: Of the model.
 
     Raises:
         RequestError: For a picture that is refused by its header, and for any where the model reads none.
     """
 
-    def __init__(
-        self, messages: Sequence[Message], reader: PictureReader | None, what: str = "text models alone"
-    ) -> None:
+    def __init__(self, messages: Sequence[Message], reader: PictureReader | NoPictures) -> None:
         self._reader = reader
         self._read: dict[int, tuple[Picture, str]] = {}
         self._processed: dict[bytes, ProcessedPicture] = {}
         for place, part in _parts(messages):
-            if reader is None:
+            if isinstance(reader, NoPictures):
                 raise RequestError(
-                    f"field {place!r}: {_NO_PICTURES.format(what=what)}",
+                    f"field {place!r}: {_REFUSAL.format(why=reader.why)}",
                     param=place,
                     name="unsupported_parameter",
                 )
@@ -62,20 +59,19 @@ class MessagePictures:
         Raises:
             RequestError: For a broken picture, and for a template that does not write a place for each.
         """
-        from gym_fed.serving.pictures.reader import ExpandedPrompt
-
-        if self._reader is None or not self._read:
+        if isinstance(self._reader, NoPictures) or not self._read:
             return ExpandedPrompt(ids)
+        reader = self._reader
         read = [self._read[id(part)] for _, part in _parts(messages)]
-        places = self._reader.places(ids)
+        places = reader.places(ids)
         if places != len(read):
             raise RequestError(
                 f"this model's chat template writes {places} places for {len(read)} pictures",
                 param="messages",
                 hint="start the server with a chat template for pictures (chat_template)",
             )
-        return self._reader.expand(
-            ids, [(picture, self._process(self._reader, picture, place)) for picture, place in read]
+        return reader.expand(
+            ids, [(picture, self._process(reader, picture, place)) for picture, place in read]
         )
 
     def _process(self, reader: PictureReader, picture: Picture, place: str) -> ProcessedPicture:

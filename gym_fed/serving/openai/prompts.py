@@ -17,11 +17,13 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, UserMessage, text_of
 from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
+from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
 
 if TYPE_CHECKING:
-    from gym_fed.serving.pictures.reader import ExpandedPrompt, PictureReader
+    from gym_fed.serving.forward.picture_rows import PlacedPicture
 
 _COPIES = 2
+TEXT_ALONE = NoPictures()
 _CHARACTERS_A_TOKEN = 8
 """More than a token of ordinary text has, so that a prefix of this length shows that a text is far too long."""
 
@@ -39,7 +41,7 @@ class Prompts:
         vocab_size: Rows of the model's embedding: the token ids that exist.
         context: Tokens of the longest prompt; None: the engine alone judges lengths.
         tool_format: How the model writes tool calls; ``auto`` goes by its template.
-        pictures: Reads them; None: the model reads text alone.
+        pictures: Reads them, or refuses them.
 
     Attributes:
         tools: How the template takes tools.
@@ -52,7 +54,7 @@ class Prompts:
         vocab_size: int,
         context: int | None = None,
         tool_format: str = AUTO,
-        pictures: PictureReader | None = None,
+        pictures: PictureReader | NoPictures = TEXT_ALONE,
     ) -> None:
         self._vocab_size = vocab_size
         self._context = context
@@ -64,8 +66,8 @@ class Prompts:
         control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.tools = ToolTemplate(self._render, control, tool_format)
         self.names = TemplateNames(tokenizer)
-        self._pictures = pictures
-        self._parts = None if pictures is None else ContentParts(self._plain)
+        self.pictures = pictures
+        self._parts = ContentParts(self._plain) if isinstance(pictures, PictureReader) else None
 
     def pictures_of(self, messages: list[Message]) -> MessagePictures:
         """The pictures of a request.
@@ -73,7 +75,7 @@ class Prompts:
         Raises:
             RequestError: As ``MessagePictures``.
         """
-        return MessagePictures(messages, self._pictures)
+        return MessagePictures(messages, self.pictures)
 
     def expanded(self, messages: list[Message], seen: MessagePictures, **how: Any) -> ExpandedPrompt:
         """``of_messages`` of the request's messages, or of some of them, with the tokens of their pictures."""
@@ -87,6 +89,10 @@ class Prompts:
                 hint="send fewer pictures, or smaller ones",
             )
         return prompt
+
+    def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
+        """The pictures of a prompt for the engine, with their features; ``owner`` is the caller."""
+        return self.pictures.placed(prompt, owner) if isinstance(self.pictures, PictureReader) else ()
 
     def of_messages(
         self,

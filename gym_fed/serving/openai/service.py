@@ -21,7 +21,7 @@ from gym_fed.serving.openai.engine_errors import EngineErrors
 from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
-from gym_fed.serving.openai.prompts import Prompts, texts_of
+from gym_fed.serving.openai.prompts import TEXT_ALONE, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES, ChatForm, begin_response, store_of
 from gym_fed.serving.openai.schemas import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.generation import Generation, PendingEmbedding
     from gym_fed.serving.filter.content_filter import ContentFilter
     from gym_fed.serving.forward.picture_rows import PlacedPicture
-    from gym_fed.serving.pictures.reader import ExpandedPrompt, PictureReader
+    from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
@@ -97,7 +97,7 @@ class OpenAIService:
         stored: Keeps answers for later requests; None keeps none.
         embedding_size: Numbers of an embedding; None: not known.
         tool_format: How the model writes tool calls; ``auto`` goes by its chat template.
-        pictures: Reads those of messages; None: the model reads text alone.
+        pictures: Reads those of messages, or refuses them.
     """
 
     def __init__(
@@ -115,11 +115,10 @@ class OpenAIService:
         stored: StoredAnswers | None = None,
         embedding_size: int | None = None,
         tool_format: str = AUTO,
-        pictures: PictureReader | None = None,
+        pictures: PictureReader | NoPictures = TEXT_ALONE,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
-        self._pictures = pictures
         self._prompts = Prompts(tokenizer, vocab_size, context, tool_format, pictures)
         self.tokenizing = Tokenizing(catalogue, self._prompts, context)
         self._fingerprint = fingerprint
@@ -288,11 +287,11 @@ class OpenAIService:
         self, prompt: ExpandedPrompt, caller: Caller, refusals: EngineErrors
     ) -> tuple[PlacedPicture, ...]:
         """The pictures of a prompt; nothing is computed for a request that the engine would refuse."""
-        if self._pictures is None or not prompt.runs:
+        if not prompt.runs:
             return ()
         with refusals:
             self._engine.require_room(prompt.ids, caller.name)
-        return self._pictures.placed(prompt, caller.name)
+        return self._prompts.placed(prompt, caller.name)
 
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)

@@ -39,7 +39,7 @@ class PictureEncoder:
         Args:
             picture: Whose.
             processed: Of it.
-            owner: Whose features are found: nobody is told by time what others sent.
+            owner: Whose features are found: time shows nobody what others sent.
 
         Raises:
             GymError: ``INTERNAL`` where the model gives another number of features than its processor has places.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.json_files import read_object
 from gym_fed.modeling.processors import load_processor
+from gym_fed.models import resolve
 from gym_fed.serving.forward.picture_rows import PlacedPicture
 from gym_fed.serving.pictures.encoder import PictureEncoder
-from gym_fed.serving.pictures.families import FAMILIES
+from gym_fed.serving.pictures.families import FAMILIES, why_not
 from gym_fed.serving.pictures.processor import PictureProcessor, ProcessedPicture
 
 if TYPE_CHECKING:
@@ -47,6 +51,17 @@ class ExpandedPrompt:
         return len(self.ids)
 
 
+@dataclass(frozen=True)
+class NoPictures:
+    """In the place of a ``PictureReader`` where pictures are refused.
+
+    Attributes:
+        why: For the refusal.
+    """
+
+    why: str = "This server computes text models alone"
+
+
 class PictureReader:
     """Reads the pictures of one model's prompts; from any thread.
 
@@ -59,8 +74,8 @@ class PictureReader:
         self.processor, self.encoder = processor, encoder
 
     @classmethod
-    def open(cls, name: str, model: Any) -> PictureReader | None:
-        """Of a vision model that is loaded; None for a model of text, and for a family whose pictures are not read.
+    def open(cls, name: str, model: Any) -> PictureReader | NoPictures:
+        """Of a model that is loaded; none of a model of text, and of a family whose pictures are not read.
 
         Args:
             name: Where its processor is.
@@ -69,9 +84,13 @@ class PictureReader:
         Raises:
             GymError: As ``load_processor`` and ``PictureProcessor``.
         """
-        family = FAMILIES.get(model.config.model_type) if hasattr(model, "get_image_features") else None
-        if family is None:
-            return None
+        if getattr(model.config, "vision_config", None) is None:
+            kind = _vision_type(
+                Path(resolve(name))
+            )  # of some vision models the language model alone was loaded
+            return NoPictures() if kind is None else _not_read(kind)
+        if (family := FAMILIES.get(model.config.model_type)) is None:
+            return _not_read(model.config.model_type)
         processor = PictureProcessor(load_processor(name), family, int(model.config.image_token_id))
         return cls(processor, PictureEncoder(model))
 
@@ -117,3 +136,15 @@ class PictureReader:
             )
             for run in prompt.runs
         )
+
+
+def _not_read(kind: str) -> NoPictures:
+    return NoPictures(f"Pictures of {kind} models are not read here, as {why_not(kind)}")
+
+
+def _vision_type(folder: Path) -> str | None:
+    """The type of a folder's model, if that has a part that reads pictures."""
+    with suppress(OSError, ValueError, AttributeError):  # loading has said so
+        config = read_object(folder / "config.json")
+        return str(config.get("model_type")) if "vision_config" in config else None
+    return None

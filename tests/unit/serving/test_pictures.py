@@ -17,7 +17,9 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.openai.tokenizing import TOKENIZE
+from gym_fed.serving.pictures.reader import PictureReader
 from gym_fed.serving.setup import Serving, open_serving
+from tests.support.siblings import make_sibling
 from tests.support.variants import merged, write_random_delta
 from tests.support.vision_models import MAKERS, data_url, drawn, expected, image_part, vision_model
 
@@ -68,6 +70,12 @@ def answer(
     return list(generation.result().token_ids), usage
 
 
+def reader(serving: Serving) -> PictureReader:
+    found = serving.service._prompts.pictures
+    assert isinstance(found, PictureReader)
+    return found
+
+
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return vision_model("llava", tmp_path_factory.mktemp("models") / "llava")
@@ -114,8 +122,7 @@ def test_a_chunk_may_end_within_a_picture(tmp_path: Path, act: str) -> None:
     folder = vision_model("llava", tmp_path / "llava", hidden_act=act)
     with opened(folder, engine=EngineConfig(max_batch_tokens=16)) as serving:
         ids = serving.service.tokenizing.answer(TOKENIZE, {"messages": ASKED}, LOCAL)["tokens"]
-        assert serving.service._pictures is not None
-        places = serving.service._pictures.places
+        places = reader(serving).places
         assert any(places(ids[end - 1 : end + 1]) == 2 for end in range(16, len(ids), 16))
         found, _ = answer(serving)
         assert found == expected(folder, ROWS, [FIRST, SECOND], TOKENS)[1]
@@ -138,8 +145,7 @@ def test_a_prefix_is_found_again_with_the_same_picture_alone(serving: Serving, l
 
 
 def test_features_are_computed_once_a_picture_and_owner(serving: Serving) -> None:
-    pictures = serving.service._pictures
-    assert pictures is not None
+    pictures = reader(serving)
     messages = [{"role": "user", "content": [image_part(data_url(drawn(9)))] * 2}]
     before = pictures.encoder.computed
     for caller, computed in (("ann", 1), ("ann", 1), ("ben", 2)):
@@ -276,11 +282,10 @@ def test_a_places_text_from_a_user_is_text(serving: Serving, llava: Path) -> Non
     plain, _ = answer(serving, [{"role": "user", "content": said}])
     assert usage["prompt_tokens"] > 16
     assert found != plain
-    assert serving.service._pictures is not None
     ids = serving.service.tokenizing.answer(
         TOKENIZE, {"messages": [{"role": "user", "content": said}]}, LOCAL
     )["tokens"]
-    assert serving.service._pictures.places(ids) == 0
+    assert reader(serving).places(ids) == 0
 
 
 def test_detail_is_what_the_model_has(serving: Serving, idefics3: Path) -> None:
@@ -304,8 +309,7 @@ def test_more_pictures_than_the_context_has_room_for_are_refused_before_they_are
         with pytest.raises(RequestError, match="tokens with those of its pictures") as caught:
             answer(serving, [{"role": "user", "content": [image_part(data_url(FIRST))] * 4}])
         assert caught.value.name == "context_length_exceeded"
-        assert serving.service._pictures is not None
-        assert serving.service._pictures.encoder.computed == 0
+        assert reader(serving).encoder.computed == 0
 
 
 def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serving) -> None:
@@ -358,3 +362,20 @@ def test_a_base_of_another_number_format_is_described_as_in_float32(llava: Path)
         assert narrow.base == wide.base
         assert any("vision_tower" in name for name in narrow.base.shapes)
         assert len(answer(narrow)[0]) > 0
+
+
+def test_a_sibling_of_llava_with_its_own_words_and_template_answers_alike(tmp_path: Path) -> None:
+    folder = make_sibling("llava", tmp_path / "llava")
+    rows = [{"role": "user", "content": [{"type": "image"}, words("What is it?")]}]
+    asked = [{"role": "user", "content": [image_part(data_url(FIRST)), words("What is it?")]}]
+    ids, wanted = expected(folder, rows, [FIRST], TOKENS)
+    with opened(folder) as serving:
+        assert serving.service.tokenizing.answer(TOKENIZE, {"messages": asked}, LOCAL)["tokens"] == ids
+        assert answer(serving, asked)[0] == wanted
+
+
+def test_a_family_that_is_served_for_text_refuses_pictures_by_its_name(tmp_path: Path) -> None:
+    with opened(make_sibling("gemma3_vision", tmp_path / "gemma3")) as serving:
+        assert answer(serving, [{"role": "user", "content": "x"}])[0]
+        with pytest.raises(RequestError, match=r"gemma3 models are not read here, as .*both directions"):
+            answer(serving)

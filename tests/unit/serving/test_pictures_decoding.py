@@ -156,7 +156,7 @@ def test_damaged_files_are_read_or_refused(data: bytes, at: int, put: bytes, cut
     assert refused in (None, ErrorCode.USAGE, ErrorCode.TOO_LARGE)
 
 
-def test_the_digest_tells_pictures_and_their_details_apart() -> None:
+def test_the_digest_distinguishes_pictures_and_their_details() -> None:
     url, other = data_url(drawn(1)), data_url(drawn(2))
     found = {
         read_picture(url).digest,
