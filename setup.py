@@ -27,6 +27,7 @@ SOURCES = [
     "counts",
     "linear",
     "linear_pack",
+    "program",
     "matmul",
     "lookup",
     "tiles",

@@ -142,10 +142,10 @@ void floats_scalar(const uint8_t* tile, const float* x, int64_t cols, float* tot
         for (int64_t o = 0; o < TILE; ++o) total[r * TILE + o] = even[r][o] + odd[r][o];
 }
 
-void put(const float* total, int64_t rows, int64_t tile, int64_t out, float* y) {
+void put(const float* total, int64_t rows, int64_t tile, int64_t out, float* y, int64_t stride) {
     const int64_t here = std::min(TILE, out - tile * TILE);
     for (int64_t r = 0; r < rows; ++r)
-        std::memcpy(y + r * out + tile * TILE, total + r * TILE, static_cast<size_t>(here) * 4);
+        std::memcpy(y + r * stride + tile * TILE, total + r * TILE, static_cast<size_t>(here) * 4);
 }
 
 #if GQ_X86
@@ -499,9 +499,9 @@ GQ_BF16512 void round_pairs(const float* x, int64_t cols, int64_t width, uint16_
     }
 }
 
-// Rows of one bfloat16 tile by vdpbf16ps: y has `out` columns.
+// Rows of one bfloat16 tile by vdpbf16ps.
 GQ_BF16512 void tile_by_pairs(const uint8_t* tile, const int32_t* x, int64_t pairs, int64_t rows, int64_t t, int64_t out,
-                              float* y) {
+                              float* y, int64_t stride) {
     alignas(64) float total[12 * TILE];
     for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r, some = left >= 12 ? 12 : left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
@@ -511,7 +511,7 @@ GQ_BF16512 void tile_by_pairs(const uint8_t* tile, const int32_t* x, int64_t pai
                    : some == 2 ? pairs_avx512<2>
                                : pairs_avx512<1>;
         run(tile, x + r * pairs, pairs, total);
-        put(total, some, t, out, y + r * out);
+        put(total, some, t, out, y + r * stride, stride);
         r += some;
     }
 }
@@ -526,7 +526,7 @@ T* aligned(std::vector<T>& store, size_t count) {
 
 #if GQ_X86
 // Many rows by vdpbf16ps; tiles of codes become bfloat16 one at a time, in a core's own cache.
-void many_rows(int threads, const Linear& w, const float* x, int64_t n, float* y) {
+void many_rows(int threads, const Linear& w, const float* x, int64_t n, float* y, int64_t stride) {
     const int64_t groups = w.groups(), width = w.width(), bytes = groups * w.record();
     const int64_t pass = std::min(n, std::max<int64_t>(12, HELD / (2 * width) / 12 * 12));
     static thread_local std::vector<uint16_t> rounded_store;
@@ -544,7 +544,7 @@ void many_rows(int threads, const Linear& w, const float* x, int64_t n, float* y
                 tile = decoded;
             }
             tile_by_pairs(tile, reinterpret_cast<const int32_t*>(rounded), width / 2, rows, t, w.rows,
-                          y + start * w.rows);
+                          y + start * stride, stride);
         };
         parallel_for(threads, w.num_tiles(), work);
     }
@@ -606,7 +606,7 @@ float* padded_row(const float* from, int64_t cols, int64_t width, float* to) {
     return to;
 }
 
-void multiply_codes(int kernel, int threads, const Linear& w, const float* x, int64_t n, float* y) {
+void multiply_codes(int kernel, int threads, const Linear& w, const float* x, int64_t n, float* y, int64_t stride) {
     const Kernels<Codes> run = w.format == INT4 ? code_kernels<4>(kernel) : code_kernels<8>(kernel);
     Round round = round_scalar;
 #if GQ_X86
@@ -635,7 +635,7 @@ void multiply_codes(int kernel, int threads, const Linear& w, const float* x, in
             for (int64_t r = 0; r < rows;) {
                 const auto [multiply, some] = run.at_most(rows - r);
                 multiply(tile, rounded, r, total);
-                put(total, some, t, w.rows, y + (start + r) * w.rows);
+                put(total, some, t, w.rows, y + (start + r) * stride, stride);
                 r += some;
             }
         };
@@ -643,7 +643,7 @@ void multiply_codes(int kernel, int threads, const Linear& w, const float* x, in
     }
 }
 
-void multiply_floats(int kernel, int threads, const Linear& w, const float* x, int64_t n, float* y) {
+void multiply_floats(int kernel, int threads, const Linear& w, const float* x, int64_t n, float* y, int64_t stride) {
     const Kernels<Floats> run = float_kernels(kernel);
     const int64_t width = w.width(), pass = rows_a_pass(n, 4 * width);
     static thread_local std::vector<float> padded_store;
@@ -661,7 +661,7 @@ void multiply_floats(int kernel, int threads, const Linear& w, const float* x, i
             for (int64_t r = 0; r < rows;) {
                 const auto [multiply, some] = run.at_most(rows - r);
                 multiply(tile, from + r * width, width, total);
-                put(total, some, t, w.rows, y + (start + r) * w.rows);
+                put(total, some, t, w.rows, y + (start + r) * stride, stride);
                 r += some;
             }
         };
@@ -670,6 +670,18 @@ void multiply_floats(int kernel, int threads, const Linear& w, const float* x, i
 }
 
 }  // namespace
+
+void multiply(int path, int threads, int features, const Linear& w, bool many, const float* x, int64_t n, float* y,
+              int64_t stride) {
+    const int kernel = kernel_of(path, features, w, many);
+    last_kernel.store(kernel, std::memory_order_relaxed);
+#if GQ_X86
+    if (kernel == BY_BF16) return many_rows(threads, w, x, n, y, stride);
+#endif
+    if (w.format == BFLOAT16) return multiply_floats(kernel, threads, w, x, n, y, stride);
+    multiply_codes(kernel, threads, w, x, n, y, stride);
+}
+
 }  // namespace gq
 
 using namespace gq;
@@ -677,21 +689,10 @@ using namespace gq;
 // y [n, rows] from x [n, cols], float32. `many`: by products in bfloat16 where path and processor have them.
 GQ_API int gq_linear(int path, int threads, int features, const Linear* w, int many, const float* x, int64_t n, float* y) {
     return guarded([&] {
-        const int kernel = kernel_of(path, features, *w, many != 0);
-        last_kernel.store(kernel, std::memory_order_relaxed);
-#if GQ_X86
-        if (kernel == BY_BF16) {
-            many_rows(threads, *w, x, n, y);
-            return static_cast<int>(OK);
-        }
-#endif
-        if (w->format == BFLOAT16)
-            multiply_floats(kernel, threads, *w, x, n, y);
-        else
-            multiply_codes(kernel, threads, *w, x, n, y);
+        multiply(path, threads, features, *w, many != 0, x, n, y, w->rows);
         return static_cast<int>(OK);
     });
 }
 
-// Of the last gq_linear of any thread; -1 before the first.
+// Of the last product of any thread; -1 before the first.
 GQ_API int gq_linear_kernel() { return last_kernel.load(std::memory_order_relaxed); }

@@ -59,4 +59,8 @@ GQ_INLINE float from_float16(uint16_t bits) {
     return value;
 }
 
+// y [n, rows], whose rows lie `stride` apart, from x [n, cols]; see gq_linear.
+void multiply(int path, int threads, int features, const Linear& w, bool many, const float* x, int64_t n, float* y,
+              int64_t stride);
+
 }  // namespace gq

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError
+from gym_quant.kernels.program import Program
 from gym_quant.registry import LINEARS, MemberError
 
 
@@ -64,6 +65,19 @@ class PackedLinear(ABC):
         Raises:
             CodecError: For other shapes, dtypes, devices or strides.
         """
+
+    def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
+        """Add ``multiply`` to a program of native calls, which gives the same bits.
+
+        Args:
+            program: The program.
+            x: As ``multiply``.
+            y: Likewise, but its rows may lie apart.
+
+        Returns:
+            Whether it was added: False where no native call does it.
+        """
+        return False
 
     @abstractmethod
     def decode_block(self, start: int, stop: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from gym_quant.errors import CodecError
 from gym_quant.kernels.linear import LinearTiles, is_vectorised, pack_linear
 from gym_quant.kernels.linear_reference import dtype_of, group_of, scales_are_finite, shape_of
+from gym_quant.kernels.program import Program
 from gym_quant.linear import PackedLinear, check_product
 
 _BLOCK = 1 << 20
@@ -84,6 +85,12 @@ class TiledLinear(PackedLinear):
             self._kernel.multiply(x, y, many=True)
         else:
             self._multiply_blocks(x, y)
+
+    def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
+        if len(x) >= self.many_rows:
+            return False
+        program.multiply(self._kernel.address, x, y)
+        return True
 
     def decode_block(self, start: int, stop: int) -> Tensor:
         if not 0 <= start <= stop <= self.rows:

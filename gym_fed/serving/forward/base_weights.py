@@ -6,10 +6,12 @@ stay where they are and are multiplied one by one, so that nothing is copied.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from gym_quant.kernels.program import Program
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,6 +29,13 @@ class BaseLinear(Protocol):
 
     def multiply(self, x: Tensor, y: Tensor) -> None:
         """``y[n, out] = x[n, in] @ W.T``, both float32 on the CPU."""
+
+    def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
+        """Add that to a program; False where it cannot be."""
+
+
+class Unrecordable(Exception):
+    """What is to be recorded is not made of native calls alone."""
 
 
 class TorchLinear:
@@ -48,6 +57,9 @@ class TorchLinear:
             y.copy_(wide_product(x, self._weight))
         else:
             y.copy_(functional.linear(x.to(self._weight.dtype), self._weight))
+
+    def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
+        return False
 
 
 class Projection:
@@ -108,6 +120,35 @@ class Projection:
         if step is None:
             return
         self._add_variants(x, y, step)
+
+    def record(
+        self, program: Program, x: Tensor, y: Tensor, step: StepRows | None
+    ) -> Counter[tuple[str, str]]:
+        """Add ``project``, of rows that are none bulk, to a program.
+
+        Returns:
+            How often its terms are multiplied, by form and way.
+
+        Raises:
+            Unrecordable: Where a part of it is no native call.
+        """
+        for linear, part in self._linears:
+            if not linear.record(program, x, y[:, part]):
+                raise Unrecordable
+        if self._bias is not None:
+            program.add_bias(self._bias, y)
+        if step is None or all(step.active.plan(target) is None for target, _ in self._targets):
+            return Counter()
+        bound = bound_terms(step.active, self._targets, step.path)
+        if bound is None or not bound.record(program, x, y):
+            raise Unrecordable
+        for target, part in bound.rest:
+            plan = step.active.plan(target)
+            if plan is None or plan.dense or not bound.done.issuperset(plan.packed):
+                raise Unrecordable
+            if plan.biases is not None:
+                program.add_bias(plan.biases, y[:, part])
+        return bound.signs + bound.factors
 
     def _add_variants(self, x: Tensor, y: Tensor, step: StepRows) -> None:
         if not self._targets:

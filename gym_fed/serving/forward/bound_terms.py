@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gym_quant.kernels.factors import FactorMatrix, FactorTerms
+from gym_quant.kernels.program import Program
 from gym_quant.kernels.resident import BoundTerms, SignBatch
 from torch import Tensor
 
@@ -40,7 +41,16 @@ class Bound:
     rest: Targets
     _add_signs: Add | None
     _add_factors: Add | None
-    _kept: tuple[object, ...]
+    _terms: BoundTerms | None
+    _low_rank: FactorTerms | None
+
+    def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
+        """Add ``add``, of rows that are none bulk, to a program; False where it cannot be."""
+        if self._terms is not None and not self._terms.record(program, x, y):
+            return False
+        if self._low_rank is not None:
+            self._low_rank.record(program, x, y)
+        return True
 
     def add(self, x: Tensor, y: Tensor, rows: Segments, products: Counter[tuple[str, str]]) -> None:
         """Add the terms, packed ones of the rows that are not bulk.
@@ -110,5 +120,6 @@ def _bound(active: ActiveVariants, targets: Targets, path: str) -> Bound | None:
         rest,
         None if terms is None else terms.bind(path),
         None if low_rank is None else low_rank.bind(path),
-        (terms, low_rank),
+        terms,
+        low_rank,
     )

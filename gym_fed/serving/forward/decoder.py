@@ -9,54 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gym_quant.kernels.decode import NormDeltas, NormWeight, Operators, operators
+from gym_quant.kernels.decode import NormWeight, operators
 from torch import Tensor, nn
 
 from gym_fed.serving.forward import attention, variant_terms
 from gym_fed.serving.forward.base_weights import Projection
+from gym_fed.serving.forward.layer_calls import DecoderLayer, DirectCalls, Heads, LayerCalls, Norm
 from gym_fed.serving.forward.packed_base import Pack, packed_anew
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.servable import language_part
 from gym_fed.serving.forward.step_buffers import StepBuffers
-from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A norm's weight, and where variants change it."""
-
-    weight: NormWeight
-    target: TargetModule | None
-
-    def deltas(self, step: StepRows | None) -> NormDeltas | None:
-        """What the variants of a step add to the weight."""
-        if step is None or self.target is None:
-            return None
-        plan = step.active.plan(self.target)
-        if plan is None or plan.vectors is None:
-            return None
-        return NormDeltas(plan.vectors, step.body.owners)
-
-
-@dataclass(frozen=True)
-class DecoderLayer:
-    """One layer's weights."""
-
-    number: int
-    window: int | None
-    attention_norm: Norm
-    qkv: Projection
-    q_norm: Norm | None
-    k_norm: Norm | None
-    output: Projection
-    mlp_norm: Norm
-    gate_up: Projection
-    down: Projection
+from gym_fed.serving.forward.target_modules import ModelLayout
 
 
 class Decoder:
@@ -71,8 +37,8 @@ class Decoder:
     def __init__(self, model: Any, layout: ModelLayout, windows: dict[int, int | None]) -> None:
         config, body = language_part(model)
         first = body.layers[0].self_attn
-        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._dim, self._scale, self._inner = first.head_dim, first.scaling, config.intermediate_size
+        queries, keys = config.num_attention_heads, config.num_key_value_heads
+        self._heads = Heads(queries, keys, first.head_dim, first.scaling)
         self._rotary, self._embedding = body.rotary_emb, body.embed_tokens.weight
         targets = {target.module: target for target in layout.target_modules}
         names = {module: name for name, module in model.named_modules()}
@@ -106,9 +72,9 @@ class Decoder:
         self._norm, self.head = norm(body.norm), fused(model.lm_head)
         self._buffers = StepBuffers(
             config.hidden_size,
-            self._heads * self._dim,
-            (self._heads + 2 * self._kv_heads) * self._dim,
-            self._inner,
+            queries * first.head_dim,
+            (queries + 2 * keys) * first.head_dim,
+            config.intermediate_size,
         )
 
     @contextmanager
@@ -136,6 +102,7 @@ class Decoder:
         Returns:
             Bytes that a step of one token reads.
         """
+        self._buffers.clear()
         found = self.head.pack("bfloat16", name="head", pack=pack)
         for layer in self.layers:
             found += layer.qkv.pack(format, format, "bfloat16", name=f"{layer.number}.qkv", pack=pack)
@@ -167,7 +134,7 @@ class Decoder:
             Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``, which hold until
             the next forward.
         """
-        ops, ids = operators(path), torch.tensor(token_ids)
+        ids = torch.tensor(token_ids)
         at = self._buffers.of(len(token_ids))
         at.hidden.copy_(self._embedding.index_select(0, ids))
         self._add_embeddings(ids, at.hidden, step)
@@ -175,18 +142,11 @@ class Decoder:
             tokens.pictures.put(at.hidden)
         cosine, sine = self._rotary(at.hidden, torch.tensor([positions]))
         angles = (cosine[0], sine[0])
-        term: Tensor | None = None
-        for layer in self.layers:
-            self._normed(ops, layer.attention_norm, term, at, step)
-            layer.qkv.project(at.normed, at.qkv, step)
-            self._attend(ops, layer, angles, at, tokens, step)
-            layer.output.project(at.attended, at.term, step)
-            self._normed(ops, layer.mlp_norm, at.term, at, step)
-            layer.gate_up.project(at.normed, at.gate_up, step)
-            ops.gate(at.gate, at.up, at.gated)
-            layer.down.project(at.gated, at.term, step)
-            term = at.term
-        self._normed(ops, self._norm, term, at, step)
+        recorded = at.recording.find(tokens, step, path, at, self._heads, self._layers)
+        if recorded is None:
+            self._layers(DirectCalls(operators(path), self._heads, at, tokens, step, angles))
+        else:
+            recorded.run(tokens, step, angles)
         logits = torch.empty(len(wanted), self.head.size)
         if wanted:
             states = at.normed if len(wanted) == len(ids) else at.normed[list(wanted)]
@@ -200,36 +160,16 @@ class Decoder:
         if step is not None and self._embedding_target is not None and plan is not None:
             variant_terms.add_embedding(self._embedding_target, plan, step, ids, hidden)
 
-    def _normed(
-        self, ops: Operators, norm: Norm, term: Tensor | None, at: SimpleNamespace, step: StepRows | None
-    ) -> None:
-        """The residual sum, and its norm: the sub-layer before adds its output here."""
-        ops.add_norm(at.hidden, term, norm.weight, norm.deltas(step), at.normed)
-
-    def _attend(
-        self,
-        ops: Operators,
-        layer: DecoderLayer,
-        angles: tuple[Tensor, Tensor],
-        at: SimpleNamespace,
-        tokens: attention.PackedTokens,
-        step: StepRows | None,
-    ) -> None:
-        heads = at.qkv.view(len(at.qkv), -1, self._dim)
-        ends = self._heads, self._heads + self._kv_heads
-        queries, keys, values = heads[:, : ends[0]], heads[:, ends[0] : ends[1]], heads[:, ends[1] :]
-        if layer.q_norm is None or layer.k_norm is None:
-            ops.rotate(heads[:, : ends[1]], *angles)
-        else:
-            ops.rotate(queries, *angles, layer.q_norm.weight, layer.q_norm.deltas(step))
-            ops.rotate(keys, *angles, layer.k_norm.weight, layer.k_norm.deltas(step))
-        attention.attend(
-            tokens,
-            layer.number,
-            queries,
-            keys,
-            values,
-            scale=self._scale,
-            window=layer.window,
-            out=at.attended.view(len(heads), self._heads, -1),
-        )
+    def _layers(self, calls: LayerCalls) -> None:
+        at, term = calls.at, None
+        for layer in self.layers:
+            calls.norm(layer.attention_norm, term)
+            calls.project(layer.qkv, at.normed, at.qkv)
+            calls.attend(layer)
+            calls.project(layer.output, at.attended, at.term)
+            calls.norm(layer.mlp_norm, at.term)
+            calls.project(layer.gate_up, at.normed, at.gate_up)
+            calls.gate()
+            calls.project(layer.down, at.gated, at.term)
+            term = at.term
+        calls.norm(self._norm, term)

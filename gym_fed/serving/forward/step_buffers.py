@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from gym_fed.serving.forward.recorded_layers import Recording
+
 
 class StepBuffers:
     """The tensors of a step, kept for the next one of as many rows or fewer."""
@@ -18,8 +20,14 @@ class StepBuffers:
         self._held: dict[str, Tensor] = {}
         self._views: dict[int, SimpleNamespace] = {}
 
+    def clear(self) -> None:
+        """Forget all, recordings included, which have the addresses of weights."""
+        self._rows = 0
+        self._held.clear()
+        self._views.clear()
+
     def of(self, rows: int) -> SimpleNamespace:
-        """Tensors of so many rows by name; their contents are of the step before."""
+        """Tensors of so many rows by name, and their ``recording``; their contents are of the step before."""
         if rows > self._rows:
             self._rows = max(8, 1 << (rows - 1).bit_length())
             self._held = {name: torch.empty(self._rows, width) for name, width in self._widths.items()}
@@ -28,5 +36,5 @@ class StepBuffers:
             views = {name: held[:rows] for name, held in self._held.items()}
             gate_up = views["gate_up"]
             views["gate"], views["up"] = gate_up[:, : self._inner], gate_up[:, self._inner :]
-            self._views[rows] = SimpleNamespace(**views)
+            self._views[rows] = SimpleNamespace(**views, recording=Recording())
         return self._views[rows]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, native, reference
+from gym_quant.kernels.program import Program
 from gym_quant.resident import IndexArray
 
 
@@ -100,6 +101,10 @@ class FactorTerms:
                 raise MemoryError("gq_factors_add: no memory for its work space")
 
         return add
+
+    def record(self, program: Program, x: Tensor, y: Tensor) -> None:
+        """Add the terms of the rows' ``owners`` to a program, which this object must outlive."""
+        program.add_factors(bool(self._wide), x, y, (len(self._matrices), self._words.buffer_info()[0]))
 
 
 def _lists(matrix: FactorMatrix, variants: int) -> tuple[array[int], array[int], array[int]]:

@@ -45,7 +45,8 @@ class LinearTiles:
     def __init__(self, code: int, tiles: Tensor, rows: int, cols: int, group: int, unit: float) -> None:
         self.code, self.tiles, self.cols, self.group, self.unit = code, tiles, cols, group, unit
         self._native = _LinearFields(code, unit, rows, cols, group, tiles.data_ptr())
-        self._address = ctypes.addressof(self._native)
+        self.address = ctypes.addressof(self._native)
+        """For native code, as long as this lives."""
         self._held_rows = _HELD // max(1, rows * cols)
 
     def multiply(self, x: Tensor, y: Tensor, many: bool = False) -> None:
@@ -61,9 +62,7 @@ class LinearTiles:
         n = len(x)
         run = _products()[n <= self._held_rows]
         threads, features = torch.get_num_threads(), native.features()
-        status = run(
-            native.CODES[path], threads, features, self._address, many, x.data_ptr(), n, y.data_ptr()
-        )
+        status = run(native.CODES[path], threads, features, self.address, many, x.data_ptr(), n, y.data_ptr())
         if status:
             raise MemoryError("gq_linear: no memory for its work space")
 
@@ -75,7 +74,7 @@ class LinearTiles:
             values = linear_reference.decode(self.code, tiles, self.group, self.unit)
             return values[start % TILE :][: stop - start, : self.cols].contiguous()
         out = torch.empty(stop - start, self.cols)
-        native.linear_decode(path, self._address, start, stop, out)
+        native.linear_decode(path, self.address, start, stop, out)
         return out
 
 

@@ -60,6 +60,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     + [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "gq_linear": [c_int] * 3 + [c_void_p, c_int, c_void_p, c_int64, c_void_p],
     "gq_linear_kernel": [],
+    "gq_run": [c_int] * 3 + [c_void_p, c_int64],
     "gq_linear_pack": [c_int] * 2 + [c_void_p, c_int] + [c_void_p] * 2,
     "gq_linear_decode": [c_int] * 2 + [c_void_p] + [c_int64] * 2 + [c_void_p],
     "gq_order": [c_int] * 3 + [c_void_p] * 2 + [c_int64] * 3 + [c_void_p],

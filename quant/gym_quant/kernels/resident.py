@@ -13,6 +13,7 @@ from torch import Tensor
 from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, native_tiles, reference
 from gym_quant.kernels.lookup import MODES, LookupTables
+from gym_quant.kernels.program import Program
 from gym_quant.kernels.sign_matrix import SignMatrix
 from gym_quant.kernels.signs import decode_signs
 from gym_quant.kernels.tiles import Tiled
@@ -321,3 +322,15 @@ class BoundTerms:
         """
         batch = self._batches[0]
         return native_tiles.bound_add(path, batch.mode, batch.cols, self._matrices)
+
+    def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
+        """Add the terms of the rows' ``owners`` to a program, which this object must outlive.
+
+        Returns:
+            Whether they were added: not those of ``exact``.
+        """
+        mode = self._batches[0].mode
+        if mode == "exact":
+            return False
+        program.add_by_lookup(mode == "lookup16", x, y, self._matrices.arguments)
+        return True

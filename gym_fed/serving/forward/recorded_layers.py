@@ -1,0 +1,91 @@
+"""All layers of a step as one native call, for steps of few rows that follow one another with the same variants.
+
+The calls and their order are those of the layers themselves (``layer_calls``), so the bits are the same. A recording is
+of so many rows, of one set of variants and of one pool's blocks; another step of that kind makes another one. The first
+step of a kind is computed directly: what changes at every step is never recorded.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from gym_quant.kernels.program import Program
+from torch import Tensor
+
+from gym_fed.serving.forward.attention import PackedTokens
+from gym_fed.serving.forward.base_weights import Unrecordable
+from gym_fed.serving.forward.layer_calls import Heads, LayerCalls, RecordedCalls
+from gym_fed.serving.forward.segments import StepRows
+
+MOST_ROWS = 16
+"""Of a step whose Python is worth saving: beyond, products take far longer, and some are made by other calls."""
+
+
+class RecordedLayers:
+    """One program; it holds neither the variants nor the pool."""
+
+    def __init__(self, program: Program, calls: RecordedCalls) -> None:
+        self._program, self._products, self._windows = program, calls.products, calls.windows
+        self._plain = all(window is None for window in calls.windows.values())
+
+    def run(self, tokens: PackedTokens, step: StepRows | None, angles: tuple[Tensor, Tensor]) -> None:
+        """Compute the layers, for the tokens of this step."""
+        first = next(iter(tokens.spans[0][2].pool.layers.values()))
+        spans, count = tokens.tables.table_for(first)
+        owners = 0 if step is None else step.body.few_owners_at
+        angle = {"cosine": angles[0].data_ptr(), "sine": angles[1].data_ptr()}
+        self._program.run(spans=spans, count=count, owners=owners, **angle)
+        tokens.windows.update(self._windows)
+        tokens.plain = tokens.plain and self._plain
+        if step is not None:
+            step.products.update(self._products)
+
+
+class Recording:
+    """The last kind of step on some buffers, and its program once it came twice."""
+
+    def __init__(self) -> None:
+        self._kind: tuple[object, ...] | None = None
+        self._layers: RecordedLayers | None = None
+        self._seen = 0
+
+    def find(
+        self,
+        tokens: PackedTokens,
+        step: StepRows | None,
+        path: str,
+        at: SimpleNamespace,
+        heads: Heads,
+        layers: Callable[[LayerCalls], None],
+    ) -> RecordedLayers | None:
+        """The program of steps like this one; None where the step is to be computed directly.
+
+        Args:
+            tokens: Of the step.
+            step: Its variants.
+            path: Of the kernels.
+            at: The buffers.
+            heads: Of the model.
+            layers: Makes the calls of all layers.
+        """
+        if path == "torch" or tokens.batch is not None or len(at.hidden) > MOST_ROWS:
+            return None
+        if step is not None and (step.body.bulk or step.merged is not None or not len(step.body.few_index)):
+            return None
+        pool = tokens.spans[0][2].pool
+        active = None if step is None else weakref.ref(step.active)
+        kind = active, weakref.ref(pool), pool.num_blocks, path
+        if kind != self._kind:
+            self._kind, self._layers, self._seen = kind, None, 0
+        self._seen += 1
+        if self._seen == 2:
+            program = Program(path)
+            calls = RecordedCalls(program, heads, at, tokens, step)
+            try:
+                layers(calls)
+            except Unrecordable:
+                return None  # and so are all steps of this kind: they are not tried again
+            self._layers = RecordedLayers(program, calls)
+        return self._layers

@@ -1,0 +1,120 @@
+"""Layers that were recorded give the bits that they give when each call is made by Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gym_quant.kernels import dispatch
+
+from gym_fed.serving.forward import recorded_layers
+from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from gym_fed.serving.forward.recorded_layers import RecordedLayers
+from tests.support.variants import load, write_random_delta
+from tests.unit.serving.test_decoder import MODELS, build, texts
+from tests.unit.serving.test_multi_variant_step import RULES
+
+pytestmark = pytest.mark.skipif(dispatch.path() == "torch", reason="a recording is of native calls")
+STEPS = 6
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps a recording computed, as its only entry."""
+    found, run = [0], RecordedLayers.run
+
+    def counted(self: RecordedLayers, *arguments: Any) -> None:
+        found[0] += 1
+        run(self, *arguments)
+
+    monkeypatch.setattr(RecordedLayers, "run", counted)
+    return found
+
+
+def decode(served: MultiVariantModel, variants: list[Any], steps: int = STEPS) -> torch.Tensor:
+    """Logits of prompts of several lengths, then of ``steps`` steps with a token of each."""
+    caches = [served.new_cache() for _ in variants]
+    wholes = texts(*range(2, 2 + len(variants)))
+    found = [served.step([Chunk(t, c, v) for t, c, v in zip(wholes, caches, variants, strict=True)])]
+    for step in range(steps):
+        tokens = [(7 * step + 3 * at) % 97 for at in range(len(variants))]
+        found.append(
+            served.step([Chunk([t], c, v) for t, c, v in zip(tokens, caches, variants, strict=True)])
+        )
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("base_format", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_base_s_steps_have_the_same_bits(
+    name: str, base_format: str, runs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for most in (recorded_layers.MOST_ROWS, 0):
+        monkeypatch.setattr(recorded_layers, "MOST_ROWS", most)
+        with MultiVariantModel(build(name).to(torch.bfloat16), base_format=base_format) as served:
+            found.append((decode(served, [None] * 3), served.attends_plainly))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] is found[1][1]
+    assert runs == [STEPS - 1]  # the first of a kind is computed directly
+
+
+@pytest.mark.parametrize("kernel", ["lookup", "lookup16"])
+@pytest.mark.parametrize("name", ["llama biases", "qwen3"])
+def test_steps_with_variants_have_the_same_bits_and_counts(
+    tmp_path: Path, name: str, kernel: Any, runs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = build(name, hidden_size=64, intermediate_size=96)
+    paths = [
+        write_random_delta(base, tmp_path / f"{rule}.gymdelta", RULES[rule], seed=at)
+        for at, rule in enumerate(("row", "lora", "group"))
+    ]
+    found: list[tuple[torch.Tensor, Counter[Any]]] = []
+    for most in (recorded_layers.MOST_ROWS, 0):
+        monkeypatch.setattr(recorded_layers, "MOST_ROWS", most)
+        model = build(name, hidden_size=64, intermediate_size=96).to(torch.bfloat16)
+        with MultiVariantModel(model, kernel=kernel, base_format="int8") as served:
+            held = [load(path, served.layout) for path in paths]
+            before = Counter(served.products)
+            # One after the other: a recording of some variants is never run for others.
+            logits = [decode(served, [*held, None, held[0]]), decode(served, [held[2], held[1]])]
+            logits += [decode(served, [held[1], held[0]]), decode(served, [None, None])]
+            found.append((torch.cat(logits), Counter(served.products) - before))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert set(found[0][1]) > {("factors", "native")}
+    assert runs[0] == 4 * (STEPS - 1)
+
+
+def test_a_pool_that_grows_and_another_pool_are_recorded_anew(
+    runs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for most in (recorded_layers.MOST_ROWS, 0):
+        monkeypatch.setattr(recorded_layers, "MOST_ROWS", most)
+        with MultiVariantModel(build("llama").to(torch.bfloat16), base_format="bfloat16") as served:
+            blocks = served.pool.num_blocks
+            logits = [
+                decode(served, [None] * 5, steps=90)
+            ]  # five requests of six blocks, where there were 16
+            assert served.pool.num_blocks > blocks
+            served.pool = served.new_pool()
+            logits.append(decode(served, [None] * 5))
+            found.append(torch.cat(logits))
+    assert torch.equal(*found)
+    assert runs[0] > 80
+
+
+def test_what_is_no_native_call_is_computed_directly(tmp_path: Path, runs: list[int]) -> None:
+    model = build("llama", hidden_size=64, intermediate_size=96)
+    dense = write_random_delta(model, tmp_path / "dense.gymdelta", RULES["dense"], seed=0)
+    with MultiVariantModel(model) as served:  # float32: torch multiplies
+        decode(served, [None])
+    model = build("llama", hidden_size=64, intermediate_size=96).to(torch.bfloat16)
+    with MultiVariantModel(model, kernel="lookup", base_format="int8") as served:
+        decode(served, [load(dense, served.layout)])
+    assert runs == [0]
