@@ -20,7 +20,6 @@ from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
-from gym_fed.modeling.processors import is_processor
 from gym_fed.modeling.rope import rope_undone_on_error
 from gym_fed.models import pick_device, quiet_loading
 from gym_fed.other_words import ExpectedElsewhere, with_other_arguments
@@ -48,7 +47,7 @@ from gym_fed.training.run.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.tuning._going_on import go_on
 from gym_fed.training.tuning._peft import require_head_without_adapter
-from gym_fed.training.vision.conversations import require_image_model
+from gym_fed.training.vision.conversations import is_processor, require_image_model
 from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
 if TYPE_CHECKING:

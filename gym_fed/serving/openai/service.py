@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.generation import Generation, PendingEmbedding
     from gym_fed.serving.filter.content_filter import ContentFilter
     from gym_fed.serving.forward.picture_rows import PlacedPicture
-    from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
+    from gym_fed.serving.pictures.reader import NoPictures, PictureReader
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
@@ -274,7 +274,10 @@ class OpenAIService:
         if screening is not None and screening.refuses(texts, caller.name):
             return PendingRefusal(answer(0, screening.refusals(request.n or 1)))
         refusals = EngineErrors(model, "messages", "tools" if tools.held else request.guiding_field)
-        placed = self._placed(prompt, caller, refusals)
+        if prompt.runs:  # no picture is computed for a request that the engine would refuse
+            with refusals:
+                self._engine.require_room(prompt.ids, caller.name)
+        placed = self._prompts.placed(prompt, caller.name)
         generations = self._submit(
             [prompt.ids], sampling, request, model, caller, "messages", refusals, placed
         )
@@ -282,16 +285,6 @@ class OpenAIService:
         return self._pending(
             form.url, answer(len(prompt), choices), generations, request, caller, refusals, form.renamed
         )
-
-    def _placed(
-        self, prompt: ExpandedPrompt, caller: Caller, refusals: EngineErrors
-    ) -> tuple[PlacedPicture, ...]:
-        """The pictures of a prompt; nothing is computed for a request that the engine would refuse."""
-        if not prompt.runs:
-            return ()
-        with refusals:
-            self._engine.require_room(prompt.ids, caller.name)
-        return self._prompts.placed(prompt, caller.name)
 
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)

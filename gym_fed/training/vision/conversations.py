@@ -22,6 +22,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.modeling.architecture import images_type
+from gym_fed.modeling.processors import is_processor as is_processor
 from gym_fed.modeling.processors import load_processor, unreadable
 from gym_fed.models import quiet_loading, resolve
 from gym_fed.training.run.requirements import require_package
