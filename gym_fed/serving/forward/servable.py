@@ -79,9 +79,12 @@ def require_servable(model: nn.Module, kernel: str) -> None:
 
 
 def language_part(model: Any) -> tuple[Any, Any]:
-    """Config and layers of what computes a model's tokens: of one that reads pictures, its language model's."""
+    """Config of what computes a model's tokens, and its body; of one that reads pictures, its language model's.
+
+    The body is None for a model that keeps it under another name than Llama does.
+    """
     text = model.config if isinstance(model, PlainModel) else model.config.get_text_config()
-    return text, model.model if text is model.config else model.get_decoder()
+    return text, getattr(model, "model", None) if text is model.config else model.get_decoder()
 
 
 def unfit(model: Any) -> str:
