@@ -223,6 +223,9 @@ class SamplingFields(RequestModel):
     prompt_cache_key: Identifier | None = None
     """Prompts take KV blocks only of prompts with the same one."""
 
+    cache_salt: Identifier | None = None
+    """vLLM's word for it."""
+
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """Not OpenAI's, but vLLM's, like all fields below; 0 and -1 are all tokens."""
 
@@ -239,6 +242,17 @@ class SamplingFields(RequestModel):
                 shown = key if len(key) <= _MAX_DIGITS else f"{key[:_MAX_DIGITS]}..."
                 raise off("logit_bias", f"logit_bias has {shown!r}, which is no token id")
         return self
+
+    @model_validator(mode="after")
+    def _one_cache_key(self) -> SamplingFields:
+        if None not in (self.prompt_cache_key, self.cache_salt) and self.prompt_cache_key != self.cache_salt:
+            raise off("cache_salt", "cache_salt and prompt_cache_key are given, and differ")
+        return self
+
+    @property
+    def cache_key(self) -> str:
+        """``prompt_cache_key``, or ``cache_salt``; empty where neither is given."""
+        return self.prompt_cache_key or self.cache_salt or ""
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
         """The engine's parameters; what was not given is OpenAI's default.

@@ -17,11 +17,11 @@ from gym_fed.serving.openai.responses_request import (
     CallItem,
     CallOutputItem,
     ContentParts,
-    ContentText,
     ImageContent,
     JsonSchemaFormat,
     MessageItem,
     NamedFunctionTool,
+    Output,
     ResponsesRequest,
 )
 from gym_fed.serving.openai.schemas import CHAT_NEUTRAL, ChatRequest
@@ -168,6 +168,8 @@ class ResponsesAsChat:
 
     def _choice(self) -> Any:
         choice = self._request.tool_choice
+        if choice == "auto" and not self._request.tools:  # as OpenAI's clients of agents send it
+            return None
         if isinstance(choice, NamedFunctionTool):
             return {"type": "function", "function": {"name": choice.name}}
         return choice
@@ -187,5 +189,5 @@ def _content(content: ContentParts) -> str | list[dict[str, Any]]:
     ]
 
 
-def _text(content: ContentText) -> str:
+def _text(content: Output) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -81,10 +81,9 @@ def _kind(value: Any) -> str:
 
 _TEXT_OR_LIST = Discriminator(_kind)  # so that an error is reported of the form that is meant
 
-ContentText = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Annotated[list[_Texts], Field(min_length=1)], Tag("list")],
-    _TEXT_OR_LIST,
-]
+Output = Annotated[Annotated[str, Tag("text")] | Annotated[list[_Texts], Tag("list")], _TEXT_OR_LIST]
+"""Of a call, which may have returned nothing."""
+
 ContentParts = Annotated[
     Annotated[str, Tag("text")] | Annotated[Annotated[list[_Parts], Field(min_length=1)], Tag("list")],
     _TEXT_OR_LIST,
@@ -118,7 +117,7 @@ class CallOutputItem(RequestModel):
 
     type: Literal["function_call_output"]
     call_id: ItemId
-    output: ContentText
+    output: Output
     id: ItemId | None = None
     status: ItemStatus | None = None
 

@@ -60,6 +60,21 @@ UserContent = Annotated[str | Annotated[list[Part], Field(min_length=1)], _parts
 Nothing = Annotated[Any, only([])]
 
 
+def _refusals_as_text(value: Any) -> Any:
+    """A refusal that an earlier answer had as a content part is text that the model wrote."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {"type": "text", "text": part["refusal"]}
+        if isinstance(part, dict) and part.keys() == {"type", "refusal"} and part["type"] == "refusal"
+        else part
+        for part in value
+    ]
+
+
+AssistantContent = Annotated[Content, BeforeValidator(_refusals_as_text)]
+
+
 def _json_object(text: str) -> str:
     try:
         found = json.loads(text)
@@ -85,7 +100,8 @@ class ToolCall(RequestModel):
 
 
 class _Message(RequestModel):
-    name: Nothing = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    """Who of several speaks, which templates do not show."""
 
 
 class InstructionMessage(_Message):
@@ -102,7 +118,7 @@ class UserMessage(_Message):
 
 class AssistantMessage(_Message):
     role: Literal["assistant"]
-    content: Content | None = None
+    content: AssistantContent | None = None
     tool_calls: list[ToolCall] | None = None
     refusal: Nothing = None
     audio: Nothing = None
@@ -185,8 +201,8 @@ class NamedSchema(RequestModel):
     strict: bool | None = None
     """Either way the schema is enforced."""
 
-    description: Annotated[Any, only("")] = None
-    """Refused: the model would need to see it, and templates have no place for it."""
+    description: str | None = None
+    """Like ``name`` not shown to the model, for which templates have no place."""
 
 
 class SchemaFormat(RequestModel):

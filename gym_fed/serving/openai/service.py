@@ -277,7 +277,7 @@ class OpenAIService:
         if prompt.runs:  # no picture is computed for a request that the engine would refuse
             with refusals:
                 self._engine.require_room(prompt.ids, caller.name)
-        placed = self._prompts.placed(prompt, caller.name)
+        placed = self._prompts.placed(prompt, f"{caller.key_sha256}:{caller.name}")
         generations = self._submit(
             [prompt.ids], sampling, request, model, caller, "messages", refusals, placed
         )
@@ -355,7 +355,7 @@ class OpenAIService:
                         replace(sampling, seed=seed),
                         model.variant,
                         caller.name,
-                        request.prompt_cache_key or "",
+                        request.cache_key,
                         pictures,
                         key_digest=caller.key_sha256,
                     )

@@ -75,7 +75,7 @@ def test_a_whole_input_is_read_twice_and_named_by_its_bytes(tmp_path: Path) -> N
             "body.previous_response_id",
         ),
         (
-            line("b", url="/v1/responses", body={"model": "x", "input": "y", "tool_choice": "auto"}),
+            line("b", url="/v1/responses", body={"model": "x", "input": "y", "tool_choice": "required"}),
             "body.tool_choice",
         ),
     ],
