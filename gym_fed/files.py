@@ -87,16 +87,31 @@ def whole_file_or_none(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _room_beside(path: Path) -> Iterator[Path]:
-    """A hidden folder on the same disk for this block alone; those of processes that were killed are removed first.
+def whole_file_in_place(path: Path) -> Iterator[Path]:
+    """The path of a file that the block writes, which takes ``path``'s place if the block ends well."""
+    with _room_beside(path) as room:
+        part = room / path.name
+        yield part
+        part.replace(path)
+        fsync_folder(path.parent)
 
-    A lock distinguishes them: it ends with its process, however that ends.
+
+def remove_left_parts(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes left of a file or folder, or of all in ``folder``, that they wrote as a whole.
+
+    A lock distinguishes it: it ends with its process, however that ends.
     """
-    make_folder(path.parent)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+    for left in folder.glob(f".{name}.*.part"):
         with _lock(left) as is_left:
             if is_left:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _room_beside(path: Path) -> Iterator[Path]:
+    """A hidden folder on the same disk for this block alone; those of processes that were killed are removed first."""
+    make_folder(path.parent)
+    remove_left_parts(path.parent, glob.escape(path.name))
     with ExitStack() as stack:
         is_own = False
         while not is_own:  # another process may take a new room for one that was left

@@ -157,6 +157,10 @@ class ServingConfig(ReadsOtherWords):
     """How the linear layers of Llama, Qwen2, Qwen3 and Mistral are kept on the CPU. auto is as dtype says; int8 and
     int4 lose a little. The head, and in these two the value projections, are bfloat16."""
 
+    packed_size: Bytes = 20 * 10**9
+    """Disk space for bases packed in int8 and int4, in ~/.gym-fed/packed, which later starts map; those used longest
+    ago go first. 0: none is written or mapped."""
+
     device: str = "auto"
     num_threads: int | None = Field(default=None, ge=1)
 

@@ -173,9 +173,9 @@ def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
     """The file of the base's packed layers, which later starts map."""
     from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
 
-    if config.base_format not in KEPT_FORMATS:
+    if config.base_format not in KEPT_FORMATS or not config.packed_size:
         return None
-    return PackedBase(packed_home(), base.digest, config.dtype, config.base_format)
+    return PackedBase(packed_home(), base.digest, config.dtype, config.base_format, config.packed_size)
 
 
 def _max_at_once(config: EngineConfig) -> int:

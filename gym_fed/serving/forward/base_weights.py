@@ -12,16 +12,20 @@ from typing import Protocol
 
 import torch
 from gym_quant.kernels.program import Program
+from gym_quant.linear import PackedLinear
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.modeling.mapped import release_pages
 from gym_fed.serving.forward import variant_terms
 from gym_fed.serving.forward.bound_terms import Targets, bound_terms
-from gym_fed.serving.forward.packed_base import Pack, packed_anew
+from gym_fed.serving.forward.packed_base import Layers, Pack, packed_anew
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.target_modules import TargetModule
 from gym_fed.serving.forward.wide_product import wide_product
+
+_DECODED_ROWS = 1024
+"""Of a packed matrix, at a time."""
 
 
 class BaseLinear(Protocol):
@@ -62,6 +66,21 @@ class TorchLinear:
         return False
 
 
+class DecodedLinear:
+    """A packed matrix, decoded block by block and multiplied by torch: slow, and by none of the packed kernels."""
+
+    def __init__(self, packed: PackedLinear) -> None:
+        self.packed = packed
+
+    def multiply(self, x: Tensor, y: Tensor) -> None:
+        for start in range(0, self.packed.rows, _DECODED_ROWS):
+            stop = min(self.packed.rows, start + _DECODED_ROWS)
+            y[:, start:stop] = x @ self.packed.decode_block(start, stop).T
+
+    def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
+        return False
+
+
 class Projection:
     """Linear modules of one input, side by side in one output ``[n, size]``.
 
@@ -92,11 +111,15 @@ class Projection:
             ]
             self._bias = torch.cat(wide)
 
-    def widen(self, wide: bool) -> None:
-        """Whether products with the modules' own weights in bfloat16 keep activations in float32."""
-        for linear, _ in self._linears:
+    def compare(self, begin: bool) -> None:
+        """Whether bfloat16 weights keep activations in float32, and packed ones are decoded for their products."""
+        for number, (linear, part) in enumerate(self._linears):
             if isinstance(linear, TorchLinear):
-                linear.wide = wide
+                linear.wide = begin
+            elif begin and isinstance(linear, PackedLinear):
+                self._linears[number] = DecodedLinear(linear), part
+            elif not begin and isinstance(linear, DecodedLinear):
+                self._linears[number] = linear.packed, part
 
     def project(self, x: Tensor, y: Tensor, step: StepRows | None) -> None:
         """``y = x @ W.T + bias``, and what the variants of the rows add.
@@ -166,11 +189,24 @@ class Projection:
                 done = () if bound is None else bound.done
                 variant_terms.add_linear(target, plan, step, x, y[:, part], done)
 
+    def layers(self, *formats: str, name: str) -> Layers:
+        """What ``pack`` makes of the modules: neighbours of one format are one matrix.
+
+        Args:
+            formats: Of every module.
+            name: In the base's packed file.
+        """
+        cols = self._modules[0].in_features
+        return {
+            f"{name}.{start}": (formats[start], self._places[stop - 1].stop - self._places[start].start, cols)
+            for start, stop in _runs(formats)
+        }
+
     def pack(self, *formats: str, name: str, pack: Pack = packed_anew) -> int:
         """Pack the weights; the modules' own are given up.
 
         Args:
-            formats: Of every module; neighbours of one format become one matrix.
+            formats: Of every module.
             name: In the base's packed file.
             pack: Packs a matrix, or takes it from that file.
 
@@ -178,17 +214,20 @@ class Projection:
             Bytes that a product with one row reads.
         """
         self._linears = []
-        found, start = 0, 0
-        for stop in range(1, len(formats) + 1):
-            if stop < len(formats) and formats[stop] == formats[start]:
-                continue
+        found = 0
+        for start, stop in _runs(formats):
             weights = [module.weight.detach() for module in self._modules[start:stop]]
             packed = pack(f"{name}.{start}", formats[start], weights)
             part = slice(self._places[start].start, self._places[stop - 1].stop)
             self._linears.append((packed, part))
             found += packed.nbytes
-            start = stop
         for module in self._modules:
             release_pages(module.weight)  # the embedding may keep it, and needs few of its rows
             module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
         return found
+
+
+def _runs(formats: Sequence[str]) -> list[tuple[int, int]]:
+    """Where neighbours of one format begin and end."""
+    starts = [n for n, format in enumerate(formats) if n == 0 or formats[n - 1] != format]
+    return list(zip(starts, [*starts[1:], len(formats)], strict=True))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gym_fed.serving.forward import attention, variant_terms
 from gym_fed.serving.forward.base_weights import Projection
 from gym_fed.serving.forward.layer_calls import DecoderLayer, DirectCalls, Heads, LayerCalls, Norm
-from gym_fed.serving.forward.packed_base import Pack, packed_anew
+from gym_fed.serving.forward.packed_base import Layers, Pack, packed_anew
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.servable import language_part
 from gym_fed.serving.forward.step_buffers import StepBuffers
@@ -78,16 +78,24 @@ class Decoder:
         )
 
     @contextmanager
-    def in_float32(self) -> Iterator[None]:
-        """Round no activation within the block: not for serving, where that would be slow."""
-        held = [p for layer in self.layers for p in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        for projection in (*held, self.head):
-            projection.widen(True)
+    def compared(self) -> Iterator[None]:
+        """Round no activation within the block, and decode what is packed: too slow for serving."""
+        self._buffers.clear()  # of recorded layers, which multiply as before
+        for projection, _, _ in self._packing(""):
+            projection.compare(True)
         try:
             yield
         finally:
-            for projection in (*held, self.head):
-                projection.widen(False)
+            self._buffers.clear()
+            for projection, _, _ in self._packing(""):
+                projection.compare(False)
+
+    def layers_in(self, format: str) -> Layers:
+        """The matrices that ``pack`` makes."""
+        found: Layers = {}
+        for projection, formats, name in self._packing(format):
+            found |= projection.layers(*formats, name=name)
+        return found
 
     def pack(self, format: str, pack: Pack = packed_anew) -> int:
         """Pack the weights of all linear layers; the model's own are given up, so it computes nothing any more.
@@ -103,13 +111,8 @@ class Decoder:
             Bytes that a step of one token reads.
         """
         self._buffers.clear()
-        found = self.head.pack("bfloat16", name="head", pack=pack)
-        for layer in self.layers:
-            found += layer.qkv.pack(format, format, "bfloat16", name=f"{layer.number}.qkv", pack=pack)
-            found += layer.output.pack(format, name=f"{layer.number}.output", pack=pack)
-            found += layer.gate_up.pack(format, format, name=f"{layer.number}.gate_up", pack=pack)
-            found += layer.down.pack(format, name=f"{layer.number}.down", pack=pack)
-        return found
+        packing = self._packing(format)
+        return sum(projection.pack(*formats, name=name, pack=pack) for projection, formats, name in packing)
 
     def forward(
         self,
@@ -152,6 +155,15 @@ class Decoder:
             states = at.normed if len(wanted) == len(ids) else at.normed[list(wanted)]
             self.head.project(states, logits, step)
         return logits, at.normed
+
+    def _packing(self, format: str) -> Iterator[tuple[Projection, tuple[str, ...], str]]:
+        """All linear layers, with the formats of their modules and the name in the base's packed file."""
+        yield self.head, ("bfloat16",), "head"
+        for layer in self.layers:
+            yield layer.qkv, (format, format, "bfloat16"), f"{layer.number}.qkv"
+            yield layer.output, (format,), f"{layer.number}.output"
+            yield layer.gate_up, (format, format), f"{layer.number}.gate_up"
+            yield layer.down, (format,), f"{layer.number}.down"
 
     def _add_embeddings(self, ids: Tensor, hidden: Tensor, step: StepRows | None) -> None:
         plan = None

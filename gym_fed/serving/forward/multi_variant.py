@@ -25,10 +25,11 @@ from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.kv_pool import KVPool
 from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.forward.packed_base import PackedBase, pack_base
+from gym_fed.serving.forward.packed_base import PackedBase
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.plain_layout import plain_layout
 from gym_fed.serving.forward.plain_model import PlainModel
+from gym_fed.serving.forward.prepared import prepare
 from gym_fed.serving.forward.step_variants import StepVariants
 from gym_fed.serving.forward.target_modules import ModelLayout
 
@@ -49,7 +50,7 @@ class MultiVariantModel:
         base_format: Of the linear layers: a packed format of ``gym_quant.linear``, for which the model's own weights
             are given up, also after ``close``; ``auto`` as ``formats.base_format_for``. None: the model's own weights.
         kv_dtype: Of the KV cache: ``float32``, ``bfloat16``, ``int8``, or ``auto``, the weights' own.
-        packed_base: The file of the layers in ``base_format``. A ``PlainModel`` with one was tried when it was written.
+        packed_base: The file of the layers in ``base_format``.
 
     Attributes:
         base_format: Of the linear layers in memory.
@@ -89,27 +90,21 @@ class MultiVariantModel:
         name, why_not = type(model).__name__, servable.unfit(model)
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
         self._windows: dict[int, int | None] = {}
-        known = plain and packed_base is not None and packed_base.is_mapped
         with nullcontext() if why_not else trial.in_float32(model):
-            stock = torch.empty(0) if known else trial.stock_logits(model)
+            stock = None if plain else trial.stock_logits(model)
         self._hooked = None if plain else HookedForward(model, self.layout)
         setattr(model, servable.MARK, True)
         try:
-            if self._hooked is not None:
+            if self._hooked is not None and stock is not None:
                 with nullcontext() if why_not else trial.in_float32(model):
                     trial.require_same(self, stock)
                 trial.require_windows(model, self._windows)
             if not why_not:
                 self._decoder = Decoder(model, self.layout, self._windows)
-            if self._decoder is not None and not known:
-                with self._decoder.in_float32():
-                    trial.require_same(self, stock)
             packed = base_format and base_format_for(base_format, self.layout.dtype, why_not, name)
-            if packed and self._decoder is not None:
-                pack_base(self._decoder.pack, packed, packed_base)
-                self.packed, self.base_format = True, packed
-            if known:  # the trial shows the pool the shapes of its layers, elsewhere
-                self.step([Chunk([1 % self.vocabulary], self.new_cache())])
+            if self._decoder is not None:
+                prepare(self, self._decoder, stock, packed or None, packed_base)
+                self.packed, self.base_format = bool(packed), packed or self.base_format
             kv_dtype = self.layout.dtype if kv_dtype == "auto" else kv_dtype
             self.pool = KVPool(dtype=kv_dtype, shapes=self.pool.shapes, device=self._device)
         except BaseException:

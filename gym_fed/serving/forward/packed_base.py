@@ -1,15 +1,19 @@
 """A base's packed linear layers, packed once and kept in a file that later starts map.
 
 A file is named by the digest of the base's float32 weights, the type that they were packed from, the format, and the
-version of the layout. It is written whole or not at all, and only the few files that were used last are kept. A file
-that is not what its name says is logged and written anew.
+version of the layout. It holds the digest of every tensor, and the logits of the trial of the start that wrote it. It
+is written whole or not at all, and only the few files that were used last are kept. A file that is not what its name
+says, or that others may write, is logged and written anew.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
+import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -18,17 +22,22 @@ from gym_quant.linear import PackedLinear, get_linear
 from gym_quant.packed_file import open_packed, write_packed
 from torch import Tensor
 
-from gym_fed.files import make_folder
+from gym_fed.errors import GymError
+from gym_fed.files import make_folder, remove_left_parts, whole_file_in_place
 
 Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
 """A layer's name in the file, its format, and the weights ``[out, in]`` that are one below the other in it."""
+Layers = dict[str, tuple[str, int, int]]
+"""Of each layer, by its name in the file, the format, ``out`` and ``in``."""
 
 LAYOUT = 1
 """Of the tiles and of what is packed together; goes up with every change of either."""
 KEPT_FILES = 4
 KEPT_FORMATS = ("int8", "int4")
 """bfloat16 is packed at every start: its file would be as large as the base's own."""
+BYTES_LIMIT = 20 * 10**9
 
+_LOGITS = "trial"
 _log = logging.getLogger(__name__)
 
 
@@ -56,13 +65,6 @@ def packed_anew(name: str, format: str, weights: Sequence[Tensor]) -> PackedLine
     return Packer()(name, format, weights)
 
 
-def pack_base(decoder_pack: Callable[[str, Pack], int], format: str, kept: PackedBase | None) -> None:
-    """Pack a decoder's layers, or take them from the base's file, which is written where it was not there."""
-    decoder_pack(format, Packer() if kept is None else kept.pack)
-    if kept is not None:
-        kept.save()
-
-
 def packed_home() -> Path:
     """``$GYM_HOME/packed``, or ``~/.gym-fed/packed``."""
     return Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser() / "packed"
@@ -76,64 +78,122 @@ class PackedBase:
         digest: Of the base's float32 weights.
         dtype: Type of the weights that are packed.
         format: Of ``gym_quant.linear``.
+        bytes_limit: Of all such files together; those that were used longest ago are removed.
 
     Attributes:
         path: The file.
+        logits: ``[3, vocabulary]`` float32 of the trial of the start that wrote the file; None: it is not mapped.
     """
 
-    def __init__(self, folder: Path, digest: str, dtype: str, format: str) -> None:
+    def __init__(
+        self, folder: Path, digest: str, dtype: str, format: str, bytes_limit: int = BYTES_LIMIT
+    ) -> None:
         self._labels = {"base": digest, "dtype": dtype, "format": format, "layout": str(LAYOUT)}
         name = f"{digest.removeprefix('sha256:')[:32]}-{dtype}-{format}-{LAYOUT}.safetensors"
-        self.path = folder / name
-        self._given: dict[str, PackedLinear] = {}
-        self._new: dict[str, PackedLinear] = {}
+        self.path, self._limit = folder / name, bytes_limit
+        self.logits: Tensor | None = None
+        self._layers: dict[str, PackedLinear] = {}
         self._packer = Packer()
-        self._open()
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the file was there, and every layer that was taken so far came from it."""
-        return bool(self._given) and not self._new
+        """Whether every layer comes from the file."""
+        return self.logits is not None
+
+    def open(self, layers: Layers) -> bool:
+        """Map the file if it holds just these layers and is safe. One that is not is logged; ``save`` replaces it."""
+        try:
+            _require_safe(os.stat(self.path.parent))
+            file = open_packed(self.path, _require_safe)
+            linears = {name: one for name, one in file.tensors.items() if isinstance(one, PackedLinear)}
+            logits = file.tensors.get(_LOGITS)
+            if file.metadata != self._labels or len(linears) + 1 != len(file.tensors):
+                raise CodecError("it is of another base, type, format or layout")
+            if not isinstance(logits, Tensor):
+                raise CodecError("it has no logits of a trial")
+            found = {name: (one.format, one.rows, one.cols) for name, one in linears.items()}
+            for name in sorted(found.keys() | layers.keys()):
+                if found.get(name) != layers.get(name):
+                    raise CodecError(f"layer {name} is {found.get(name)}, not {layers.get(name)}")
+        except FileNotFoundError:
+            return False
+        except (CodecError, OSError) as error:
+            _log.warning("%s: is packed anew: %s", self.path, error)
+            return False
+        with suppress(OSError):  # a folder that cannot be written to; the file serves nevertheless
+            os.utime(self.path)
+        self._layers, self.logits = linears, logits
+        return True
 
     def pack(self, name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
-        """The layer of the file; where there is none, it is packed, and ``save`` writes it."""
-        found = self._given.get(name)
-        if found is None or found.format != format:
-            found = self._new[name] = self._packer(name, format, weights)
-        return found
+        """The layer of the file; where that is not mapped, it is packed, and ``save`` writes it."""
+        if name not in self._layers:
+            self._layers[name] = self._packer(name, format, weights)
+        return self._layers[name]
 
-    def save(self) -> None:
-        """Write the file where layers were packed. A disk that cannot take it is logged: this start has its layers."""
+    def save(self, logits: Tensor) -> None:
+        """Write the file, if it is not mapped. A disk that cannot take it is logged: this start has its layers.
+
+        Args:
+            logits: Of the trial with these layers.
+        """
         self._packer = Packer()  # without the buffer
-        if not self._new:
+        if self.is_mapped:
             return
+        folder = self.path.parent
+        num_bytes = sum(one.nbytes for layer in self._layers.values() for one in layer.tensors().values())
         try:
-            make_folder(self.path.parent, 0o700)
-            write_packed(self.path, {**self._given, **self._new}, self._labels)
-            self._remove_oldest()
-        except OSError as error:
+            make_folder(folder, 0o700)
+            _require_safe(os.stat(folder))
+            remove_left_parts(folder)
+            if why := self._why_no_room(num_bytes):
+                _log.warning("%s: the packed base is not kept: %s", self.path, why)
+                return
+            _log.warning("the packed base is written to %s: %s bytes", self.path, f"{num_bytes:,}")
+            with whole_file_in_place(self.path) as part:
+                write_packed(part, {**self._layers, _LOGITS: logits}, self._labels)
+                part.chmod(0o600)
+        except (CodecError, GymError, OSError) as error:
             _log.warning(
                 "%s: the packed base is not kept, so the next start packs it again: %s", self.path, error
             )
-        else:
-            _log.warning("the packed base is kept in %s; later starts map it", self.path)
+            return
+        _log.info("the packed base is kept in %s; later starts map it", self.path)
+        self._remove_oldest()
 
-    def _open(self) -> None:
-        try:
-            file = open_packed(self.path)
-            os.utime(self.path)
-        except FileNotFoundError:
-            return
-        except (CodecError, OSError) as error:
-            _log.warning("%s: is packed anew: %s", self.path, error)
-            return
-        linears = {name: one for name, one in file.tensors.items() if isinstance(one, PackedLinear)}
-        if file.metadata != self._labels or len(linears) != len(file.tensors):
-            _log.warning("%s: is packed anew: it is of another base, type, format or layout", self.path)
-            return
-        self._given = linears
+    def _why_no_room(self, num_bytes: int) -> str:
+        if num_bytes > self._limit:
+            return f"it has {num_bytes:,} bytes, over packed_size, {self._limit:,}"
+        free = shutil.disk_usage(self.path.parent).free
+        return "" if 2 * num_bytes <= free else f"twice its {num_bytes:,} bytes must be free, not {free:,}"
 
     def _remove_oldest(self) -> None:
-        files = sorted(self.path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
-        for file in files[:-KEPT_FILES]:
-            file.unlink(missing_ok=True)
+        """Keep as many files, and bytes, as there may be; this one among them."""
+        used: list[tuple[float, int, Path]] = []
+        for file in self.path.parent.glob("*.safetensors"):
+            with suppress(FileNotFoundError):  # another server has just removed it
+                status = file.stat()
+                used.append((status.st_mtime if file != self.path else float("inf"), status.st_size, file))
+        room, count = self._limit, 0
+        for _, size, file in sorted(used, reverse=True):
+            room, count = room - size, count + 1
+            if file != self.path and (room < 0 or count > KEPT_FILES):
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError as error:
+                    _log.warning("%s: cannot be removed: %s", file, error)
+
+
+def _require_safe(status: os.stat_result) -> None:
+    """A user who can write the file, or its folder, could replace the weights.
+
+    Raises:
+        CodecError: Where that is another user.
+    """
+    what = "the folder" if stat.S_ISDIR(status.st_mode) else "the file"
+    if not hasattr(os, "geteuid"):  # Windows, where the home folder is the user's own
+        return
+    if status.st_uid != os.geteuid():
+        raise CodecError(f"{what} belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & 0o022:
+        raise CodecError(f"{what} may be written by others (mode {status.st_mode & 0o777:o}); take that away")

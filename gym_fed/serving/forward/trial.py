@@ -33,6 +33,7 @@ class PackedSteps(Protocol):
     model: Any
     pool: KVPool
     vocabulary: int
+    base_format: str
 
     @property
     def forward(self) -> str: ...
@@ -89,8 +90,22 @@ def stock_logits(model: Any) -> Tensor:
     return torch.as_tensor(out.logits[0]).to(torch.float32)
 
 
+def step_logits(served: PackedSteps) -> Tensor:
+    """What packed steps give for the last three ``tokens``, a prompt in chunks beside another request."""
+    cache, other = served.new_cache(), served.new_cache()
+    found = []
+    for part in parts(served.vocabulary):
+        found.append(served.step([Chunk([1 % served.vocabulary], other), Chunk(part, cache)])[1])
+    return torch.stack(found)
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """Of logits, in parts of the norm of those that are wanted."""
+    return float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
+
+
 def require_same(served: PackedSteps, stock: Tensor) -> None:
-    """Compare the logits of packed steps, a prompt in chunks beside another request, with those of the stock forward.
+    """Compare the logits of packed steps with those of the stock forward.
 
     Weights that are mapped leave memory afterwards: both sides have read all of them, and packing reads one by one.
 
@@ -98,12 +113,7 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
         served: The model; its pool is in float32 where activations are.
         stock: Of ``stock_logits``.
     """
-    cache, other = served.new_cache(), served.new_cache()
-    found = []
-    for part in parts(served.vocabulary):
-        found.append(served.step([Chunk([1 % served.vocabulary], other), Chunk(part, cache)])[1])
-    wanted = stock[2:]
-    off = float((torch.stack(found) - wanted).norm() / wanted.norm().clamp_min(1e-6))
+    off = distance(step_logits(served), stock[2:])
     if not off <= (_CLOSE if served.pool.dtype == "float32" else _CLOSE_ROUNDED):
         raise GymError(
             ErrorCode.MODEL_INVALID,
