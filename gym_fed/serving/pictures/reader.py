@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.json_files import read_object
 from gym_fed.modeling.processors import load_processor
 from gym_fed.models import resolve
-from gym_fed.serving.forward.picture_rows import PlacedPicture
 from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.families import FAMILIES, why_not
 from gym_fed.serving.pictures.processor import PictureProcessor, ProcessedPicture
 
 if TYPE_CHECKING:
+    from gym_fed.serving.forward.picture_rows import PlacedPicture
     from gym_fed.serving.pictures.decoding import Picture
 
 
@@ -126,6 +126,8 @@ class PictureReader:
         Raises:
             GymError: As ``PictureEncoder.features``.
         """
+        from gym_fed.serving.forward.picture_rows import PlacedPicture  # which imports torch
+
         return tuple(
             PlacedPicture(
                 run.start,

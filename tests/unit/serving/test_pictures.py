@@ -12,6 +12,8 @@ from transformers import AutoModelForImageTextToText
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.quantization.config import CalibratedPolicy
+from gym_fed.quantization.quantizer import Quantizer
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES
@@ -379,3 +381,24 @@ def test_a_family_that_is_served_for_text_refuses_pictures_by_its_name(tmp_path:
         assert answer(serving, [{"role": "user", "content": "x"}])[0]
         with pytest.raises(RequestError, match=r"gemma3 models are not read here, as .*both directions"):
             answer(serving)
+
+
+def test_an_adapter_of_a_vision_model_is_encoded_and_served_with_pictures(
+    llava: Path, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    model: Any = AutoModelForImageTextToText.from_pretrained(llava).eval()
+    target = r".*language_model.*(q_proj|v_proj|down_proj)"
+    tuned: Any = get_peft_model(model, LoraConfig(r=4, target_modules=target, init_lora_weights=False))
+    tuned.peft_config["default"].base_model_name_or_path = str(llava)
+    tuned.save_pretrained(tmp_path / "run")
+    whole: Any = AutoModelForImageTextToText.from_pretrained(llava)
+    merged_run: Any = PeftModel.from_pretrained(whole, str(tmp_path / "run")).merge_and_unload().eval()
+    _, wanted = expected(llava, ROWS, [FIRST, SECOND], TOKENS, model=merged_run)
+    policy = CalibratedPolicy(codec="lora", factors="float32", distill_steps=0, calibration_samples=0)
+    Quantizer(policy).quantize(str(llava), str(tmp_path / "run"), out=tmp_path / "run.gymdelta")
+    store_of(llava, tmp_path / "store", {"run": tmp_path / "run.gymdelta"})
+    with opened(llava, variants=tmp_path / "store", require_signature=False) as serving:
+        assert answer(serving)[0] != wanted
+        assert answer(serving, model=f"{serving.served_name}:run")[0] == wanted
