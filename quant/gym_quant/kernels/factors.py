@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +66,9 @@ class FactorTerms:
                         f"variant {variant} of {variants} has {list(a.shape)} and {list(b.shape)}, not "
                         f"[rank, {cols}] and [rank, {matrix.rows}]"
                     )
-        self._matrices, self._cols = tuple(matrices), cols
+        if any(matrix.column < 0 for matrix in matrices):
+            raise CodecError(f"columns of y begin at {[matrix.column for matrix in matrices]}")
+        self._matrices, self._cols, self._variants = tuple(matrices), cols, variants
         self._wide = int(dtypes == {torch.float32})
         self._lists = [_lists(matrix, variants) for matrix in matrices]
         starts = [[held.buffer_info()[0] for held in lists] for lists in self._lists]
@@ -79,7 +82,11 @@ class FactorTerms:
             x: ``[batch, in]`` float32, contiguous.
             index: ``[batch]`` int64, contiguous: of each row its variant, or -1.
             y: ``[batch, columns]`` float32; its rows may lie apart.
+
+        Raises:
+            CodecError: For other shapes, dtypes, devices and strides, and numbers of variants that there are not.
         """
+        self._check(x, index, y)
         path = dispatch.path()
         if path != "torch":
             self.bind(path)(x.data_ptr(), len(x), index.ctypes.data, y.data_ptr(), y.stride(0))
@@ -89,6 +96,25 @@ class FactorTerms:
                 if variant in matrix.pairs:
                     a, b = (factor.to(torch.float32) for factor in matrix.pairs[variant])
                     y[rows, matrix.column : matrix.column + matrix.rows] += (x[rows] @ a.T) @ b
+
+    def _check(self, x: Tensor, index: IndexArray, y: Tensor) -> None:
+        n = len(x)
+        width = max(matrix.column + matrix.rows for matrix in self._matrices)
+        if x.shape != (n, self._cols) or y.ndim != 2 or len(y) != n or y.shape[1] < width:
+            raise CodecError(
+                f"x is {list(x.shape)} and y {list(y.shape)}, not [{n}, {self._cols}] and [{n}, {width}] or wider"
+            )
+        for name, tensor, fits in (("x", x, x.is_contiguous()), ("y", y, y.stride(1) == 1)):
+            if tensor.dtype != torch.float32 or not tensor.is_cpu or not fits:
+                raise CodecError(
+                    f"{name} is {tensor.dtype} on {tensor.device} in strides of {tensor.stride()}"
+                )
+        if index.shape != (n,) or index.dtype != np.int64 or not index.flags.c_contiguous:
+            raise CodecError(f"index is {list(index.shape)} {index.dtype}, not [{n}] int64, contiguous")
+        if n and not -1 <= int(index.min()) <= int(index.max()) < self._variants:
+            raise CodecError(
+                f"index is from {index.min()} to {index.max()}, not from -1 to {self._variants - 1}"
+            )
 
     def bind(self, path: str) -> Callable[[int, int, int, int, int], None]:
         """The native call itself, as ``BoundTerms.bind`` has it; this object must stay alive."""

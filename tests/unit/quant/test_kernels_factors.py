@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -116,3 +118,37 @@ def test_factors_that_do_not_go_together_are_refused() -> None:
         with pytest.raises(CodecError):
             FactorTerms([FactorMatrix(6, 0, broken)], 1, 8)
     FactorTerms([FactorMatrix(6, 0, whole)], 1, 8)
+
+
+WRONG: dict[str, Any] = {
+    "x of every other column": (lambda x, index, y: (x.repeat(1, 2)[:, ::2], index, y), "x is .* in strides of"),
+    "x of doubles": (lambda x, index, y: (x.double(), index, y), "x is torch.float64"),
+    "narrow x": (lambda x, index, y: (x[:, :39].contiguous(), index, y), r"x is \[6, 39\]"),
+    "narrow y": (lambda x, index, y: (x, index, y[:, :199]), r"y \[6, 199\], not \[6, 40\] and \[6, 200\]"),
+    "fewer rows of y": (lambda x, index, y: (x, index, y[:5]), r"y \[5, 200\]"),
+    "y by columns": (lambda x, index, y: (x, index, y.T.contiguous().T), "y is .* in strides of"),
+    "y of halves": (lambda x, index, y: (x, index, y.half()), "y is torch.float16"),
+    "a variant too many": (lambda x, index, y: (x, index + VARIANTS, y), "not from -1 to 3"),
+    "below -1": (lambda x, index, y: (x, index - 4, y), "not from -1 to 3"),
+    "narrow numbers": (lambda x, index, y: (x, index.astype(np.int32), y), "index is .* int32"),
+    "every other number": (lambda x, index, y: (x, index.repeat(2)[::2], y), "index is"),
+    "fewer numbers": (lambda x, index, y: (x, index[:5], y), r"index is \[5\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", dispatch.available())
+@pytest.mark.parametrize("name", WRONG)
+def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(path: str, name: str) -> None:
+    change, words = WRONG[name]
+    terms, (x, index, y) = FactorTerms(matrices(40, torch.float32), VARIANTS, 40), case(6, 40)
+    index[0] = 2
+    x, index, y = change(x, index, y)
+    before = y.clone()
+    with kernels.using(path), pytest.raises(CodecError, match=words):
+        terms.add(x, index, y)
+    assert torch.equal(y, before)
+
+
+def test_a_column_before_the_first_is_refused() -> None:
+    with pytest.raises(CodecError, match=r"columns of y begin at \[-1\]"):
+        FactorTerms([FactorMatrix(6, -1, pairs(8, 6, {0: 2}, torch.float32, 0))], 1, 8)
