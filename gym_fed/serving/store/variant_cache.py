@@ -1,4 +1,4 @@
-"""The variants in memory: an LRU cache whose entries in use stay, and whose missing ones load in the background.
+"""The variants in memory: a cache whose entries in use stay, and whose missing ones load in the background.
 
 Variants with the same file share its weights, which are loaded once; every row of them is verified.
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class VariantCache:
-    """An LRU by bytes with pins, one load at a time for each file, and threads that do the loading.
+    """A cache by bytes with pins, one load at a time for each file, and threads that do the loading.
 
     Args:
         load: Verifies a row and loads its file, or gives back the file's weights where they are in memory; called
