@@ -2,5 +2,5 @@
 
 ``gym api`` puts a server before it, ``gym batch`` feeds it lines of a file.
 
-Neighbours: imports engine, filter, store; imported by batch, chat, http, setup.
+Neighbours: imports engine, filter, forward, pictures, store; imported by batch, chat, http, setup.
 """

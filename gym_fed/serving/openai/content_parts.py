@@ -16,7 +16,6 @@ from gym_fed.serving.openai.schemas import ImagePart, TextPart, text_of
 Row = dict[str, Any]
 
 _PROBE = "a probe of parts"
-_USER: Row = {"role": "user", "content": "x"}
 
 
 class ContentParts:
