@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from gym_fed.serving.setup import Serving
 
 _LOADING_SECONDS, _DRAINING_SECONDS = 5, 10
+FORGET_SECONDS = 30.0
+"""Between looks for stored answers whose time is over."""
+
 _PARSERS_PER_CALLER = 4
 """Of the 40 threads that parse requests, those that one caller may have at once."""
 
@@ -66,6 +69,13 @@ class Gateway:
             self._parsers[caller.name] = slots = asyncio.Semaphore(_PARSERS_PER_CALLER)
         async with slots:
             yield
+
+    async def watch(self) -> None:
+        """Forget stored answers when their time is over, also while no request comes; until it is cancelled."""
+        while True:
+            await asyncio.sleep(FORGET_SECONDS)
+            if self.serving is not None:
+                self.serving.service.forget_old_answers()
 
     def open(self) -> Serving:
         """The running server's parts.

@@ -132,7 +132,7 @@ class _Life:
         self._server = _QuietServer(uvicorn_config, self._config.connections.header_seconds)
         give_back = on_stop_signals(lambda _: self._on_signal())
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
-        watching = asyncio.ensure_future(connections.watch())
+        watching = asyncio.gather(connections.watch(), self._gateway.watch())
         loading = self._load()
         self._on_listening(self._address)
         try:

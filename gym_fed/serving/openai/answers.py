@@ -99,6 +99,9 @@ class Answer(ABC):
     """
 
     ends_with_done = True
+    keeps = False
+    """Whether ``closing`` stores the answer, which takes its time."""
+
     _prefix: str
     _object: str
     _chunk_object: str
@@ -194,7 +197,7 @@ class ChatAnswer(Answer):
     Args:
         model: See ``Answer``, like everything but:
         metadata: Of the request; given back.
-        keep: Gets the id and the whole answer at its end; None: it is not to be stored.
+        keep: Gets the id and the whole answer at its end; returns whether it is kept. None: it is not to be stored.
     """
 
     _prefix = "chatcmpl"
@@ -208,21 +211,26 @@ class ChatAnswer(Answer):
         choices: list[AnswerChoice],
         *,
         metadata: dict[str, str] | None = None,
-        keep: Callable[[str, dict[str, Any]], object] | None = None,
+        keep: Callable[[str, dict[str, Any]], bool] | None = None,
         **more: Any,
     ) -> None:
         super().__init__(model, prompt_tokens, choices, **more)
         self._metadata = metadata
         self._keep = keep
+        self.keeps = keep is not None
+        self._lost: dict[str, Any] = {}
 
     def body(self) -> dict[str, Any]:
-        found = super().body()
+        found = {**super().body(), **self._lost}
         return found if self._metadata is None else {**found, "metadata": self._metadata}
 
     def closing(self) -> list[StreamChunk]:
-        if self._keep is not None:
-            self._keep(self.id, self.body())
-        return super().closing()
+        """Also says where the answer was to be kept, and is too large for that."""
+        last = super().closing()
+        if self._keep is None or self._keep(self.id, self.body()):
+            return last
+        self._lost = {"store": False}
+        return [{**chunk, **self._lost} for chunk in last or [self._delta(0, {})]]
 
     def opening(self) -> list[StreamChunk]:
         delta = {"role": "assistant", "content": ""}

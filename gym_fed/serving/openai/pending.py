@@ -96,7 +96,8 @@ class Pending:
                     yield chunk
                 if self._answer.ended(index):
                     self._generations[index].cancel()
-            for chunk in self._answer.closing():
+            closing = self._answer.closing
+            for chunk in await asyncio.to_thread(closing) if self._answer.keeps else closing():
                 yield chunk
         except GymError as error:
             raise self._translate(error) from error

@@ -53,7 +53,7 @@ class ResponsesAnswer(Answer):
         self.id = f"resp_{secrets.token_hex(24)}"
         self._settings = _settings_of(request)
         self._keep_response = keep_response
-        self._stored = keep_response is not None
+        self._stored = self.keeps = keep_response is not None
         self._number = 0
         self._items: list[Item] = []
         self._message: Item | None = None

@@ -184,6 +184,11 @@ class OpenAIService:
         kind = "response" if url == RESPONSES else "chat.completion.deleted"
         return {"id": answer_id, "object": kind, "deleted": True}
 
+    def forget_old_answers(self) -> None:
+        """Drop stored answers whose time is over."""
+        if self._stored is not None:
+            self._stored.forget_old()
+
     def _storage(self) -> StoredAnswers:
         if self._stored is None:
             raise RequestError("no answers are kept here", code=ErrorCode.NOT_FOUND)

@@ -102,6 +102,11 @@ class StoredAnswers:
                 self._drop(max(self._bytes, key=lambda one: (self._bytes[one], one != owner)))
         return True
 
+    def forget_old(self) -> None:
+        """Drop what is older than it may be; every other method does so, too."""
+        with self._lock:
+            self._forget_old()
+
     def get(self, caller: Caller, answer_id: str, prefix: str, param: str | None = None) -> StoredAnswer:
         """An answer of this caller.
 

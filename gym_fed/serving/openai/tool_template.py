@@ -58,13 +58,29 @@ class ToolTemplate:
         self._lock = threading.Lock()
         self.malformed = 0
 
-    @cached_property
+    @property
     def format(self) -> ToolFormat:
         """The form of the model's calls.
 
         Raises:
             RequestError: For a template that shows tools and has calls in no known form.
         """
+        found = self._found
+        if isinstance(found, RequestError):
+            raise RequestError(
+                found.message, param=found.param, name=found.name, code=found.code, hint=found.hint
+            )
+        return found
+
+    @cached_property
+    def _found(self) -> ToolFormat | RequestError:
+        """The form, or why there is none; both are looked for once."""
+        try:
+            return self._find()
+        except RequestError as error:
+            return error.with_traceback(None)
+
+    def _find(self) -> ToolFormat:
         if self._name != AUTO:
             form: ToolFormat = TOOL_FORMATS.new(self._name)
             form.learn(self._written)

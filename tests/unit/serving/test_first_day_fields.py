@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from gym_fed.config.serving import StoredAnswersConfig
+from gym_fed.serving.engine.request import GenerationRequest
 from gym_fed.serving.openai.catalogue import LOCAL, Caller, Catalogue
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES
@@ -131,3 +134,43 @@ def test_a_request_carries_the_digest_of_its_key(tokenizer: Any) -> None:
     caller = Caller("ann", key_sha256="abc")
     service(tokenizer, engine).begin(CHAT, {"model": "nano", "messages": [USER]}, caller).run()
     assert (engine.requests[0].user, engine.requests[0].key_digest) == ("ann", "abc")
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_a_chat_that_is_too_large_to_keep_says_so(tokenizer: Any, include_usage: bool) -> None:
+    body = {"model": "nano", "messages": [USER], "store": True}
+    for length, kept in ((10, True), (5000, False)):
+        engine = ScriptedEngine(partial(_letters, length))
+        served = service(tokenizer, engine, StoredAnswersConfig(bytes_per_key=4096))
+        whole = served.begin(CHAT, body, LOCAL).run()
+        assert whole.get("store") == (None if kept else False)
+        options = {"stream": True, "stream_options": {"include_usage": include_usage}}
+        chunks = list(served.begin(CHAT, {**body, **options}, LOCAL).chunks())
+        assert [chunk.get("store") for chunk in chunks[-2:]] == [None, None if kept else False]
+        assert [bool(chunk.get("usage")) for chunk in chunks[-2:]] == [False, include_usage]
+        ends = [one["finish_reason"] for chunk in chunks for one in chunk["choices"] if one["finish_reason"]]
+        assert ends == ["stop"]
+
+
+@pytest.mark.parametrize("url", [CHAT, RESPONSES])
+async def test_an_answer_is_stored_beside_the_event_loop(
+    tokenizer: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    put = StoredAnswers.put
+
+    def seen(self: StoredAnswers, *given: Any) -> bool:
+        threads.append(threading.get_ident())
+        return put(self, *given)
+
+    monkeypatch.setattr(StoredAnswers, "put", seen)
+    served = service(tokenizer, ScriptedEngine())
+    given: dict[str, Any] = {"messages": [USER]} if url == CHAT else {"input": "hi"}
+    found = await served.begin(url, {"model": "nano", **given, "store": True}, LOCAL).arun()
+    assert served.stored(url, found["id"], LOCAL) == found
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+def _letters(length: int, request: GenerationRequest) -> str:
+    return "x" * length

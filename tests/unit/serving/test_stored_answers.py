@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gym_fed.config.serving import StoredAnswersConfig
+from gym_fed.serving.http import gateway as gateway_module
 from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.stored_answers import StoredAnswers
+from tests.support.scripted_engine import ScriptedEngine
+from tests.unit.serving.test_api_app import gateway_over
 
 ANN, BOB = Caller("ann", key_sha256="1"), Caller("bob", key_sha256="2")
 SIZE = 10_000
@@ -73,3 +78,19 @@ def test_deleting_gives_back_the_bytes() -> None:
     assert stored.num_bytes == 0
     with pytest.raises(RequestError):
         stored.delete(ANN, "resp_a", "resp_")
+
+
+async def test_an_idle_server_forgets_what_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "FORGET_SECONDS", 0.01)
+    clock, gateway = Clock(), gateway_over(ScriptedEngine())
+    stored = StoredAnswers(StoredAnswersConfig(keep_seconds=10), clock)
+    gateway.serving.service._stored = stored  # type: ignore[union-attr]
+    put(stored, ANN, "a")
+    watching = asyncio.ensure_future(gateway.watch())
+    await asyncio.sleep(0.05)
+    assert stored.num_bytes > 0
+    clock.now = 10.0
+    async with asyncio.timeout(20):
+        while stored.num_bytes:
+            await asyncio.sleep(0.01)
+    watching.cancel()

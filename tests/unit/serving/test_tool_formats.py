@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.tool_calls import MAX_CALLS, Call, CallEnd, CallParser, MoreArguments
 from gym_fed.serving.openai.tool_formats._mistral import short_id
 from gym_fed.serving.openai.tool_formats._reading import MAX_CALL_CHARACTERS
+from gym_fed.serving.openai.tool_formats.pythonic import calls_of
 from gym_fed.serving.openai.tool_template import ToolTemplate
 from tests.support.tool_templates import FORMS, OWN, form_of, renderer, source_of
 
@@ -198,6 +200,51 @@ def test_one_call_is_one_whatever_follows() -> None:
             shown, calls, _ = parsed(form, text, list(text), one=True)
             assert len(calls) == 1
             assert shown.strip() == content.strip()
+
+
+@pytest.mark.parametrize("written", ["get-the-weather(city='x-y(z)')", "get_the_weather(city='x-y(z)')"])
+def test_a_tool_with_hyphens_is_called_in_python_s_form(written: str) -> None:
+    tools: dict[str, Any] = {"get-the-weather": None, "the-weather": None, "time": None}
+    assert calls_of(f"[{written}, time()]", tools) == [
+        ("get-the-weather", '{"city": "x-y(z)"}'),
+        ("time", "{}"),
+    ]
+    assert calls_of("[get_the_weather()]", {"get-the_weather": None, "get_the-weather": None}) == []
+    for no_call in ("[1 - time()]", "[time - 1]", "[time() - time()]", "[time.time()]"):
+        assert calls_of(no_call, tools) == []
+
+
+@pytest.mark.parametrize("text", ['[time(**{"a": 1})]', '[time(a={**{"b": 1}})]', "[time(a=1, **b)]"])
+def test_arguments_without_a_name_are_no_call(text: str) -> None:
+    assert calls_of(text, {"time": None}) == []
+
+
+def test_a_model_s_escapes_warn_nobody() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert calls_of("[time(a='\\d')]", {"time": None}) == [("time", '{"a": "\\\\d"}')]
+
+
+def test_a_form_that_is_not_found_is_looked_for_once() -> None:
+    source = (
+        "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}"
+    )
+    rendered: list[int] = []
+    render = renderer(source)
+
+    def counted(*args: Any, **how: Any) -> str:
+        rendered.append(1)
+        return render(*args, **how)
+
+    template = ToolTemplate(counted, {})
+    said, counts = set(), []
+    for _ in range(3):
+        with pytest.raises(RequestError) as caught:
+            _ = template.format
+        said.add((str(caught.value), caught.value.param, caught.value.name))
+        counts.append(len(rendered))
+    assert len(said) == 1
+    assert counts == [counts[0]] * 3
 
 
 def test_arguments_of_texts_get_the_types_of_their_schema() -> None:

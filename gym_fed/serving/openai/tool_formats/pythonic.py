@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 
 from gym_fed.serving.openai.tool_formats._reading import (
     MAX_CALL_CHARACTERS,
@@ -114,7 +115,9 @@ class PythonicReader(CallReader):
 def calls_of(text: str, tools: Tools) -> list[NewCall]:
     """The calls of a list in Python's notation; none where one of them is not of a tool, or no literal."""
     try:
-        tree = ast.parse(text, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a model's escapes are not this program's
+            tree = ast.parse(text, mode="eval").body
         calls = tree.elts if isinstance(tree, ast.List) else []
         return [_call(call, tools) for call in calls]
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -122,10 +125,26 @@ def calls_of(text: str, tools: Tools) -> list[NewCall]:
 
 
 def _call(node: ast.expr, tools: Tools) -> NewCall:
-    if not isinstance(node, ast.Call) or node.args or ast.unparse(node.func) not in tools:
-        raise ValueError("no call of a tool by keywords")
-    arguments = {keyword.arg or "": _value(keyword.value) for keyword in node.keywords}
-    return NewCall(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    before = ""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):  # a hyphen of a name is Python's minus
+        before, node = f"{ast.unparse(node.left)} - ".replace(" - ", "-"), node.right
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("no call by keywords")
+    name = _tool(before + ast.unparse(node.func), tools)
+    arguments = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("no name of an argument")
+        arguments[keyword.arg] = _value(keyword.value)
+    return NewCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+def _tool(name: str, tools: Tools) -> str:
+    """The tool of that name, or the one whose hyphens the model wrote as Python writes names."""
+    meant = [name] if name in tools else [tool for tool in tools if tool.replace("-", "_") == name]
+    if len(meant) != 1:
+        raise ValueError("no tool of that name")
+    return meant[0]
 
 
 def _value(node: ast.expr) -> object:
@@ -135,6 +154,8 @@ def _value(node: ast.expr) -> object:
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(one) for one in node.elts]
     if isinstance(node, ast.Dict):
+        if None in node.keys:
+            raise ValueError("no name of a value")
         return {
             str(ast.literal_eval(key)): _value(value)
             for key, value in zip(node.keys, node.values, strict=True)
