@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.delta.base import BaseSpec, model_tensors, tensor_head
 from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
-from gym_fed.modeling.architecture import images_type
 from gym_fed.models import load_adapted, load_model, load_tokenizer, model_name, resolve
 from gym_fed.serving.base_spec import float32_digest
 from gym_fed.serving.pictures.families import require_family
@@ -45,6 +44,7 @@ def load_base(
     """
     import torch
 
+    from gym_fed.modeling.architecture import images_type
     from gym_fed.modeling.checkpoint import Checkpoint, config_of
 
     target = getattr(torch, dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +30,11 @@ def test_a_server_that_cannot_load_leaves_collection_on() -> None:
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_a_server_listens_before_it_loads_torch() -> None:
+    program = "import sys, gym_fed.serving.http.server; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "set()"
