@@ -9,18 +9,22 @@ import time
 from pathlib import Path
 
 from gym_fed.config.serving import ServingConfig
-from gym_fed.models import NANO
+from gym_fed.models import NANO, load_tokenizer, resolve
 from gym_fed.serving.forward.packed_base import packed_home
+from gym_fed.serving.forward.plain_config import plain_config
 from gym_fed.serving.openai.catalogue import LOCAL
+from gym_fed.serving.plain_tokenizer import plain_tokenizer
 from gym_fed.serving.setup import open_serving
 
 STATUS = Path("/proc/self/status")
 
 
 def main() -> None:
-    """Serve gym-nano once, which loads the libraries; then open the server's parts for the model, and answer once."""
+    """Serve gym-nano, which loads the libraries, and read the tokenizer; then serve the model, and answer once."""
     model, format = sys.argv[1:]
     served(NANO, format)
+    without_tokenizer = memory("VmRSS")
+    read_tokenizer(Path(resolve(model)))
     libraries = memory("VmRSS")
     before = {file: file.stat().st_ino for file in packed_home().glob("*")}
     began = time.perf_counter()
@@ -28,6 +32,7 @@ def main() -> None:
     after = {file: file.stat().st_ino for file in packed_home().glob("*")}
     found = {
         "libraries": libraries,
+        "without_tokenizer": without_tokenizer,
         "peak": memory("VmHWM"),
         "weights": weights,
         "seconds": seconds,
@@ -35,6 +40,13 @@ def main() -> None:
         "mapped": bool(before) and after == before,
     }
     print(json.dumps(found))
+
+
+def read_tokenizer(folder: Path) -> None:
+    """Read the tokenizer as the server does, and drop it: the allocator keeps its room for the server's."""
+    plain = plain_config(folder)
+    if plain is None or plain_tokenizer(folder, plain.architecture) is None:
+        load_tokenizer(str(folder))
 
 
 def served(model: str, format: str) -> tuple[int, float]:
