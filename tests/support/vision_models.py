@@ -287,7 +287,9 @@ def image_part(url: str, **more: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url, **more}}
 
 
-def expected(folder: Path, rows: list[dict[str, Any]], pictures: list[Any], tokens: int, **how: Any) -> Any:
+def expected(
+    folder: Path, rows: list[dict[str, Any]], pictures: list[Any] | None, tokens: int, **how: Any
+) -> Any:
     """What transformers makes of a conversation: its prompt's ids, and the greedy answer's.
 
     Args:

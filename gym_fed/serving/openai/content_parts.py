@@ -7,7 +7,7 @@ nobody outside can write it. Which roles take lists is found out by what the tem
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gym_fed.serving.openai.refusals import RequestError
@@ -30,7 +30,7 @@ class ContentParts:
         self._picture = f"<{secrets.token_hex(16)}>"
         self._takes: dict[str, bool] = {}
 
-    def marked(self, content: str | list[TextPart | ImagePart] | None) -> str:
+    def marked(self, content: str | Sequence[TextPart | ImagePart] | None) -> str:
         """A content as one text."""
         return text_of(content, self._picture)
 

@@ -254,12 +254,10 @@ class OpenAIService:
         tools = ToolUse(request, self._prompts.tools)
         variables = self._prompts.names.of(request)
         seen = self._prompts.pictures_of(request.messages)
-        how = {"tools": tools.shown, "open_call": tools.required, "variables": variables}
+        how: dict[str, Any] = {"tools": tools.shown, "open_call": tools.required, "variables": variables}
         render = partial(self._prompts.expanded, seen=seen, **how)
-        if form.truncate and self._context is not None:
-            prompt = ids_that_fit(request.messages, render, self._context, request.longest)
-        else:
-            prompt = render(request.messages)
+        context = self._context if form.truncate else None
+        prompt = ids_that_fit(request.messages, render, context, request.longest)
         sampling = request.sampling(
             max_tokens=request.longest,
             logprobs=request.num_logprobs,

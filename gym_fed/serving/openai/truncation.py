@@ -18,7 +18,7 @@ _ROOM = 4
 
 
 def ids_that_fit(
-    messages: Sequence[Message], render: Render[PromptT], context: int, max_tokens: int | None
+    messages: Sequence[Message], render: Render[PromptT], context: int | None, max_tokens: int | None
 ) -> PromptT:
     """The prompt of a conversation without as many of its oldest turns as it takes to fit.
 
@@ -28,12 +28,14 @@ def ids_that_fit(
     Args:
         messages: The conversation.
         render: Makes a prompt of a part of it.
-        context: Tokens of prompt and answer together.
+        context: Tokens of prompt and answer together; None: nothing is left out.
         max_tokens: Of the answer; room for them is left, but at most a quarter of the context.
 
     Raises:
         RequestError: As ``render`` of the last turn.
     """
+    if context is None:
+        return render(list(messages))
     starts = [index for index, message in enumerate(messages) if isinstance(message, UserMessage)]
     most = context - min(max_tokens or context, context // _ROOM)
 

@@ -14,7 +14,9 @@ from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization.config import CalibratedPolicy
 from gym_fed.quantization.quantizer import Quantizer
+from gym_fed.serving.engine.generation import Generation
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
+from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT
@@ -68,8 +70,14 @@ def answer(
     """The answer's token ids, and the usage."""
     pending = serving.service.begin(CHAT, body(serving, messages, **more), caller)
     usage = pending.run()["usage"]
+    return tokens_of(pending), usage
+
+
+def tokens_of(pending: Pending) -> list[int]:
+    """Of its one answer, which is whole."""
     (generation,) = pending._generations
-    return list(generation.result().token_ids), usage
+    assert isinstance(generation, Generation)
+    return list(generation.result().token_ids)
 
 
 def reader(serving: Serving) -> PictureReader:
@@ -166,8 +174,7 @@ def test_a_preempted_request_reads_its_picture_again(llava: Path) -> None:
         pending = [serving.service.begin(CHAT, asked, Caller(name)) for name in ("ann", "ben")]
         for one in pending:
             one.run()
-            (generation,) = one._generations
-            assert list(generation.result().token_ids) == wanted
+            assert tokens_of(one) == wanted
         assert serving.engine.stats().preemptions > 0
 
 
@@ -244,8 +251,7 @@ def test_responses_read_pictures_as_chat_does(serving: Serving) -> None:
     asked = {"model": serving.served_name, "input": items, "temperature": 0, "max_output_tokens": TOKENS}
     pending = serving.service.begin(RESPONSES, {**asked, "store": True}, LOCAL)
     made = pending.run()
-    (generation,) = pending._generations
-    assert list(generation.result().token_ids) == wanted
+    assert tokens_of(pending) == wanted
     assert made["usage"]["input_tokens"] == usage["prompt_tokens"]
     more = {**asked, "input": "And?", "previous_response_id": made["id"]}
     later = serving.service.begin(RESPONSES, more, LOCAL).run()

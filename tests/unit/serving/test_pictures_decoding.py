@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.pictures import decoding
 from gym_fed.serving.pictures.decoding import MAX_PICTURE_BYTES, MAX_PICTURES, read_picture, require_few
 from tests.support.vision_models import data_url, drawn
 
@@ -113,7 +112,7 @@ def test_too_many_pixels_are_refused_by_the_header(
 
 def test_too_many_bytes_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "data:image/png;base64," + "A" * (MAX_PICTURE_BYTES // 3 * 4 + 8)
-    monkeypatch.setattr(decoding.base64, "b64decode", None)
+    monkeypatch.setattr("gym_fed.serving.pictures.decoding.base64.b64decode", None)
     with pytest.raises(GymError, match="bytes") as caught:
         read_picture(text)
     assert caught.value.code is ErrorCode.TOO_LARGE
