@@ -30,8 +30,10 @@ from gym_fed.serving.http.waiting import ClientGone, EventStream, RequestTimeout
 from gym_fed.serving.openai.adapters import LOAD, UNLOAD, Adapters
 from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.fields import unsupported
+from gym_fed.serving.openai.input_items import input_items, page_of
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
+from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import EMBEDDINGS, STORED, URLS
 from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
 
@@ -91,6 +93,7 @@ def create_app(gateway: Gateway) -> Starlette:
         _route(app, "POST", url)(partial(_answer, gateway, url))
     for url in STORED:
         _serve_stored(app, gateway, url)
+    _serve_input_items(app, gateway)
     for url in (TOKENIZE, DETOKENIZE):
         _route(app, "POST", url)(partial(_tokens, gateway, url))
     for url in (LOAD, UNLOAD):
@@ -162,6 +165,23 @@ def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
         answer_id = request.path_params["answer_id"]
         found = admitted.serving.service.delete_stored(url, answer_id, admitted.caller)
         return JSONResponse(found, headers=admitted.shares)
+
+
+def _serve_input_items(app: Starlette, gateway: Gateway) -> None:
+    """List what a stored response answers."""
+
+    @_route(app, "GET", f"{RESPONSES}/{{answer_id}}/input_items")
+    async def items(request: Request) -> Response:
+        admitted = _Admitted(gateway, request)
+        answer_id = request.path_params["answer_id"]
+        stored = admitted.serving.service.stored_answer(RESPONSES, answer_id, admitted.caller)
+
+        def page() -> Response:
+            found = page_of(input_items(answer_id, stored.conversation()), request.query_params)
+            return JSONResponse(found, headers=admitted.shares)
+
+        async with gateway.parser_slot(admitted.caller):
+            return await run_in_threadpool(page)
 
 
 def _refuse_query(request: Request) -> None:

@@ -156,6 +156,36 @@ def test_a_stored_response_is_read_deleted_and_gone_on_from_by_its_key_alone(ser
     assert "/v1/responses" in {line["url"] for line in lines}
 
 
+def test_the_input_items_of_a_stored_response_are_listed_in_pages_for_its_key(server: Any) -> None:
+    ann, bob = client_of(server), client_of(server, "bob")
+    first = ann.responses.create(**GREEDY, input=ASK)
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+    items: Any = [{"role": "user", "content": "And?"}, call, output]
+    second = ann.responses.create(**GREEDY, input=items, previous_response_id=first.id)
+    listed = list(ann.responses.input_items.list(second.id, limit=2, order="asc"))
+    assert [item.type for item in listed] == [
+        "message",
+        "message",
+        "message",
+        "function_call",
+        "function_call_output",
+    ]
+    shown = [item.model_dump() for item in listed]
+    assert (shown[0]["content"][0]["type"], shown[0]["content"][0]["text"]) == ("input_text", ASK)
+    assert [one["role"] for one in shown[:3]] == ["user", "assistant", "user"]
+    assert shown[1]["content"][0]["text"] == first.output_text
+    assert (shown[3]["name"], shown[4]["output"]) == ("f", "rain")
+    newest_first = list(ann.responses.input_items.list(second.id))
+    assert [item.id for item in newest_first] == [item.id for item in reversed(listed)]  # type: ignore[union-attr]
+    with pytest.raises(openai.NotFoundError):
+        bob.responses.input_items.list(second.id)
+    for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "x"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ann.responses.input_items.list(second.id, **wrong)  # type: ignore[arg-type]
+        assert caught.value.param == next(iter(wrong))
+
+
 def test_a_stored_chat_is_read_and_deleted(server: Any) -> None:
     ann, bob = client_of(server), client_of(server, "bob")
     made = ann.chat.completions.create(
