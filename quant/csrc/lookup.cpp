@@ -239,60 +239,73 @@ GQ_AVX2 GQ_INLINE void columns_avx2(const uint8_t* from, __m256i* out) {
 
 // Bytes are summed as pairs in 16 bits: `pairs` takes both (and wraps), `odds` the upper ones; at the end the
 // lower ones are the difference (Andre et al. 2017, and faiss's fast scan).
+// One row takes both halves of the outputs at once, so that its tables are spread over a vector once.
 template <int R, bool WIDE>
 GQ_AVX2 void counts_avx2(const uint8_t* bits, int64_t stride, int64_t start, int64_t stop, const Rows& rows, int shift,
                          int32_t* counts) {
-    constexpr int W = WIDE ? 2 : 1;
+    constexpr int W = WIDE ? 2 : 1, H = R == 1 ? 2 : 1;  // tables of a row; halves at a time
     const __m256i low = _mm256_set1_epi8(15);
-    for (int half = 0; half < 2; ++half) {
-        __m256i pairs[R][W], odds[R][W];
+    for (int half = 0; half < 2; half += H) {
+        __m256i pairs[R][W][H], odds[R][W][H];
         for (int r = 0; r < R; ++r)
-            for (int w = 0; w < W; ++w) pairs[r][w] = odds[r][w] = _mm256_setzero_si256();
+            for (int w = 0; w < W; ++w)
+                for (int h = 0; h < H; ++h) pairs[r][w][h] = odds[r][w][h] = _mm256_setzero_si256();
         for (int64_t c = start; c < stop;) {
             const int64_t unit = c / UNIT, end = std::min(stop, UNIT * (unit + 1));
             const uint8_t* from = bits + unit * stride + 128 * half;
-            _mm_prefetch(reinterpret_cast<const char*>(from + AHEAD), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(from + AHEAD + 64), _MM_HINT_T0);
-            __m256i column[4];
-            columns_avx2(from, column);
+            __m256i column[H][4];
+            for (int h = 0; h < H; ++h) {
+                _mm_prefetch(reinterpret_cast<const char*>(from + AHEAD + 128 * h), _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(from + AHEAD + 128 * h + 64), _MM_HINT_T0);
+                columns_avx2(from + 128 * h, column[h]);
+            }
             for (; c < end; ++c) {
-                const __m256i v = column[c % UNIT];
-                const __m256i i0 = _mm256_and_si256(v, low), i1 = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
+                __m256i i0[H], i1[H];
+#pragma GCC unroll 2
+                for (int h = 0; h < H; ++h) {
+                    i0[h] = _mm256_and_si256(column[h][c % UNIT], low);
+                    i1[h] = _mm256_and_si256(_mm256_srli_epi16(column[h][c % UNIT], 4), low);
+                }
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r)
                     for (int w = 0; w < W; ++w) {
                         const uint8_t* t = rows.codes[r] + unit * 128 * W + 128 * w + 16 * (c % UNIT);
-                        const __m256i a = _mm256_shuffle_epi8(
-                            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(t))), i0);
-                        const __m256i b = _mm256_shuffle_epi8(
-                            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(t + 64))), i1);
-                        pairs[r][w] = _mm256_add_epi16(pairs[r][w], _mm256_add_epi16(a, b));
-                        odds[r][w] = _mm256_add_epi16(
-                            odds[r][w], _mm256_add_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)));
+                        const __m256i t0 = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(t)));
+                        const __m256i t1 =
+                            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(t + 64)));
+#pragma GCC unroll 2
+                        for (int h = 0; h < H; ++h) {
+                            const __m256i a = _mm256_shuffle_epi8(t0, i0[h]), b = _mm256_shuffle_epi8(t1, i1[h]);
+                            pairs[r][w][h] = _mm256_add_epi16(pairs[r][w][h], _mm256_add_epi16(a, b));
+                            odds[r][w][h] = _mm256_add_epi16(
+                                odds[r][w][h], _mm256_add_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)));
+                        }
                     }
             }
         }
         const __m256i bias = _mm256_set1_epi16(static_cast<short>(256 * (stop - start)));
-        for (int r = 0; r < R; ++r) {
-            int32_t* to = counts + TILE * r + 32 * half;
-            for (int w = 0; w < W; ++w) {
-                const __m256i e = _mm256_sub_epi16(_mm256_sub_epi16(pairs[r][w], _mm256_slli_epi16(odds[r][w], 8)), bias);
-                const __m256i o = _mm256_sub_epi16(odds[r][w], bias);
-                // A lane holds outputs 0-3, 8-11, 16-19, 24-27, the other those between.
-                const __m256i u = _mm256_permute4x64_epi64(_mm256_unpacklo_epi16(e, o), 0xD8);
-                const __m256i v = _mm256_permute4x64_epi64(_mm256_unpackhi_epi16(e, o), 0xD8);
-                const __m128i parts[4] = {_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1),
-                                          _mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)};
-                const __m128i by = _mm_cvtsi32_si128(shift + (WIDE && w == 0 ? 8 : 0));
-                const __m256i more =
-                    _mm256_set1_epi32(WIDE && w == 1 ? static_cast<int>(256 * (stop - start)) << shift : 0);
-                for (int k = 0; k < 4; ++k) {
-                    __m256i* at = reinterpret_cast<__m256i*>(to + 8 * k);
-                    const __m256i sum = _mm256_add_epi32(_mm256_sll_epi32(_mm256_cvtepi16_epi32(parts[k]), by), more);
-                    _mm256_storeu_si256(at, _mm256_add_epi32(_mm256_loadu_si256(at), sum));
+        for (int r = 0; r < R; ++r)
+            for (int w = 0; w < W; ++w)
+                for (int h = 0; h < H; ++h) {
+                    int32_t* to = counts + TILE * r + 32 * (half + h);
+                    const __m256i odd = odds[r][w][h];
+                    const __m256i e =
+                        _mm256_sub_epi16(_mm256_sub_epi16(pairs[r][w][h], _mm256_slli_epi16(odd, 8)), bias);
+                    const __m256i o = _mm256_sub_epi16(odd, bias);
+                    // A lane holds outputs 0-3, 8-11, 16-19, 24-27, the other those between.
+                    const __m256i u = _mm256_permute4x64_epi64(_mm256_unpacklo_epi16(e, o), 0xD8);
+                    const __m256i v = _mm256_permute4x64_epi64(_mm256_unpackhi_epi16(e, o), 0xD8);
+                    const __m128i parts[4] = {_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1),
+                                              _mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)};
+                    const __m128i by = _mm_cvtsi32_si128(shift + (WIDE && w == 0 ? 8 : 0));
+                    const __m256i more =
+                        _mm256_set1_epi32(WIDE && w == 1 ? static_cast<int>(256 * (stop - start)) << shift : 0);
+                    for (int k = 0; k < 4; ++k) {
+                        __m256i* at = reinterpret_cast<__m256i*>(to + 8 * k);
+                        const __m256i sum = _mm256_add_epi32(_mm256_sll_epi32(_mm256_cvtepi16_epi32(parts[k]), by), more);
+                        _mm256_storeu_si256(at, _mm256_add_epi32(_mm256_loadu_si256(at), sum));
+                    }
                 }
-            }
-        }
     }
 }
 
