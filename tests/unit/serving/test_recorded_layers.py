@@ -10,9 +10,10 @@ import pytest
 import torch
 from gym_quant.kernels import dispatch
 
-from gym_fed.serving.forward import recorded_layers
+from gym_fed.serving.forward import multi_variant, recorded_layers
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from gym_fed.serving.forward.prepared import prepare
 from gym_fed.serving.forward.recorded_layers import RecordedLayers
 from tests.support.variants import load, write_random_delta
 from tests.unit.serving.test_decoder import MODELS, build, texts
@@ -24,14 +25,20 @@ STEPS = 6
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps a recording computed, as its only entry."""
+    """How many steps a recording computed, as its only entry, without those of a start's comparisons."""
     found, run = [0], RecordedLayers.run
 
     def counted(self: RecordedLayers, *arguments: Any) -> None:
         found[0] += 1
         run(self, *arguments)
 
+    def started(*arguments: Any) -> None:
+        before = found[0]
+        prepare(*arguments)
+        found[0] = before
+
     monkeypatch.setattr(RecordedLayers, "run", counted)
+    monkeypatch.setattr(multi_variant, "prepare", started)
     return found
 
 
