@@ -9,6 +9,7 @@ import pytest
 from gym_fed.config.serving import StoredAnswersConfig
 from gym_fed.serving.http import gateway as gateway_module
 from gym_fed.serving.openai.catalogue import Caller
+from gym_fed.serving.openai.input_items import input_items
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.stored_answers import StoredAnswers
 from tests.support.scripted_engine import ScriptedEngine
@@ -94,3 +95,16 @@ async def test_an_idle_server_forgets_what_is_old(monkeypatch: pytest.MonkeyPatc
         while stored.num_bytes:
             await asyncio.sleep(0.01)
     watching.cancel()
+
+
+def test_pictures_and_texts_of_a_stored_conversation_are_items_again() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": None}}
+    messages = [
+        {"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": "A dot."},
+    ]
+    (item,) = input_items("resp_1", messages)
+    assert item["content"] == [
+        {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto", "file_id": None},
+        {"type": "input_text", "text": "What is it?"},
+    ]
