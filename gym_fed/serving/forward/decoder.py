@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gym_fed.serving.forward import attention, variant_terms
 from gym_fed.serving.forward.base_weights import Projection
-from gym_fed.serving.forward.layer_calls import DecoderLayer, DirectCalls, Heads, LayerCalls, Norm
+from gym_fed.serving.forward.layer_calls import DecoderLayer, DirectCalls, HeadSizes, LayerCalls, Norm
 from gym_fed.serving.forward.packed_base import Layers, Pack, packed_anew
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.servable import language_part
@@ -38,7 +38,7 @@ class Decoder:
         config, body = language_part(model)
         first = body.layers[0].self_attn
         queries, keys = config.num_attention_heads, config.num_key_value_heads
-        self._heads = Heads(queries, keys, first.head_dim, first.scaling)
+        self._heads = HeadSizes(queries, keys, first.head_dim, first.scaling)
         self._rotary, self._embedding = body.rotary_emb, body.embed_tokens.weight
         targets = {target.module: target for target in layout.target_modules}
         names = {module: name for name, module in model.named_modules()}

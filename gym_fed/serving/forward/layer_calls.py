@@ -35,7 +35,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadSizes:
     """Of every layer: query and key heads, a head's size, and the scale of the scores."""
 
     queries: int
@@ -102,7 +102,7 @@ class DirectCalls(LayerCalls):
     def __init__(
         self,
         ops: Operators,
-        heads: Heads,
+        heads: HeadSizes,
         at: SimpleNamespace,
         tokens: attention.PackedTokens,
         step: StepRows | None,
@@ -157,7 +157,7 @@ class RecordedCalls(LayerCalls):
     def __init__(
         self,
         program: Program,
-        heads: Heads,
+        heads: HeadSizes,
         at: SimpleNamespace,
         tokens: attention.PackedTokens,
         step: StepRows | None,

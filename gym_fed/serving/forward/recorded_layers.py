@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gym_fed.serving.forward.attention import PackedTokens
 from gym_fed.serving.forward.base_weights import Unrecordable
-from gym_fed.serving.forward.layer_calls import Heads, LayerCalls, RecordedCalls
+from gym_fed.serving.forward.layer_calls import HeadSizes, LayerCalls, RecordedCalls
 from gym_fed.serving.forward.segments import StepRows
 
 MOST_ROWS = 16
@@ -57,7 +57,7 @@ class Recording:
         step: StepRows | None,
         path: str,
         at: SimpleNamespace,
-        heads: Heads,
+        heads: HeadSizes,
         layers: Callable[[LayerCalls], None],
     ) -> RecordedLayers | None:
         """The program of steps like this one; None where the step is to be computed directly.
