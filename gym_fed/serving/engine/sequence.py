@@ -43,9 +43,7 @@ class ScheduledRequest:
     """In its prompt."""
 
     def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int]) -> None:
-        self.user = user
-        self.variant_name = variant_name
-        self.prompt_ids = prompt_ids
+        self.user, self.variant_name, self.prompt_ids = user, variant_name, prompt_ids
         self.ids = list(prompt_ids)
         """Prompt, and the answer so far."""
         self.variant: LoadedVariant | None = None
