@@ -78,16 +78,16 @@ class Context:
 
 
 def turn(context: Context, settings: dict[str, Any], new: int) -> dict[str, Any]:
-    """All users at once."""
+    """All users at once; with adapters one after the other, as a batch has one, and changing it takes time."""
     context.clear()
     users = list(range(settings["users"]))
     groups = [[user] for user in users] if context.adapters else [users]
     first, answers = [0.0] * len(users), [list(prompt) for prompt in settings["prompts"]]
     began, cpu = time.perf_counter(), time.process_time()
-    for step in range(new):
-        for group in groups:
-            if context.adapters and (len(groups) > 1 or step == 0):
-                context.use(group[0])
+    for group in groups:
+        if context.adapters:
+            context.use(group[0])
+        for step in range(new):
             prompt = step == 0
             parts = [
                 (u, 0 if prompt else len(answers[u]) - 1, answers[u] if prompt else answers[u][-1:])
