@@ -1,4 +1,4 @@
-"""What systems do differently: flags of an open file, a read at a place of it, and the signals that end a server."""
+"""What systems do differently: flags and reads of an open file, the user of a process, signals that end a server."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def read_at(descriptor: int, num_bytes: int, place: int) -> bytes:
         return os.pread(descriptor, num_bytes, place)
     os.lseek(descriptor, place, os.SEEK_SET)
     return os.read(descriptor, num_bytes)
+
+
+def own_user() -> int | None:
+    """Number of the user of this process, as files have it; None on Windows, which has none."""
+    return os.geteuid() if hasattr(os, "geteuid") else None
 
 
 def on_stop_signals(call: Callable[[int], object]) -> Callable[[], None]:

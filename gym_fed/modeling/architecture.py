@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
-from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 from gym_fed.text import plain
 
 
@@ -18,6 +17,8 @@ def require_architecture(name: str, folder: Path) -> None:
         GymError: ``MODEL_INVALID``.
     """
     from transformers import CONFIG_MAPPING
+
+    from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 
     kind, has_code = None, False
     with suppress(OSError, ValueError, AttributeError):  # reading the model will report it

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gym_fed.errors import GymError
 from gym_fed.files import make_folder, remove_left_parts, whole_file_in_place
+from gym_fed.portable import own_user
 
 Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
 """A layer's name in the file, its format, and the weights ``[out, in]`` that are one below the other in it."""
@@ -191,9 +192,9 @@ def _require_safe(status: os.stat_result) -> None:
         CodecError: Where that is another user.
     """
     what = "the folder" if stat.S_ISDIR(status.st_mode) else "the file"
-    if not hasattr(os, "geteuid"):  # Windows, where the home folder is the user's own
+    if (user := own_user()) is None:  # Windows, where the home folder is the user's own
         return
-    if status.st_uid != os.geteuid():
-        raise CodecError(f"{what} belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_uid != user:
+        raise CodecError(f"{what} belongs to user {status.st_uid}, not to {user}")
     if status.st_mode & 0o022:
         raise CodecError(f"{what} may be written by others (mode {status.st_mode & 0o777:o}); take that away")
