@@ -70,6 +70,9 @@ OF_THIS_MACHINE = {
 }
 """What is tried instead where a file is refused because this machine has no CUDA GPU."""
 
+_FOUR_LIKELIEST = ("--max-new-tokens", "4", "--temperature", "0", "--device", "cpu")
+"""Random weights that draw their tokens may draw an end first, and then there is no answer."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -300,7 +303,7 @@ def _run(file: Path, job: str, settings: list[str]) -> Any:
 
     command = {
         "export": ["export", str(file), "--skip-check"],
-        "inference": ["chat", str(file), "--prompt", "Hello", "--max-new-tokens", "4", "--device", "cpu"],
+        "inference": ["chat", str(file), "--prompt", "Hello", *_FOUR_LIKELIEST],
     }.get(job, ["train", str(file), "--overwrite", "--set", "device=cpu", "--set", "num_threads=1"])
     for setting in settings:
         command += ["--set", setting]

@@ -88,6 +88,20 @@ class EngineConfig(StrictModel):
     beside a float32 base, and lookup beside any other."""
 
 
+class SamplingConfig(StrictModel):
+    """How a request is answered that does not say. null: as the base's generation_config.json, or else OpenAI's."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    """0 takes the likeliest token each time; so does ``do_sample: false`` of the base's file."""
+
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    """0 and -1 are all tokens."""
+
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
+
+
 class ConnectionsConfig(StrictModel):
     """What HTTP connections may take: how many there are, and how slow they may be."""
 
@@ -171,7 +185,7 @@ class ServingConfig(ReadsOtherWords):
     """
 
     cache_size: Bytes = 10 * 10**9
-    """Memory for variants; the one that was not used for longest goes first."""
+    """Memory for variants; those used least go first, and what was used long ago counts for less."""
 
     require_signature: bool = True
     """Whether a variant without its owner's valid signature is refused."""
@@ -179,6 +193,7 @@ class ServingConfig(ReadsOtherWords):
     adapters_folder: Path | None = None
     """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None: none can be added."""
 
+    sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
 
     host: str = "127.0.0.1"

@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import model_name, pick_device
+from gym_fed.models import model_name, pick_device, resolve
 from gym_fed.serving.base import load_base
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
 from gym_fed.serving.openai.stored_answers import StoredAnswers
+from gym_fed.serving.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
@@ -76,9 +78,9 @@ def open_serving(config: ServingConfig) -> Serving:
     """Load the base, open its variants, and start the engine.
 
     Raises:
-        GymError: As ``load_model``, ``use_chat_template``, ``VariantStore.open`` and ``MultiVariantModel``;
-            ``CONFIG_INVALID`` for a base whose name the API cannot use, without ``served_name``, and for a
-            ``kv_cache_size`` of less than two tokens.
+        GymError: As ``load_model``, ``sampling_defaults``, ``use_chat_template``, ``VariantStore.open`` and
+            ``MultiVariantModel``; ``CONFIG_INVALID`` for a base whose name the API cannot use, without
+            ``served_name``, and for a ``kv_cache_size`` of less than two tokens.
     """
     import torch
 
@@ -91,6 +93,7 @@ def open_serving(config: ServingConfig) -> Serving:
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before the base is loaded
     content_filter = _content_filter(config)
+    defaults = sampling_defaults(Path(resolve(config.base)), config.sampling)
     device = pick_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -131,6 +134,7 @@ def open_serving(config: ServingConfig) -> Serving:
             stored=StoredAnswers(config.stored_answers) if config.stored_answers.bytes_per_key else None,
             embedding_size=int(model.config.get_text_config().hidden_size),
             pictures=pictures,
+            sampling_defaults=defaults,
         )
         return Serving(
             config,

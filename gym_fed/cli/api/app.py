@@ -199,6 +199,8 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
         theirs = their_file.read(path)
         values = {"base": theirs["model"]}
         values |= {key: theirs[key] for key in ("dtype", "chat_template") if key in theirs}
+        err.print("note: max_new_tokens is not used here: a request says max_tokens")
+        values["sampling"] = {key: value for key, value in theirs["sampling"].items() if key != "max_tokens"}
     placed = place_overrides(values, overrides)
     return validate(values, ServingConfig, "--set" if path is None else str(path), None, placed | {()})
 
@@ -243,6 +245,7 @@ def _description(address: str, serving: Serving) -> dict[str, Any]:
         "base_digest": serving.base.digest,
         "forward": serving.served.forward,
         "base_format": serving.served.base_format,
+        "sampling": serving.service.sampling_defaults,
         "variants": None if serving.store is None else serving.store.count(),
         "api_keys": serving.config.api_keys is not None,
     }
@@ -263,6 +266,9 @@ def _introduce(address: str, serving: Serving) -> None:
     is_chat = bool(serving.tokenizer.chat_template)
     out.print(f"serving {shown}")
     out.print(f"at {address}/v1")
+    if sampling := serving.service.sampling_defaults:
+        settings = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+        out.print(f"where a request does not say: {settings}")
     out.print(f"\n{openai_snippet(ServedModel(f'{address}/v1', model, key, is_chat))}")
     if serving.config.api_keys is None:
         out.print("no API keys: every program of this machine may use every model; Ctrl-C leaves")

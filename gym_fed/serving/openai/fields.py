@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -248,6 +248,11 @@ class SamplingFields(RequestModel):
         if None not in (self.prompt_cache_key, self.cache_salt) and self.prompt_cache_key != self.cache_salt:
             raise off("cache_salt", "cache_salt and prompt_cache_key are given, and differ")
         return self
+
+    def filled(self, defaults: Mapping[str, Any]) -> Self:
+        """With ``defaults`` where a field was not given."""
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return self.model_copy(update=missing)
 
     @property
     def cache_key(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,7 +45,9 @@ class ChatForm:
 Chat = Callable[[ChatRequest, Caller, ChatForm], Pending]
 
 
-def begin_response(body: Any, caller: Caller, chat: Chat, stored: StoredAnswers | None) -> Pending:
+def begin_response(
+    body: Any, caller: Caller, chat: Chat, stored: StoredAnswers | None, defaults: Mapping[str, Any]
+) -> Pending:
     """Accept a request.
 
     Args:
@@ -53,11 +55,12 @@ def begin_response(body: Any, caller: Caller, chat: Chat, stored: StoredAnswers 
         caller: The authenticated user.
         chat: Accepts the chat request that it stands for.
         stored: Where earlier responses are, and this one goes; None: nowhere.
+        defaults: Of fields about sampling that were not given.
 
     Raises:
         GymError: As ``OpenAIService.handle``; ``NOT_FOUND`` for a ``previous_response_id`` that is not stored.
     """
-    request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL)
+    request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL).filled(defaults)
     as_chat = ResponsesAsChat(request, _earlier(request.previous_response_id, caller, stored))
     keeping = store_of(request.store, stored, default=True)
     keep = None if keeping is None else _keep(keeping, caller, as_chat)

@@ -98,6 +98,7 @@ class OpenAIService:
         embedding_size: Numbers of an embedding; None: not known.
         tool_format: How the model writes tool calls; ``auto`` goes by its chat template.
         pictures: Reads those of messages, or refuses them.
+        sampling_defaults: Of fields about sampling that a request leaves out; OpenAI's where it has none.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class OpenAIService:
         embedding_size: int | None = None,
         tool_format: str = AUTO,
         pictures: PictureReader | NoPictures = TEXT_ALONE,
+        sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
@@ -126,6 +128,7 @@ class OpenAIService:
         self._context = context
         self._stored = stored
         self._embedding_size = embedding_size
+        self.sampling_defaults = dict(sampling_defaults or {})
         self._on_use = on_use or (lambda use: None)
         self._screening = None if content_filter is None else self._screening_by(content_filter)
 
@@ -196,16 +199,17 @@ class OpenAIService:
 
     def _begin(self, url: str, body: Any, caller: Caller, stored: StoredAnswers | None) -> Pending:
         if url == RESPONSES:
-            return begin_response(body, caller, self._chat, stored)
+            return begin_response(body, caller, self._chat, stored, self.sampling_defaults)
         if url == CHAT:
-            request = parse(ChatRequest, body, CHAT_NEUTRAL)
+            request = parse(ChatRequest, body, CHAT_NEUTRAL).filled(self.sampling_defaults)
             keeping = store_of(request.store, stored, default=False)
             keep = None if keeping is None else partial(keeping.put, caller)
             return self._chat(
                 request, caller, ChatForm(CHAT, partial(ChatAnswer, metadata=request.metadata, keep=keep))
             )
         if url == COMPLETIONS:
-            return self._completion(parse(CompletionRequest, body, COMPLETION_NEUTRAL), caller)
+            asked = parse(CompletionRequest, body, COMPLETION_NEUTRAL).filled(self.sampling_defaults)
+            return self._completion(asked, caller)
         raise RequestError(
             f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"there are {', '.join(URLS)}"
         )

@@ -1,0 +1,43 @@
+"""How answers are sampled where neither a request nor serving.yaml says so: as the model's authors recommend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.serving import SamplingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
+
+FILE = "generation_config.json"
+
+
+def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
+    """The fields of a request by their names: those that ``config`` sets, then those of generation_config.json.
+
+    A file that says ``do_sample: false`` means temperature 0. What is in neither is left out: it is OpenAI's default.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a value of the file that no request may have.
+    """
+    set_here = config.model_dump(exclude_none=True)
+    file = folder / FILE
+    if not file.is_file():
+        return set_here
+    written = read_object(file)
+    found = {name: written.get(name) for name in SamplingConfig.model_fields}
+    if written.get("do_sample") is False:
+        found["temperature"] = 0.0
+    theirs = {name: value for name, value in found.items() if value is not None and name not in set_here}
+    try:
+        checked = SamplingConfig.model_validate(theirs)
+    except ValueError as error:
+        problem = first_problem(error)
+        name = problem.partition(":")[0]
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{file}: {problem}",
+            f"correct it, or serve with --set sampling.{name}=...",
+        ) from error
+    return {**checked.model_dump(exclude_none=True), **set_here}

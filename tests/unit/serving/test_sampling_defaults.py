@@ -1,0 +1,101 @@
+"""What a request does not say about sampling is as the model's authors recommend, or as serving.yaml has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_fed.config.serving import SamplingConfig, ServingConfig, StoredAnswersConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
+from gym_fed.serving.openai.responses import RESPONSES
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService
+from gym_fed.serving.openai.stored_answers import StoredAnswers
+from gym_fed.serving.sampling_defaults import sampling_defaults
+from gym_fed.serving.setup import open_serving
+from tests.support.scripted_engine import ScriptedEngine
+
+QWEN3 = {
+    **{"bos_token_id": 151643, "do_sample": True, "eos_token_id": [151645, 151643], "pad_token_id": 151643},
+    **{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "transformers_version": "4.51.0"},
+}
+"""As Qwen/Qwen3-8B has it."""
+
+
+def folder(tmp_path: Path, written: dict[str, Any]) -> Path:
+    (tmp_path / "generation_config.json").write_text(json.dumps(written))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("written", "config", "found"),
+    [
+        (QWEN3, {}, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        (QWEN3, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 20, "top_p": 0.95}),
+        ({"do_sample": False, "temperature": 0.7}, {}, {"temperature": 0.0}),
+        ({"do_sample": False}, {"temperature": 0.7}, {"temperature": 0.7}),
+        ({"repetition_penalty": 1.1, "top_p": None}, {}, {"repetition_penalty": 1.1}),
+        ({"eos_token_id": 2}, {}, {}),
+    ],
+)
+def test_the_configs_come_first_and_then_the_files(
+    tmp_path: Path, written: dict[str, Any], config: dict[str, Any], found: dict[str, Any]
+) -> None:
+    assert sampling_defaults(folder(tmp_path, written), SamplingConfig(**config)) == found
+
+
+def test_without_a_file_there_is_what_the_config_has(tmp_path: Path) -> None:
+    assert sampling_defaults(tmp_path, SamplingConfig(top_p=0.5)) == {"top_p": 0.5}
+
+
+def test_a_value_that_no_request_may_have_is_refused_unless_the_config_has_another(tmp_path: Path) -> None:
+    place = folder(tmp_path, {"temperature": 7})
+    with pytest.raises(GymError, match=r"generation_config\.json: temperature: ") as caught:
+        sampling_defaults(place, SamplingConfig())
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+    assert "--set sampling.temperature=" in str(caught.value.hint)
+    assert sampling_defaults(place, SamplingConfig(temperature=0.5)) == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize("url", [CHAT, COMPLETIONS, RESPONSES])
+def test_a_request_is_filled_in_and_what_it_says_stands(url: str) -> None:
+    from gym_fed.models import load_tokenizer
+
+    engine = ScriptedEngine()
+    service = OpenAIService(
+        engine,  # type: ignore[arg-type]
+        Catalogue("nano"),
+        load_tokenizer("gym-nano"),
+        vocab_size=262,
+        fingerprint="fp_1",
+        max_at_once=20,
+        stored=StoredAnswers(StoredAnswersConfig()),
+        sampling_defaults={"temperature": 0.6, "top_p": 0.9, "top_k": 20},
+    )
+    asked: dict[str, Any] = {
+        CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+        COMPLETIONS: {"prompt": "hi"},
+        RESPONSES: {"input": "hi"},
+    }[url]
+    said = service.handle(url, {"model": "nano", "temperature": 0, **asked}, LOCAL)
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 0.9, 20)
+    if url == RESPONSES:
+        assert (said["temperature"], said["top_p"]) == (0, 0.9)
+
+
+def test_a_server_of_gym_nano_takes_the_likeliest_token_as_its_file_says() -> None:
+    with open_serving(ServingConfig(base="gym-nano", variants=None)) as serving:
+        assert serving.service.sampling_defaults == {"temperature": 0.0}
+        body = {
+            "model": "gym-nano",
+            "messages": [{"role": "user", "content": "sort: hbdac"}],
+            "max_tokens": 12,
+        }
+        answers = {
+            serving.service.handle(CHAT, body, LOCAL)["choices"][0]["message"]["content"] for _ in range(3)
+        }
+    assert len(answers) == 1
