@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gym_fed.errors import ErrorCode, GymError
 
@@ -52,6 +52,21 @@ def read_object(
     if not isinstance(found, dict):
         raise GymError(code, f"{file}: cannot be read: holds no mapping", hint)
     return found
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``object_pairs_hook``: an object, refused where a name is there twice, since one value would be ignored."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:80]!r} is there twice in one object")
+        found[name] = value
+    return found
+
+
+def no_constant(word: str) -> NoReturn:
+    """For ``parse_constant``: refuse ``NaN`` and the infinities, which Python's reader takes and JSON has not."""
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 def is_deeper(value: object, most: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
+from gym_fed.json_files import each_once, no_constant
 
 FORMAT_VERSION = 1
 MAX_TENSOR_ELEMENTS = 1 << 40
@@ -115,7 +116,7 @@ def strict_json(text: str, what: str) -> dict[str, Any]:
         GymError: ``DELTA_INVALID``.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=each_once, parse_constant=no_constant)
         canonical_json(value)
     except RecursionError:
         raise _invalid(f"{what} is nested too deeply") from None
@@ -229,19 +230,6 @@ def _check_keys(document: dict[str, Any]) -> None:
     extra = document.get("extra", {"": ""})
     if not isinstance(extra, dict) or not extra or not all(isinstance(v, str) for v in extra.values()):
         raise _invalid("manifest key 'extra' is not a non-empty object of strings")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"key {_short(key)} is given twice")
-        found[key] = value
-    return found
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a number")
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.json_files import no_constant
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -116,8 +117,4 @@ def _read(text: str) -> Any:
         ValueError: When it has none; ``NaN`` and ``Infinity`` are no JSON.
     """
     blocks = _FENCED.findall(text)
-    return json.loads(blocks[0] if len(blocks) == 1 else text, parse_constant=_no_json)
-
-
-def _no_json(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    return json.loads(blocks[0] if len(blocks) == 1 else text, parse_constant=no_constant)

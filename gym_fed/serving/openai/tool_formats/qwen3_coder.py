@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from gym_fed.json_files import no_constant
 from gym_fed.serving.openai.tool_formats._reading import (
     MAX_CALL_CHARACTERS,
     MAX_LEAD_CHARACTERS,
@@ -146,14 +147,10 @@ def _typed(value: str, types: tuple[str, ...]) -> Any:
         return value
     try:
         return json.loads(
-            value.lower() if value in ("True", "False", "None") else value, parse_constant=_refuse
+            value.lower() if value in ("True", "False", "None") else value, parse_constant=no_constant
         )
     except (ValueError, RecursionError):
         return value
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
 
 
 def _types(schema: Any, root: dict[str, Any]) -> tuple[str, ...]:
