@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.config.serving import SamplingConfig
 from gym_fed.errors import ErrorCode, GymError
@@ -32,7 +34,7 @@ def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
     theirs = {name: value for name, value in found.items() if value is not None and name not in set_here}
     try:
         checked = SamplingConfig.model_validate(theirs)
-    except ValueError as error:
+    except ValidationError as error:
         problem = first_problem(error)
         name = problem.partition(":")[0]
         raise GymError(

@@ -75,12 +75,12 @@ def test_a_request_is_filled_in_and_what_it_says_stands(url: str) -> None:
         stored=StoredAnswers(StoredAnswersConfig()),
         sampling_defaults={"temperature": 0.6, "top_p": 0.9, "top_k": 20},
     )
-    asked: dict[str, Any] = {
+    asked: dict[str, dict[str, Any]] = {
         CHAT: {"messages": [{"role": "user", "content": "hi"}]},
         COMPLETIONS: {"prompt": "hi"},
         RESPONSES: {"input": "hi"},
-    }[url]
-    said = service.handle(url, {"model": "nano", "temperature": 0, **asked}, LOCAL)
+    }
+    said = service.handle(url, {"model": "nano", "temperature": 0, **asked[url]}, LOCAL)
     sampling = engine.requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 0.9, 20)
     if url == RESPONSES:
