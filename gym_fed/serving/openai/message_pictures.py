@@ -36,6 +36,7 @@ class MessagePictures:
         self._reader = reader
         self._read: dict[int, tuple[Picture, str]] = {}
         self._processed: dict[bytes, ProcessedPicture] = {}
+        pixels = 0
         for place, part in _parts(messages):
             if isinstance(reader, NoPictures):
                 raise RequestError(
@@ -47,8 +48,9 @@ class MessagePictures:
                 picture = read_picture(part.image_url.url, part.image_url.detail or "auto")
                 reader.processor.require_detail(picture)
             self._read[id(part)] = picture, f"{place}.image_url"
-        with _refusals("messages"):
-            require_few([picture for picture, _ in self._read.values()])
+            pixels += picture.pixels
+            with _refusals("messages"):  # before the next one is read
+                require_few(len(self._read), pixels)
 
     def __len__(self) -> int:
         return len(self._read)

@@ -2,6 +2,7 @@
 
 Bytes are bounded before base64 is read, pixels before anything is decompressed, and how long and narrow a picture may
 be before it is resized: a strip of one pixel would become one of gigabytes. Formats are few, known by first bytes.
+What of a file makes no pixels (``containers``) is not decoded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Literal
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.pictures.containers import TooManyParts, pixels_alone
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,6 +42,16 @@ _KINDS = {
     "image/webp": "WEBP",
     "image/gif": "GIF",
 }
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""What undoes an orientation; 1 is upright."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, OverflowError, TypeError)
 """What PIL raises for broken files."""
@@ -51,11 +63,12 @@ class Picture:
     """A picture whose header was read.
 
     Attributes:
-        data: The file.
+        data: What of the file makes its pixels.
         width: In pixels.
         height: In pixels.
         detail: How closely it is read.
-        digest: Of data and detail.
+        digest: Of the file and detail.
+        orientation: How its camera was held, as EXIF has it.
     """
 
     data: bytes
@@ -63,6 +76,7 @@ class Picture:
     height: int
     detail: Detail
     digest: bytes
+    orientation: int = 1
 
     @property
     def pixels(self) -> int:
@@ -74,12 +88,14 @@ class Picture:
         Raises:
             GymError: ``USAGE`` for a broken file.
         """
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         try:
             with Image.open(BytesIO(self.data), formats=_FORMATS) as image:
-                turned = ImageOps.exif_transpose(image)
-                return turned.convert("RGB")
+                found = image.convert("RGB")
+                if self.orientation == 1:
+                    return found
+                return found.transpose(getattr(Image.Transpose, _TURNS[self.orientation]))
         except (*_BROKEN, Image.DecompressionBombError) as error:
             raise _refused("is broken", "save it again, and send that") from error
 
@@ -90,7 +106,13 @@ def read_picture(url: str, detail: Detail = "auto") -> Picture:
     Raises:
         GymError: ``USAGE`` for another URL or format, ``TOO_LARGE`` beyond a bound.
     """
-    data = _bytes_of(url)
+    file = _bytes_of(url)
+    try:
+        data, orientation = pixels_alone(file)
+    except TooManyParts as error:
+        raise GymError(
+            ErrorCode.TOO_LARGE, f"the picture has {error}", "save it again, and send that"
+        ) from error
     width, height = _size_of(data)
     if width < 1 or height < 1:
         raise _refused("has no pixels", _DECODED)
@@ -98,26 +120,30 @@ def read_picture(url: str, detail: Detail = "auto") -> Picture:
         raise _too_large(f"has {width:,} x {height:,} pixels; {MAX_PIXELS:,} are allowed")
     if max(width, height) > MAX_RATIO * min(width, height):
         raise _too_large(f"is {width:,} x {height:,} pixels; one side may be {MAX_RATIO} times the other")
-    digest = hashlib.sha256(f"{detail}:".encode() + data).digest()
-    return Picture(data, width, height, detail, digest)
+    digest = hashlib.sha256(f"{detail}:".encode() + file).digest()
+    return Picture(data, width, height, detail, digest, orientation)
 
 
-def require_few(pictures: list[Picture]) -> None:
+def require_few(count: int, pixels: int) -> None:
     """Refuse more pictures, or more pixels, than a request may have.
+
+    Args:
+        count: Pictures so far.
+        pixels: Of all of them.
 
     Raises:
         GymError: ``TOO_LARGE``.
     """
-    if len(pictures) > MAX_PICTURES:
+    if count > MAX_PICTURES:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the request has {len(pictures)} pictures; {MAX_PICTURES} are allowed",
+            f"the request has {count} pictures or more; {MAX_PICTURES} are allowed",
             "send fewer at once",
         )
-    if (pixels := sum(picture.pixels for picture in pictures)) > MAX_REQUEST_PIXELS:
+    if pixels > MAX_REQUEST_PIXELS:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the request's pictures have {pixels:,} pixels together; {MAX_REQUEST_PIXELS:,} are allowed",
+            f"the request's pictures have {pixels:,} pixels or more; {MAX_REQUEST_PIXELS:,} are allowed",
             "make them smaller, or send fewer at once",
         )
 

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.pictures.decoding import MAX_PICTURE_BYTES, MAX_PICTURES, read_picture, require_few
+from gym_fed.serving.pictures.decoding import (
+    MAX_PICTURE_BYTES,
+    MAX_PICTURES,
+    MAX_REQUEST_PIXELS,
+    read_picture,
+    require_few,
+)
 from tests.support.vision_models import data_url, drawn
 
 
@@ -119,12 +125,10 @@ def test_too_many_bytes_are_refused_before_they_are_decoded(monkeypatch: pytest.
 
 
 def test_a_request_has_few_pictures_of_few_pixels() -> None:
-    small = read_picture(data_url(drawn(1)))
-    require_few([small] * MAX_PICTURES)
-    large = read_picture(url_of(png(4096, 4096)))
-    for pictures in ([small] * (MAX_PICTURES + 1), [large] * 5):
+    require_few(MAX_PICTURES, MAX_REQUEST_PIXELS)
+    for count, pixels in ((MAX_PICTURES + 1, 1), (1, MAX_REQUEST_PIXELS + 1)):
         with pytest.raises(GymError) as caught:
-            require_few(pictures)
+            require_few(count, pixels)
         assert caught.value.code is ErrorCode.TOO_LARGE
 
 
