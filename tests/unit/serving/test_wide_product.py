@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
+import psutil
 import pytest
 import torch
 from torch.nn import functional
 
+from gym_fed.modeling.mapped import mapped_tensor
 from gym_fed.serving.forward import wide_product
 
 
@@ -21,3 +26,14 @@ def test_a_product_block_by_block_is_that_of_the_widened_weights(
     found = wide_product.wide_product(x, weight)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, functional.linear(x.float(), weight.float()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system has no such advice")
+def test_a_product_leaves_none_of_a_mapped_weight_in_memory(tmp_path: Path) -> None:
+    weight = torch.arange(16 << 20, dtype=torch.int32).view(torch.bfloat16).reshape(-1, 256)
+    (tmp_path / "weight").write_bytes(weight.view(torch.uint8).numpy().tobytes())
+    mapped = mapped_tensor(tmp_path / "weight", torch.bfloat16, tuple(weight.shape), 0)
+    before = psutil.Process().memory_info().rss
+    wide_product.wide_product(torch.ones(1, 256), mapped)
+    assert psutil.Process().memory_info().rss < before + weight.nbytes // 2
+    assert torch.equal(mapped.view(torch.uint8), weight.view(torch.uint8))
