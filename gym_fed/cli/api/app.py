@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.child_process import leave_at_eof
+from gym_fed.cli.api.other_servers import NamesOurOptions
 from gym_fed.cli.chat import their_file
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.completion import models, variants
@@ -53,7 +54,7 @@ FileOption = Annotated[
 DEFAULT_FILE = Path("api_keys.json")
 
 
-@app.command()
+@app.command(cls=NamesOurOptions)
 def serve(
     config: Annotated[
         Path | None,
