@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -36,6 +37,7 @@ from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import EMBEDDINGS, STORED, URLS
 from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
+from gym_fed.serving.pictures.wanted import is_wanted
 
 GONE_STATUS = 499
 """The status in metrics of a request whose client disconnected; it is never sent."""
@@ -142,10 +144,62 @@ class _Admitted:
                 ErrorCode.DEADLINE_EXCEEDED, "the request's body did not arrive in time"
             ) from error
 
-    async def parsed(self, data: bytearray, work: Callable[[Any], T]) -> T:
-        """What the work makes of the parsed body, on one of few threads: the event loop goes on meanwhile."""
+    async def parsed(
+        self,
+        data: bytearray,
+        work: Callable[[Any], T],
+        *,
+        given_up: Callable[[T], None] = lambda found: None,
+    ) -> T:
+        """What the work makes of the parsed body, on one of few threads: the event loop goes on meanwhile.
+
+        Pictures are read by few requests at once, which end where their client leaves.
+
+        Args:
+            data: The bytes of the body.
+            work: It.
+            given_up: Gets what the work made after the client had left.
+        """
+        reads_pictures = self.serving.service.reads_pictures
+
+        def begun() -> tuple[Any, T | None]:
+            body = parse_body(data)
+            return (body, None) if reads_pictures(body) else (None, work(body))
+
         async with self._gateway.parser_slot(self.caller):
-            return await run_in_threadpool(lambda: work(parse_body(data)))
+            body, found = await run_in_threadpool(begun)
+        if body is None:
+            return cast(T, found)
+        return await self._pictured(partial(work, body), given_up)
+
+    async def _pictured(self, work: Callable[[], T], given_up: Callable[[T], None]) -> T:
+        gateway, caller, gone = self._gateway, self.caller.name, threading.Event()
+        timeout = RequestTimeout(self._request.receive, gateway.request_timeout_seconds, gateway.stopped)
+        await timeout.wait(gateway.picture_slots.take(caller))
+        began = time.monotonic()
+
+        def wanted() -> T:
+            is_wanted.set(lambda: not gone.is_set())
+            return work()
+
+        def ended(task: asyncio.Future[T]) -> None:
+            gateway.picture_slots.give_back(caller, time.monotonic() - began)
+
+        def unused(task: asyncio.Future[T]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                given_up(task.result())
+
+        async def result() -> T:
+            return await asyncio.shield(task)
+
+        task = asyncio.ensure_future(run_in_threadpool(wanted))
+        task.add_done_callback(ended)
+        try:
+            return await timeout.wait(result())
+        except BaseException:
+            gone.set()
+            task.add_done_callback(unused)
+            raise
 
 
 def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
@@ -219,13 +273,17 @@ async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
             return service.begin_vectors(body, caller), False
         return service.begin(url, body, caller), bool(body.get("stream"))
 
+    def given_up(found: tuple[Pending | PendingVectors, bool]) -> None:
+        found[0].end()
+        gateway.limits.spend(caller, found[0].used_tokens)
+
     data = await admitted.body()
     timeout = RequestTimeout(request.receive, gateway.request_timeout_seconds, gateway.stopped)
-    pending, streams = await admitted.parsed(data, begin)
+    pending, streams = await admitted.parsed(data, begin, given_up=given_up)
+    del data
 
     def end() -> None:
-        pending.end()
-        gateway.limits.spend(caller, pending.used_tokens)
+        given_up((pending, streams))
 
     if isinstance(pending, Pending) and streams:
         response = await _stream(pending, timeout, gateway, end)

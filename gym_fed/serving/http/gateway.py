@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.http.picture_slots import PictureSlots
 from gym_fed.serving.http.public_errors import PublicErrors
 from gym_fed.serving.http.rate_limits import RateLimited, RateLimits
 from gym_fed.serving.openai.catalogue import Caller
@@ -39,6 +40,7 @@ class Gateway:
         stopped: Set when active requests are cancelled, too.
         limits: What each key has left of its share.
         errors: What of an error its caller gets.
+        picture_slots: Who reads pictures next.
     """
 
     def __init__(self, gate: Gate, *, request_timeout_seconds: float) -> None:
@@ -50,6 +52,7 @@ class Gateway:
         self.stopped = asyncio.Event()
         self.limits = RateLimits()
         self.errors = PublicErrors()
+        self.picture_slots = PictureSlots()
         self._parsers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager

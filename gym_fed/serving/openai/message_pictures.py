@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
 from gym_fed.serving.pictures.decoding import Picture, read_picture, require_few
 from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
+from gym_fed.serving.pictures.wanted import require_wanted
 
 if TYPE_CHECKING:
     from gym_fed.serving.pictures.processor import ProcessedPicture
 
+_KINDS = ("image_url", "input_image")
 _REFUSAL = (
     "content parts of type 'image_url' are not supported here: text alone. {why}: describe the picture in words, or "
     "send it to a server of vision models, such as vLLM or llama.cpp with --mmproj"
@@ -79,9 +81,24 @@ class MessagePictures:
     def _process(self, reader: PictureReader, picture: Picture, place: str) -> ProcessedPicture:
         found = self._processed.get(picture.digest)
         if found is None:
+            require_wanted()
             with _refusals(place):
                 found = self._processed[picture.digest] = reader.processor.process(picture)
         return found
+
+
+def may_have_pictures(body: Any) -> bool:
+    """Whether a body, not yet validated, has pictures to read, itself or in what it goes on from."""
+    if not isinstance(body, dict):
+        return False
+    given = [item for name in ("messages", "input") for item in _listed(body.get(name))]
+    contents = (part for item in given if isinstance(item, dict) for part in _listed(item.get("content")))
+    kinds = (part.get("type") for part in contents if isinstance(part, dict))
+    return body.get("previous_response_id") is not None or any(kind in _KINDS for kind in kinds)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, ImagePart]]:

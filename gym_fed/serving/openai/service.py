@@ -20,6 +20,7 @@ from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.engine_errors import EngineErrors
 from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
+from gym_fed.serving.openai.message_pictures import may_have_pictures
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
 from gym_fed.serving.openai.prompts import TEXT_ALONE, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
@@ -39,13 +40,13 @@ from gym_fed.serving.openai.tool_calls import CallParser
 from gym_fed.serving.openai.tool_template import AUTO
 from gym_fed.serving.openai.tools import ToolUse
 from gym_fed.serving.openai.truncation import ids_that_fit
+from gym_fed.serving.pictures.reader import NoPictures, PictureReader
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.engine.generation import Generation, PendingEmbedding
     from gym_fed.serving.filter.content_filter import ContentFilter
     from gym_fed.serving.forward.picture_rows import PlacedPicture
-    from gym_fed.serving.pictures.reader import NoPictures, PictureReader
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
@@ -136,6 +137,10 @@ class OpenAIService:
     def malformed_tool_calls(self) -> int:
         """Texts of answers that looked like tool calls and are none."""
         return self._prompts.tools.malformed
+
+    def reads_pictures(self, body: Any) -> bool:
+        """Whether a body may have pictures that the model reads, which takes long."""
+        return isinstance(self._prompts.pictures, PictureReader) and may_have_pictures(body)
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
         """Answer a request as a whole; waits for it. It is not stored: the caller has it.

@@ -14,6 +14,7 @@ from gym_fed.models import resolve
 from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.families import FAMILIES, why_not
 from gym_fed.serving.pictures.processor import PictureProcessor, ProcessedPicture
+from gym_fed.serving.pictures.wanted import require_wanted
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.picture_rows import PlacedPicture
@@ -124,20 +125,17 @@ class PictureReader:
         """The pictures of a prompt for the engine: their features are computed, unless the owner's are kept.
 
         Raises:
-            GymError: As ``PictureEncoder.features``.
+            GymError: As ``PictureEncoder.features`` and ``require_wanted``.
         """
         from gym_fed.serving.forward.picture_rows import PlacedPicture  # which imports torch
 
-        return tuple(
-            PlacedPicture(
-                run.start,
-                len(run.processed.run),
-                run.processed.places,
-                self.encoder.features(run.picture, run.processed, owner),
-                run.picture.digest,
-            )
-            for run in prompt.runs
-        )
+        placed = []
+        for run in prompt.runs:
+            require_wanted()
+            features = self.encoder.features(run.picture, run.processed, owner)
+            length, places = len(run.processed.run), run.processed.places
+            placed.append(PlacedPicture(run.start, length, places, features, run.picture.digest))
+        return tuple(placed)
 
 
 def _not_read(kind: str) -> NoPictures:
