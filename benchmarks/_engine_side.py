@@ -2,7 +2,8 @@
 
     python _engine_side.py SETTINGS.json
 
-Every turn asserts what ran: the own forward, the base's format, and the kernel of the variants.
+Every turn asserts what ran: each token of the prompts, the base's format and kernel, the kernel of the variants, and
+that the layers of small steps were one native call.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from typing import Any
 import torch
 from _serving_models import saved
 from _serving_sides import Load, Speeds, run_engine
+from gym_quant.kernels import dispatch
+from gym_quant.kernels.linear import last_linear_kernel
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from gym_fed.serving.forward.recorded_layers import MOST_ROWS, RecordedLayers
 from gym_fed.serving.store.store import VariantStore
 
 GIB = 1 << 30
@@ -60,9 +64,9 @@ class EngineTurns:
             )
             for number, path in enumerate(settings["variants"]) if new else ():
                 store.add(path, name=f"v{number}", owner="benchmark")
-        self._engine = stack.enter_context(
-            Engine(self._served, base.tokenizer, store, EngineConfig(kernel=settings["kernel"]))
-        )
+        # The peer keeps no prompts either: those of a turn are those of the turn before.
+        config = EngineConfig(kernel=settings["kernel"], prefix_cache=False)
+        self._engine = stack.enter_context(Engine(self._served, base.tokenizer, store, config))
         self._vocabulary = int(model.config.vocab_size)
 
     def turn(self, new: int) -> dict[str, Any]:
@@ -74,7 +78,7 @@ class EngineTurns:
         speeds, products = Speeds(), Counter(self._served.sign_products)
         factors = Counter({way: self._served.products["factors", way] for way in ("native", "torch")})
         names = [f"v{user}" if settings["variants"] else None for user in range(load.users)]
-        before = self._engine.stats()
+        before, recorded = self._engine.stats(), RECORDED["steps"]
         began, cpu = time.perf_counter(), time.process_time()
         run_engine(self._engine, load, names, speeds)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -87,6 +91,18 @@ class EngineTurns:
         if low_rank != ({"native"} if settings["kind"] == "lora" else set()):
             raise SystemExit(f"factors were multiplied by {low_rank or 'nothing'}")
         now = self._engine.stats()
+        if (read := now.prompt_tokens - before.prompt_tokens) != load.users * load.prompt:
+            raise SystemExit(f"of {load.users * load.prompt} tokens of prompts {read} were computed")
+        if now.generated_tokens - before.generated_tokens != load.users * new:
+            raise SystemExit(
+                f"{now.generated_tokens - before.generated_tokens} tokens, not {load.users * new}"
+            )
+        base_kernel = last_linear_kernel()
+        if not base_kernel.startswith(dispatch.path()):
+            raise SystemExit(f"the base was multiplied by {base_kernel}, not by {dispatch.path()}")
+        recorded = RECORDED["steps"] - recorded
+        if recorded < (new // 4 if load.users <= MOST_ROWS else 0):
+            raise SystemExit(f"the layers of {recorded} steps were one call, of {now.steps - before.steps}")
         rows = now.rows - before.rows, now.rows_with_variants - before.rows_with_variants
         if rows[1] != (rows[0] if settings["variants"] else 0):
             raise SystemExit(f"of {rows[0]} rows {rows[1]} had a variant")
@@ -95,13 +111,29 @@ class EngineTurns:
             "seconds": seconds,
             "cpu_seconds": cpu,
             "first": speeds.first_token_seconds,
-            "ran": ran,
+            "ran": {**ran, "base": base_kernel, "recorded steps": recorded},
         }
+
+
+RECORDED = Counter({"steps": 0})
+
+
+def count_recorded() -> None:
+    """Count the steps of this process whose layers are one native call, in ``RECORDED``."""
+    layers: Any = RecordedLayers
+    run = RecordedLayers.run
+
+    def counted(self: RecordedLayers, *arguments: Any) -> None:
+        RECORDED["steps"] += 1
+        run(self, *arguments)
+
+    layers.run = counted
 
 
 def main() -> None:
     """A turn for every line that arrives."""
     settings = json.loads(Path(sys.argv[1]).read_text())
+    count_recorded()
     with ExitStack() as stack:
         side = EngineTurns(settings, stack)
         side.turn(2)

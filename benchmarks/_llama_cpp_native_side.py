@@ -101,6 +101,7 @@ def turn(context: Context, settings: dict[str, Any], new: int) -> dict[str, Any]
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu,
         "first": first,
+        "build": llama.llama_print_system_info().decode(),
     }
 
 

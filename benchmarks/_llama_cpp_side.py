@@ -27,6 +27,8 @@ def serve(settings: dict[str, Any]) -> Any:
     params.n_gpu_layers = 0
     params.cont_batching = True
     params.warmup = True
+    params.cache_prompt = params.cache_idle_slots = False  # nor is a finished prompt copied to memory
+    params.cache_ram_mib = 0
     params.verbosity = -1
     if settings["adapters"]:
         params.lora_init_without_apply = True
@@ -87,6 +89,7 @@ def turn(server: Any, settings: dict[str, Any], new: int) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu,
         "first": first,
+        "build": xllamacpp.get_system_info(),
     }
 
 

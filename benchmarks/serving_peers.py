@@ -12,8 +12,10 @@ Ours: the base in bfloat16 and int8, eight one-bit variants of all weights, eigh
 as ours. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` was built on this machine
 (``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python``).
 
-Each side is a process with the same prompts, greedy, 32 + 32 tokens, without a prompt cache. The sides take turns. What
-is compared is tokens for each second of CPU time, prompts included; wall time is printed beside it.
+Each side is a process with the same prompts, greedy, 32 + 32 tokens, without a prompt cache: ours asserts that it
+computed every token of the prompts. The first turn of each, of two tokens, is not counted. The sides take turns. How a
+peer was built is printed; a native one must have AVX-512 where the processor has it. What is compared is tokens for
+each second of CPU time, prompts included; wall time is printed beside it.
 """
 
 from __future__ import annotations
@@ -70,11 +72,13 @@ class Rates:
     by_cpu: list[float] = field(default_factory=list)
     by_wall: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
+    builds: set[str] = field(default_factory=set)
 
     def add(self, found: dict[str, Any]) -> None:
         self.by_cpu.append(found["tokens"] / found["cpu_seconds"])
         self.by_wall.append(found["tokens"] / found["seconds"])
         self.first.append(statistics.median(found["first"]))
+        self.builds |= {found["build"]} if "build" in found else set()
 
 
 class Process:
@@ -145,6 +149,7 @@ def main() -> None:
             for number in range(turns):
                 for name, process in running if number % 2 == 0 else reversed(running):
                     found[name].setdefault(users, Rates()).add(process.turn())
+    show_builds(found)
     show(found, arguments.users, arguments.threads)
     compare(found, report)
     report.finish(arguments)
@@ -227,6 +232,20 @@ def exported(model: Path, file: Path, words: list[str]) -> str:
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
     return str(file)
+
+
+def show_builds(found: dict[str, dict[int, Rates]]) -> None:
+    """How each peer was built.
+
+    Raises:
+        SystemExit: For one that is called native and lacks the AVX-512 of this processor.
+    """
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    for name, by_users in found.items():
+        for build in sorted(set().union(*(rates.builds for rates in by_users.values()))):
+            print(f"{name}: {build}")
+            if name.startswith("native") and "avx512f" in flags and "AVX512 = 1" not in build:
+                raise SystemExit(f"{name} was built without AVX-512: build it with GGML_NATIVE=ON")
 
 
 def show(found: dict[str, dict[int, Rates]], users: list[int], threads: int) -> None:
