@@ -61,7 +61,13 @@ def main() -> None:
     from gym_fed.cli.main import main as gym
 
     def local(model: str, *rest: object) -> RuleWriter:
-        return RuleWriter(lambda text: "." * 400 if text == "long" else text.upper(), pause_seconds=0.01)
+        return RuleWriter(answer, pause_seconds=0.01)
+
+    def answer(text: str) -> str:
+        if text == "slow":
+            sys.stderr.write("reading the prompt\n")
+            time.sleep(60)  # Ctrl-C comes before the first letter
+        return "." * 400 if text == "long" else text.upper()
 
     chat._local = local
     sys.argv = ["gym", "chat", *sys.argv[1:]]

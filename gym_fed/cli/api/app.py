@@ -108,7 +108,8 @@ def serve(
     if config is not None:
         _require_config(config)
     with waiting("reading the settings"):
-        settings = with_own_variants(serving_config(config, [*(set_ or []), *overrides]))
+        given = serving_config(config, [*(set_ or []), *overrides])
+        settings = with_own_variants(given)
         require_template(settings.chat_template)
     ensure_models([settings.base, *settings.adapter], yes)
 
@@ -128,6 +129,8 @@ def serve(
     def on_ready(address: str, serving: Serving) -> None:
         loading.close()
         err.print("ready")
+        if serving.store is None and "variants" not in given.model_fields_set:
+            err.print("note: no variant was made here yet; after the first one start again, to serve it")
         if as_json:
             sys.stdout.write(json.dumps(_description(address, serving)) + "\n")
             sys.stdout.flush()

@@ -52,6 +52,11 @@ class ChatSettings(StrictModel):
         name, equals, value = text.partition("=")
         if not equals:
             raise GymError(ErrorCode.USAGE, f"{text!r} is not name=value", "such as /set temperature=0.7")
+        if name.strip() not in ChatSettings.model_fields:
+            known = ", ".join(ChatSettings.model_fields)
+            raise GymError(
+                ErrorCode.USAGE, f"there is no setting {name.strip()[:80]!r}", f"there are: {known}"
+            )
         try:
             parsed = None if value.strip().lower() in ("none", "") else yaml.safe_load(value)
         except (yaml.YAMLError, ValueError, RecursionError) as error:

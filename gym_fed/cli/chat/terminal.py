@@ -60,7 +60,7 @@ class Terminal:
                 warned = True
                 self._note("Ctrl-C again, or /exit, leaves")
                 continue
-            warned = False
+            warned, before = False, list(self.conversation.messages)
             if message is None:
                 if self._typed:
                     sys.stdout.write("\n")
@@ -71,7 +71,8 @@ class Terminal:
             except KeyboardInterrupt:
                 if not self._typed:
                     raise
-                self._note("stopped; what was said is kept")
+                same = self.conversation.messages == before
+                self._note(f"stopped; {'the conversation is as it was' if same else 'what was said is kept'}")
             except GymError as error:
                 if not self._typed:
                     raise
@@ -187,6 +188,8 @@ class Terminal:
 
     def _history(self, argument: str) -> None:
         """show the messages"""
+        if not self.conversation.messages and self.conversation.system is None:
+            self._note("nothing was said yet")
         if self.conversation.system is not None:
             self._write(f"system: {self.conversation.system}\n")
         for number, message in enumerate(self.conversation.messages):

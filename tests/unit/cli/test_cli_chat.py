@@ -130,6 +130,12 @@ def test_commands_change_what_is_asked_next(
     assert "removed: you" in shown.err
 
 
+def test_a_setting_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(GymError, match="there is no setting 'top_n'") as caught:
+        ChatSettings.of({}).changed("top_n=3")
+    assert "top_p" in caught.value.hint
+
+
 def test_variants_and_help_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,19 @@ def test_a_person_chats_pastes_stops_an_answer_and_leaves(typist: Typist, tmp_pa
     assert "/variant ada" in kept.read_text()
 
 
+def test_an_answer_that_is_stopped_before_it_begins_leaves_the_conversation_as_it_was(
+    typist: Typist,
+) -> None:
+    typist.until("> ")
+    typist.type("slow\r")
+    typist.until("reading the prompt")
+    typist.type("\x03")
+    typist.until("stopped; the conversation is as it was")
+    typist.until("> ")
+    typist.type("/history\r")
+    typist.until("nothing was said yet")
+
+
 def test_the_end_of_input_leaves(typist: Typist) -> None:
     typist.until("> ")
     typist.type("\x04")

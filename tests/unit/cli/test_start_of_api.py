@@ -5,10 +5,16 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from gym_fed.cli.api.app import _without_collection
+from gym_fed.cli.main import app
+from gym_fed.config.serving import ServingConfig
 
 
 def test_nothing_is_collected_while_a_server_loads_and_what_it_loaded_is_never_looked_at_again() -> None:
@@ -38,3 +44,32 @@ def test_a_server_listens_before_it_loads_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"), [([], True), (["--set", "variants=null"], False)], ids=["not said", "without"]
+)
+def test_a_start_before_the_first_variant_says_that_it_will_not_be_served(
+    words: list[str], noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = SimpleNamespace(
+        served_name="gym-nano",
+        store=None,
+        base=SimpleNamespace(digest="sha256:"),
+        served=SimpleNamespace(forward="own", base_format="bfloat16"),
+        service=SimpleNamespace(sampling_defaults={}),
+        config=ServingConfig(),
+    )
+
+    def run(settings: ServingConfig, *, on_ready: Callable[[str, object], None], **more: object) -> bool:
+        on_ready("http://127.0.0.1:1", ready)
+        return True
+
+    monkeypatch.setattr("gym_fed.serving.http.server.run_server", run)
+    monkeypatch.setenv("GYM_HOME", str(tmp_path))
+    try:
+        result = CliRunner().invoke(app, ["api", "--json", *words])
+    finally:
+        gc.unfreeze()
+    assert result.exit_code == 0
+    assert ("no variant was made here yet" in result.stderr) == noted
