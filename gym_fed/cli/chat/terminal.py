@@ -313,24 +313,53 @@ def _line(prompt: str) -> str | None:
 
 @contextmanager
 def line_editing(folder: Path) -> Iterator[None]:
-    """Arrow keys, searching, and a history in ``folder`` (mode 0600), where Python has readline and a person types."""
+    """Arrow keys, searching, and a history in ``folder`` (mode 0600), where Python has readline and a person types.
+
+    Where the folder cannot be written, there is no history, and a note says so: the conversation does not need it.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty() and find_spec("readline")):
         yield
         return
     import readline
 
     history = folder / "chat_history"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))
-    history.chmod(0o600)
     readline.clear_history()
-    readline.read_history_file(history)
     readline.set_history_length(HISTORY_LINES)
     readline.set_auto_history(True)
     # A pasted text of several lines is one message, not one for each line.
     readline.parse_and_bind("set enable-bracketed-paste on")
+    kept = _read_history(history)
     try:
         yield
     finally:
+        if kept:
+            _write_history(history)
+
+
+def _read_history(history: Path) -> bool:
+    """Whether it can be kept there; a new one is made."""
+    import readline
+
+    try:
+        history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))
+        history.chmod(0o600)
+        readline.read_history_file(history)
+    except OSError as error:
+        _note_lost(history, error)
+        return False
+    return True
+
+
+def _write_history(history: Path) -> None:
+    import readline
+
+    try:
         readline.write_history_file(history)
         history.chmod(0o600)  # readline replaces the file
+    except OSError as error:
+        _note_lost(history, error)
+
+
+def _note_lost(history: Path, error: OSError) -> None:
+    err.print(f"note: what is typed is not kept for the next time: {history}: {error.strerror}", style="dim")

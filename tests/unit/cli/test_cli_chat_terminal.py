@@ -137,3 +137,17 @@ def test_the_end_of_input_leaves(typist: Typist) -> None:
     typist.until("> ")
     typist.type("\x04")
     assert typist.process.wait(timeout=SECONDS) == 0
+
+
+def test_a_home_that_cannot_be_written_takes_only_the_history_of_the_keyboard(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file, where no folder can be")
+    typist = Typist(tmp_path / "home")
+    try:
+        typist.until("what is typed is not kept for the next time")
+        typist.until("> ")
+        typist.type("hey\r")
+        typist.until("HEY")
+        typist.type("/exit\r")
+        assert typist.process.wait(timeout=SECONDS) == 0
+    finally:
+        typist.close()
