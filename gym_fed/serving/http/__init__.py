@@ -1,4 +1,4 @@
 """The HTTP server of ``gym api``: keys, errors, metrics and streams around ``gym_fed.serving.openai``.
 
-Neighbours: imports openai, plain_tokenizer, setup; imported by setup.
+Neighbours: imports openai, pictures, plain_tokenizer, setup; imported by setup.
 """

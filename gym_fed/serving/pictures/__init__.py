@@ -2,5 +2,5 @@
 
 Features are computed once a picture and take the place of embeddings in the engine's steps.
 
-Neighbours: imports forward; imported by base, openai, setup.
+Neighbours: imports forward; imported by base, http, openai, setup.
 """
