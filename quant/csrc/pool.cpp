@@ -2,6 +2,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -26,9 +27,17 @@ struct Job {
     void* context;
     int64_t items;
     std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
 
+    // No exception leaves it: the other threads use this job until they are done, and a thread of the pool would end the
+    // process.
     void work() {
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(context, i);
+        try {
+            for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(context, i);
+        } catch (...) {
+            failed = true;
+            next.store(items, std::memory_order_relaxed);
+        }
     }
 };
 
@@ -116,9 +125,14 @@ void parallel(int threads, int64_t items, void (*run)(void*, int64_t), void* con
     if (threads > 1) {
         Pool* pool = current();
         std::unique_lock<std::mutex> turn(pool->call, std::try_to_lock);
-        if (turn.owns_lock()) return pool->run(threads - 1, job);
+        if (turn.owns_lock()) {
+            pool->run(threads - 1, job);
+            if (job.failed) throw std::bad_alloc();
+            return;
+        }
     }
     job.work();  // alone: asked for one thread, or the pool serves another caller
+    if (job.failed) throw std::bad_alloc();
 }
 
 }  // namespace gq
