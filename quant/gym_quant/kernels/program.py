@@ -45,12 +45,12 @@ class Program:
     ) -> None:
         """As ``Operators.add_norm``; ``deltas`` are those of ``owners``."""
         owners = None if deltas is None else "owners"
-        self._add(_ADD_NORM, hidden, term, norm.weight, deltas, owners, norm.eps, *hidden.shape, out)
+        self._add(_ADD_NORM, hidden, term, norm.weight, deltas, owners, float(norm.eps), *hidden.shape, out)
 
     def rotate(self, heads: Tensor, norm: NormWeight | None, deltas: Tensor | None) -> None:
         """As ``Operators.rotate``, by ``cosine`` and ``sine``."""
         owners = None if deltas is None else "owners"
-        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, float(norm.eps))
         sizes = heads.stride(0), *heads.shape
         self._add(_ROTATE, heads, *sizes, weight, deltas, owners, eps, "cosine", "sine")
 
@@ -83,7 +83,17 @@ class Program:
         sizes = query.shape[1], layer.kv_heads, layer.dim, layer.value_dim
         spans = ("spans", "count", layer.data, layer.kind)
         self._add(
-            _ATTEND, query, key, value, *strides, out, out.stride(0), *spans, *sizes, scale, window or 0
+            _ATTEND,
+            query,
+            key,
+            value,
+            *strides,
+            out,
+            out.stride(0),
+            *spans,
+            *sizes,
+            float(scale),
+            window or 0,
         )
 
     def add_by_lookup(self, wide: bool, x: Tensor, y: Tensor, matrices: tuple[int, int]) -> None:
