@@ -117,6 +117,22 @@ def test_a_pool_that_grows_and_another_pool_are_recorded_anew(
     assert runs[0] > 80
 
 
+def test_pools_of_one_size_are_never_taken_for_each_other(
+    runs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for most in (recorded_layers.MOST_ROWS, 0):
+        monkeypatch.setattr(recorded_layers, "MOST_ROWS", most)
+        with MultiVariantModel(build("llama").to(torch.bfloat16), base_format="bfloat16") as served:
+            logits = []
+            for pool in (served.new_pool(), served.new_pool()):  # as those of two engines of one model
+                served.pool = pool
+                logits.append(decode(served, [None] * 3))
+            found.append(torch.cat(logits))
+    assert torch.equal(*found)
+    assert runs[0] == 2 * (STEPS - 1)
+
+
 def test_what_is_no_native_call_is_computed_directly(tmp_path: Path, runs: list[int]) -> None:
     model = build("llama", hidden_size=64, intermediate_size=96)
     dense = write_random_delta(model, tmp_path / "dense.gymdelta", RULES["dense"], seed=0)

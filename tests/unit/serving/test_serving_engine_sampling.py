@@ -20,7 +20,15 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.limits import Limits
 from gym_fed.serving.engine.logits_processors import repetition_penalty, warpers
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from gym_fed.serving.engine.sampling import Row, RowSampler, SampledToken, _draw, choose, noise_size
+from gym_fed.serving.engine.sampling import (
+    Row,
+    RowSampler,
+    SampledToken,
+    _best_by_torch,
+    _draw,
+    choose,
+    noise_size,
+)
 
 VOCAB = 1000
 
@@ -65,6 +73,41 @@ def test_a_nucleus_of_a_small_vocabulary_is_transformers(width: int, top_p: floa
     logits = normal(4)[:, :width]
     (warper,) = warpers((1.0, 0, top_p, 0.0))
     assert torch.equal(warper(logits), TopPLogitsWarper(top_p)(None, logits))
+
+
+@pytest.mark.parametrize("width", [8, 300])
+@pytest.mark.parametrize(
+    ("settings", "warper"),
+    [
+        ((1.0, 2, 1.0, 0.0), TopKLogitsWarper(2)),  # three are second
+        ((1.0, 0, 0.5, 0.0), TopPLogitsWarper(0.5)),  # one has just that
+        ((1.0, 0, 0.75, 0.0), TopPLogitsWarper(0.75)),
+        ((1.0, 0, 1.0, 0.25), MinPLogitsWarper(0.25)),
+    ],
+)
+def test_equals_and_sums_on_the_bound_are_transformers(width: int, settings: Any, warper: Any) -> None:
+    logits = torch.full((1, width), -math.inf)
+    logits[0, [5, 2, 7, 1]] = torch.tensor([3.0, 1.0, 1.0, 1.0]).log() if settings[1] else 0.0
+    if settings[2] < 1.0:
+        logits[0, [2, 7, 1]] = torch.tensor([0.5, 0.25, 0.25]).log()
+    (own,) = warpers(settings)
+    assert torch.equal(own(logits), warper(None, logits))
+
+
+def test_of_equally_likely_tokens_the_first_is_taken() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [7, 400, 900]] = 2.0
+    plain, shaped = pick(logits, row(temperature=0), row(temperature=0, logit_bias={7: -1.0}))
+    assert (plain.token_id, shaped.token_id) == (7, 400)
+    assert _best_by_torch(logits) == ([7], [2.0])
+
+
+def test_a_bias_stays_when_the_penalty_of_its_token_grows() -> None:
+    logits = torch.zeros(1, VOCAB)
+    sampler = row(temperature=0, logit_bias={4: 5.0}, presence_penalty=1.0)
+    for _ in range(3):  # 5 - 1 is still more than 0
+        assert pick(logits, sampler)[0].token_id == 4
+        sampler.sampler.push(4)
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3])
