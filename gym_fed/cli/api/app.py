@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from gym_fed.config.serving import ServingConfig
     from gym_fed.serving.http.keys import ApiKey
     from gym_fed.serving.setup import Serving
+
+_LOADER = "gym-api-load"
+"""The server's thread that loads the model, and then what renders chats."""
 
 _SHOWN_MODELS = 5
 _DAY_SECONDS = 24 * 60 * 60
@@ -157,6 +161,18 @@ def serve(
         )
     if not finished:
         raise GymError(ErrorCode.INTERRUPTED, "active answers were cancelled")
+    _leave_if_loading()
+
+
+def _leave_if_loading() -> None:
+    """End the process at once where its model is still being loaded.
+
+    Python stops other threads at its own end. One that is in PyTorch's code then makes the process abort.
+    """
+    if any(thread.name == _LOADER for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from gym_fed.cli.api.app import _without_collection
 from gym_fed.cli.main import app
 from gym_fed.config.serving import ServingConfig
+from gym_fed.serving.http import server
 
 
 def test_nothing_is_collected_while_a_server_loads_and_what_it_loaded_is_never_looked_at_again() -> None:
@@ -73,3 +76,33 @@ def test_a_start_before_the_first_variant_says_that_it_will_not_be_served(
         gc.unfreeze()
     assert result.exit_code == 0
     assert ("no variant was made here yet" in result.stderr) == noted
+
+
+_STOPPED = """
+import atexit, os, threading
+import gym_fed.serving.http.server as server
+from gym_fed.cli.main import main
+
+def run(settings, **callbacks):
+    threading.Thread(target=threading.Event().wait, name=os.environ["THREAD"], daemon=True).start()
+    return True
+
+atexit.register(print, "Python's own end")
+server.run_server = run
+main()
+"""
+
+
+@pytest.mark.parametrize(("thread", "said"), [("gym-api-load", ""), ("another", "Python's own end")])
+def test_a_server_that_is_stopped_while_it_loads_does_not_wait_for_pythons_own_end(
+    thread: str, said: str, tmp_path: Path
+) -> None:
+    assert f'name="{thread}"' in inspect.getsource(server) or said
+    done = subprocess.run(
+        [sys.executable, "-c", _STOPPED, "api", "--base", "gym-nano"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "GYM_HOME": str(tmp_path), "THREAD": thread},
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
