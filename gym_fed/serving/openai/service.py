@@ -20,11 +20,13 @@ from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.engine_errors import EngineErrors
 from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
+from gym_fed.serving.openai.guided_fields import refusal_name
 from gym_fed.serving.openai.message_pictures import may_have_pictures
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
 from gym_fed.serving.openai.prompts import TEXT_ALONE, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES, ChatForm, begin_response, store_of
+from gym_fed.serving.openai.schema_multiples import require_small_multiples
 from gym_fed.serving.openai.schemas import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -273,6 +275,8 @@ class OpenAIService:
             **request.guiding(),
             **tools.sampling(),
         )
+        held_field = "tools" if tools.held else request.guiding_field
+        require_small_multiples(sampling.held_to, held_field, refusal_name(held_field))
         answer = partial(
             form.answer,
             model.name,
@@ -285,7 +289,7 @@ class OpenAIService:
         texts = (*texts_of(request.messages, tools.shown), *texts_in(variables))
         if screening is not None and screening.refuses(texts, caller.name):
             return PendingRefusal(answer(0, screening.refusals(request.n or 1)))
-        refusals = EngineErrors(model, "messages", "tools" if tools.held else request.guiding_field)
+        refusals = EngineErrors(model, "messages", held_field)
         if prompt.runs:  # no picture is computed for a request that the engine would refuse
             with refusals:
                 self._engine.require_room(prompt.ids, caller.name)
@@ -307,6 +311,7 @@ class OpenAIService:
             logprobs=request.logprobs,
             **request.guiding(),
         )
+        require_small_multiples(sampling.held_to, request.guiding_field, refusal_name(request.guiding_field))
         needed = request.echo or self._screening is not None
         times = request.n or 1
         texts = [one if isinstance(one, str) else self._prompts.text(one) if needed else "" for one in given]
