@@ -160,22 +160,22 @@ class _Admitted:
             work: It.
             given_up: Gets what the work made after the client had left.
         """
-        reads_pictures = self.serving.service.reads_pictures
+        pictures_to_read = self.serving.service.pictures_to_read
 
-        def begun() -> tuple[Any, T | None]:
+        def begun() -> tuple[int, Any, T | None]:
             body = parse_body(data)
-            return (body, None) if reads_pictures(body) else (None, work(body))
+            return (pictures, body, None) if (pictures := pictures_to_read(body)) else (0, None, work(body))
 
         async with self._gateway.parser_slot(self.caller):
-            body, found = await run_in_threadpool(begun)
-        if body is None:
+            pictures, body, found = await run_in_threadpool(begun)
+        if not pictures:
             return cast(T, found)
-        return await self._pictured(partial(work, body), given_up)
+        return await self._pictured(partial(work, body), pictures, given_up)
 
-    async def _pictured(self, work: Callable[[], T], given_up: Callable[[T], None]) -> T:
+    async def _pictured(self, work: Callable[[], T], pictures: int, given_up: Callable[[T], None]) -> T:
         gateway, caller, gone = self._gateway, self.caller.name, threading.Event()
         timeout = RequestTimeout(self._request.receive, gateway.request_timeout_seconds, gateway.stopped)
-        await timeout.wait(gateway.picture_slots.take(caller))
+        await timeout.wait(gateway.picture_slots.take(caller, pictures))
         began = time.monotonic()
 
         def wanted() -> T:
@@ -183,7 +183,7 @@ class _Admitted:
             return work()
 
         def ended(task: asyncio.Future[T]) -> None:
-            gateway.picture_slots.give_back(caller, time.monotonic() - began)
+            gateway.picture_slots.give_back(caller, pictures, time.monotonic() - began)
 
         def unused(task: asyncio.Future[T]) -> None:
             if not task.cancelled() and task.exception() is None:

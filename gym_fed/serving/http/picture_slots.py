@@ -1,7 +1,7 @@
 """Who reads pictures next: a request with pictures may take seconds of a thread, and there are few threads.
 
-Of all requests few read pictures at once, so that those of text always find a thread. The next one is of the caller
-whose pictures took the least time, as in start-time fair queueing: with many pictures no caller keeps others waiting.
+Of all requests few read pictures at once, so that those of text always find a thread. The next one is that with which
+its caller will have used the least time, as in weighted fair queueing. So many pictures do not keep few ones waiting.
 """
 
 from __future__ import annotations
@@ -18,10 +18,16 @@ PER_CALLER = 2
 MOST_WAITING = 16
 """Requests of one caller, each of which holds its body."""
 
+_FIRST_GUESS = 0.1
+"""Seconds a picture."""
+_WEIGHT = 0.1
+"""Of the last request in the mean."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Waiter:
     caller: str
+    pictures: int
     turn: asyncio.Future[None]
 
 
@@ -34,9 +40,14 @@ class PictureSlots:
         self._seconds: dict[str, float] = {}
         self._least = 0.0
         """Of the seconds of those whose turn came; who comes anew begins there."""
+        self._per_picture = _FIRST_GUESS
 
-    async def take(self, caller: str) -> None:
+    async def take(self, caller: str, pictures: int) -> None:
         """Wait for a slot, which ``give_back`` frees again.
+
+        Args:
+            caller: Of the request.
+            pictures: How many it has.
 
         Raises:
             GymError: ``BUSY``.
@@ -47,7 +58,7 @@ class PictureSlots:
                 f"{MOST_WAITING} requests of this user wait to have their pictures read",
                 "try again when some are answered",
             )
-        waiter = _Waiter(caller, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(caller, pictures, asyncio.get_running_loop().create_future())
         self._seconds[caller] = max(self._seconds.get(caller, 0.0), self._least)
         self._waiting.append(waiter)
         self._next()
@@ -57,21 +68,27 @@ class PictureSlots:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             else:
-                self.give_back(caller, 0.0)
+                self.give_back(caller, 0, 0.0)
             raise
 
-    def give_back(self, caller: str, seconds: float) -> None:
-        """Free a slot that was held for so long."""
+    def give_back(self, caller: str, pictures: int, seconds: float) -> None:
+        """Free a slot that was held for so long, to read so many."""
         self._running[caller] -= 1
+        if pictures:
+            self._per_picture += _WEIGHT * (seconds / pictures - self._per_picture)
         self._seconds[caller] += seconds
         self._next()
+
+    def _used_then(self, one: _Waiter) -> float:
+        """Seconds of a caller when this request is answered."""
+        return self._seconds[one.caller] + one.pictures * self._per_picture
 
     def _next(self) -> None:
         while self._running.total() < SLOTS:
             able = [one for one in self._waiting if self._running[one.caller] < PER_CALLER]
             if not able:
                 break
-            first = min(able, key=lambda one: self._seconds[one.caller])  # of equals the oldest
+            first = min(able, key=self._used_then)  # of equals the oldest
             self._waiting.remove(first)
             self._running[first.caller] += 1
             self._least = max(self._least, self._seconds[first.caller])

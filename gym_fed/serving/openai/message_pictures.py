@@ -87,14 +87,14 @@ class MessagePictures:
         return found
 
 
-def may_have_pictures(body: Any) -> bool:
-    """Whether a body, not yet validated, has pictures to read, itself or in what it goes on from."""
+def count_pictures(body: Any) -> int:
+    """Pictures of a body that is not yet validated. What it goes on from counts as one, for it may have some."""
     if not isinstance(body, dict):
-        return False
+        return 0
     given = [item for name in ("messages", "input") for item in _listed(body.get(name))]
     contents = (part for item in given if isinstance(item, dict) for part in _listed(item.get("content")))
     kinds = (part.get("type") for part in contents if isinstance(part, dict))
-    return body.get("previous_response_id") is not None or any(kind in _KINDS for kind in kinds)
+    return (body.get("previous_response_id") is not None) + sum(kind in _KINDS for kind in kinds)
 
 
 def _listed(value: Any) -> list[Any]:

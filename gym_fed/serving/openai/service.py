@@ -21,7 +21,7 @@ from gym_fed.serving.openai.engine_errors import EngineErrors
 from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
 from gym_fed.serving.openai.guided_fields import refusal_name
-from gym_fed.serving.openai.message_pictures import may_have_pictures
+from gym_fed.serving.openai.message_pictures import count_pictures
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
 from gym_fed.serving.openai.prompts import TEXT_ALONE, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
@@ -140,9 +140,9 @@ class OpenAIService:
         """Texts of answers that looked like tool calls and are none."""
         return self._prompts.tools.malformed
 
-    def reads_pictures(self, body: Any) -> bool:
-        """Whether a body may have pictures that the model reads, which takes long."""
-        return isinstance(self._prompts.pictures, PictureReader) and may_have_pictures(body)
+    def pictures_to_read(self, body: Any) -> int:
+        """How many pictures of a body the model may have to read, which takes long."""
+        return count_pictures(body) if isinstance(self._prompts.pictures, PictureReader) else 0
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
         """Answer a request as a whole; waits for it. It is not stored: the caller has it.
