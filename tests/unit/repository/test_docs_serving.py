@@ -10,6 +10,7 @@ from gym_fed.config.content_filter import FilterConfig
 from gym_fed.config.serving import (
     ConnectionsConfig,
     EngineConfig,
+    SamplingConfig,
     ServingConfig,
     StoredAnswersConfig,
     TlsConfig,
@@ -27,8 +28,9 @@ def test_every_key_has_a_row_and_its_default() -> None:
     connections = {f"connections.{name}" for name in ConnectionsConfig.model_fields}
     stored = {f"stored_answers.{name}" for name in StoredAnswersConfig.model_fields}
     tls = {f"tls.{name}" for name in TlsConfig.model_fields}
-    whole = set(ServingConfig.model_fields) - {"engine", "connections", "stored_answers", "tls"}
-    assert keys == whole | engine | connections | stored | tls
+    sampling = {f"sampling.{name}" for name in SamplingConfig.model_fields}
+    whole = set(ServingConfig.model_fields) - {"engine", "connections", "stored_answers", "tls", "sampling"}
+    assert keys == whole | engine | connections | stored | tls | sampling
     config = ServingConfig()
     for name in EngineConfig.model_fields:
         default = getattr(config.engine, name)
