@@ -135,7 +135,7 @@ class RemoteWriter:
             ) from error
 
     def _choose(self, model: str | None) -> str:
-        bases = [name for name in self._names if ":" not in name]
+        bases = [name for name in self._names if ":" not in name] or self._names  # Ollama's all have a tag
         if model is None and len(bases) == 1:
             return bases[0]
         if model is not None and model in self._names:

@@ -157,6 +157,7 @@ class Stub(ThreadingHTTPServer):
 
     answer: Callable[[dict[str, Any]], tuple[int, dict[str, str], bytes]]
     asked: list[dict[str, Any]]
+    names: tuple[str, ...] = ("nano", "nano:ada", "nano:ben")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -166,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers["Authorization"] != "Bearer secret":
             self._send(401, {}, b'{"error": {"message": "who are you?", "code": "invalid_api_key"}}')
             return
-        names = [{"id": name} for name in ("nano", "nano:ada", "nano:ben")]
+        names = [{"id": name} for name in self.server.names]
         self._send(200, {}, json.dumps({"data": names}).encode())
 
     def do_POST(self) -> None:
@@ -254,6 +255,27 @@ def test_a_servers_refusals_keep_their_meaning(
         list(ChatSession(remote(stub)).say("hello"))
     assert caught.value.code is code
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "base"),
+    [
+        (("llama3:latest",), "llama3:latest"),
+        (("llama3:latest", "qwen3:8b"), None),
+        (("a", "b"), None),
+        ((), None),
+    ],
+)
+def test_the_one_model_of_a_server_needs_no_name(
+    names: tuple[str, ...], base: str | None, stub: Stub
+) -> None:
+    stub.names = names
+    if base is not None:
+        assert (remote(stub).base, remote(stub).variants()) == (base, [])
+        return
+    with pytest.raises(GymError, match="serves no single base") as caught:
+        remote(stub)
+    assert all(name in caught.value.hint for name in names)
 
 
 def test_keys_and_names_that_a_server_does_not_know_are_reported(stub: Stub) -> None:
