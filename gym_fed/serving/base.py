@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.delta.base import BaseSpec, model_tensors, tensor_head
-from gym_fed.errors import GymError
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
 from gym_fed.models import load_adapted, load_model, load_tokenizer, model_name, resolve
 from gym_fed.serving.base_spec import float32_digest
@@ -93,10 +93,28 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
     if model is None:
         return None
     model.digest = float32_digest(checkpoint.entries, sorted(weights))
-    with suppress(OSError, GymError):  # transformers ignores a file that it cannot read, too
-        found = read_object(folder / "generation_config.json").get("eos_token_id")
-        model.generation_config.eos_token_id = found
+    model.generation_config.eos_token_id = _end_ids(folder / "generation_config.json")
     return model
+
+
+def _end_ids(file: Path) -> int | list[int] | None:
+    """The tokens that end an answer, by generation_config.json.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for what are no token ids.
+    """
+    found: Any = None
+    with suppress(OSError, GymError):  # transformers ignores a file that it cannot read, too
+        found = read_object(file).get("eos_token_id") if file.is_file() else None
+    if found is not None and not all(
+        type(one) is int and one >= 0 for one in (found if isinstance(found, list) else [found])
+    ):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{file}: eos_token_id is {str(found)[:80]}, and not a token id or a list of such",
+            "correct it, or leave it out",
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def _named(model: Any, folder: Path) -> None:
