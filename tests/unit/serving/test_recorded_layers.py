@@ -133,13 +133,46 @@ def test_pools_of_one_size_are_never_taken_for_each_other(
     assert runs[0] == 2 * (STEPS - 1)
 
 
+def test_a_step_on_another_path_is_recorded_anew(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [path for path in dispatch.available() if path != "torch"]
+    found = []
+    for most in (recorded_layers.MOST_ROWS, 0):
+        monkeypatch.setattr(recorded_layers, "MOST_ROWS", most)
+        with MultiVariantModel(build("llama").to(torch.bfloat16), base_format="bfloat16") as served:
+            caches, logits = [served.new_cache() for _ in range(3)], []
+            for path in (*paths, paths[0]):
+                with dispatch.using(path):
+                    logits += [
+                        served.step([Chunk([token], cache) for cache in caches]) for token in (5, 7, 9)
+                    ]
+            found.append(torch.cat(logits))
+    assert torch.equal(*found)
+    assert runs[0] >= 2 * len(paths)  # of three steps of a kind in a row the first is direct
+
+
 def test_what_is_no_native_call_is_computed_directly(tmp_path: Path, runs: list[int]) -> None:
     model = build("llama", hidden_size=64, intermediate_size=96)
     dense = write_random_delta(model, tmp_path / "dense.gymdelta", RULES["dense"], seed=0)
     with MultiVariantModel(model) as served:  # float32: torch multiplies
         decode(served, [None])
+    signs = write_random_delta(model, tmp_path / "signs.gymdelta", RULES["row"], seed=1)
     model = build("llama", hidden_size=64, intermediate_size=96).to(torch.bfloat16)
     with MultiVariantModel(model, kernel="lookup", base_format="int8") as served:
         runs[0] = 0
         decode(served, [load(dense, served.layout)])
+        decode(served, [load(dense, served.layout), load(signs, served.layout)])
     assert runs == [0]
+
+
+def test_a_comparison_with_decoded_weights_runs_no_recording(runs: list[int]) -> None:
+    with MultiVariantModel(build("llama").to(torch.bfloat16), base_format="int8") as served:
+        runs[0] = 0
+        packed = decode(served, [None] * 3)
+        assert runs[0] == STEPS - 1
+        assert served._decoder is not None
+        with served._decoder.compared():
+            decoded = decode(served, [None] * 3)
+        assert runs[0] == STEPS - 1
+        assert not torch.equal(packed, decoded)
+        decode(served, [None] * 3)
+        assert runs[0] == 2 * (STEPS - 1)

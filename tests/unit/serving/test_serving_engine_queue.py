@@ -20,7 +20,9 @@ from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.fair_queue import FairQueue, TokenCounters
 from gym_fed.serving.engine.generation import Generation
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from tests.support.toy_engine import ToyModel, ToySource
+from gym_fed.serving.engine.scheduler import Scheduler
+from gym_fed.serving.engine.sequence import ScheduledRequest
+from tests.support.toy_engine import ToyModel, ToyPool, ToySource
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +260,22 @@ def test_a_preempted_answer_goes_on_with_the_tokens_that_it_has_alone(
     assert stats.kv_bytes_used == 0
     assert toy.pool.free_blocks == 12
     assert not +source.pins
+
+
+def test_the_newest_of_the_user_with_most_blocks_is_preempted_and_never_the_oldest_of_all() -> None:
+    pool, running = ToyPool(), []
+    for arrival, (user, blocks) in enumerate([("a", 9), ("b", 2), ("b", 2), ("c", 3)], 1):
+        request = ScheduledRequest(user, None, [1])
+        request.arrival, request.cache = arrival, pool.new_cache()
+        assert request.cache.reserve(16 * blocks)
+        running.append(request)
+    scheduler = Scheduler(EngineConfig(), TokenCounters(), running.remove)
+    scheduler.running = running[::-1]
+    chosen = []
+    while (victim := scheduler._victim()) is not None:
+        scheduler.running.remove(victim)
+        chosen.append((victim.user, victim.arrival))
+    assert chosen == [("b", 3), ("c", 4), ("b", 2)]
 
 
 def test_a_preempted_json_answer_is_the_one_given_alone(tokenizer: Any) -> None:

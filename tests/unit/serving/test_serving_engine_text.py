@@ -165,6 +165,7 @@ def test_stop_texts_hold_back_no_more_than_they_must() -> None:
         "xy",
     ]
     assert stops.matched
+    assert StopTexts(("three", "two")).push("one two three") == "one "
     held = StopTexts(("abab",))
     assert [held.push("aba"), held.finish(), held.matched] == ["", "aba", False]
 
