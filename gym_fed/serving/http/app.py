@@ -133,13 +133,17 @@ class _Admitted:
         self.caller = gateway.gate.caller(request.headers)
         self.serving = gateway.open()
         self.shares = gateway.limits.admit(self.caller)
+        self._held = gateway.bodies.hold(self.caller.name)
 
     async def body(self) -> bytearray:
-        """The bytes of the body."""
+        """The bytes of the body, for ``parsed``."""
         try:
             async with asyncio.timeout(self._gateway.request_timeout_seconds):
-                return await read_body(self._request)
-        except TimeoutError as error:
+                return await read_body(self._request, self._held.add)
+        except BaseException as error:
+            self._held.end()
+            if not isinstance(error, TimeoutError):
+                raise
             raise GymError(
                 ErrorCode.DEADLINE_EXCEEDED, "the request's body did not arrive in time"
             ) from error
@@ -166,11 +170,14 @@ class _Admitted:
             body = parse_body(data)
             return (pictures, body, None) if (pictures := pictures_to_read(body)) else (0, None, work(body))
 
-        async with self._gateway.parser_slot(self.caller):
-            pictures, body, found = await run_in_threadpool(begun)
-        if not pictures:
-            return cast(T, found)
-        return await self._pictured(partial(work, body), pictures, given_up)
+        try:
+            async with self._gateway.parser_slot(self.caller):
+                pictures, body, found = await run_in_threadpool(begun)
+            if not pictures:
+                return cast(T, found)
+            return await self._pictured(partial(work, body), pictures, given_up)
+        finally:
+            self._held.end()
 
     async def _pictured(self, work: Callable[[], T], pictures: int, given_up: Callable[[T], None]) -> T:
         gateway, caller, gone = self._gateway, self.caller.name, threading.Event()

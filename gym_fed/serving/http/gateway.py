@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.http.held_bodies import HeldBodies
 from gym_fed.serving.http.keys import Gate
 from gym_fed.serving.http.picture_slots import PictureSlots
 from gym_fed.serving.http.public_errors import PublicErrors
@@ -41,6 +42,7 @@ class Gateway:
         limits: What each key has left of its share.
         errors: What of an error its caller gets.
         picture_slots: Who reads pictures next.
+        bodies: Those that are held.
     """
 
     def __init__(self, gate: Gate, *, request_timeout_seconds: float) -> None:
@@ -53,6 +55,7 @@ class Gateway:
         self.limits = RateLimits()
         self.errors = PublicErrors()
         self.picture_slots = PictureSlots()
+        self.bodies = HeldBodies()
         self._parsers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager

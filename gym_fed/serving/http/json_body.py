@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -19,8 +20,12 @@ _MOST_QUOTES = 4 * MAX_VALUES
 """Two around each name and each value."""
 
 
-async def read_body(request: Request) -> bytearray:
+async def read_body(request: Request, came: Callable[[int], None] = lambda size: None) -> bytearray:
     """The bytes of the body.
+
+    Args:
+        request: Whose.
+        came: Gets the size of each part, and may refuse it.
 
     Raises:
         GymError: ``TOO_LARGE``; ``USAGE`` for another content type, as a web form sends.
@@ -42,6 +47,7 @@ async def read_body(request: Request) -> bytearray:
     data = bytearray()
     try:
         async for part in request.stream():
+            came(len(part))
             data += part
             if len(data) > MAX_BODY_BYTES:
                 raise _too_large(f"is larger than {MAX_BODY_BYTES} bytes")
