@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.serving.engine.request import Grammar
-from gym_fed.serving.openai.schemas import ChatRequest, NamedTool
+from gym_fed.serving.openai.schemas import ChatRequest, Function, NamedTool
 from gym_fed.serving.openai.tool_calls import CallParser
 from gym_fed.serving.openai.tool_formats._reading import Tools
 from gym_fed.serving.openai.tool_template import ToolTemplate
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class ToolUse:
@@ -77,9 +79,14 @@ class ToolUse:
     def _held_tools(self) -> Tools:
         """Where a call may be left out, a tool that is not strict takes any object."""
         return {
-            tool.function.name: tool.function.parameters if self.required or tool.function.strict else None
+            tool.function.name: _parameters(tool.function) if self.required or tool.function.strict else None
             for tool in self._callable()
         }
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    """OpenAI's: a function that names no parameters has none."""
+    return _NO_PARAMETERS if function.parameters is None else function.parameters
 
 
 def _shown(request: ChatRequest) -> list[dict[str, Any]] | None:
