@@ -148,6 +148,7 @@ class _Life:
             await serving
         finally:
             watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             try:
                 if loading.done() and not loading.cancelled() and loading.exception() is None:
                     await asyncio.to_thread(loading.result().close)
