@@ -9,7 +9,7 @@ import numpy as np
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.resident import ResidentFiles
-from gym_fed.serving.store.use_counts import UseCounts
+from gym_fed.serving.store.use_counts import HALVED_SECONDS, UseCounts
 
 
 def record(name: str) -> VariantRecord:
@@ -79,3 +79,30 @@ def test_requests_by_zipf_s_law_need_fewer_loads_than_by_recency_alone() -> None
             ours, by_recency = ours + missed, by_recency + (not hit)
     best = float(weights[60:].sum() / weights.sum()) * 3000
     assert best < ours < 0.85 * by_recency
+
+
+def test_what_one_caller_used_often_makes_room_within_an_hour_of_few_requests() -> None:
+    clock = [0.0]
+    files = ResidentFiles(10)
+    files._uses = UseCounts(lambda: clock[0])
+    for number in range(20_000):
+        use(files, f"greedy-{number % 9}")
+    misses = []
+    for number in range(120):
+        clock[0] += 60
+        misses.append(use(files, f"honest-{number % 5}"))
+    assert sum(misses[:20]) > 10
+    assert sum(misses[60:]) == 0
+
+
+def test_counts_age_by_the_time_that_went_by() -> None:
+    clock = [0.0]
+    counts = UseCounts(lambda: clock[0])
+    for _ in range(900):
+        counts.note("often", 1)
+    clock[0] += 3 * HALVED_SECONDS + 1
+    counts.note("other", 1)
+    assert counts["often"] == 900 / 8
+    clock[0] += 1e9
+    counts.note("other", 1)
+    assert (counts["often"], counts["other"]) == (0.0, 1.0)
