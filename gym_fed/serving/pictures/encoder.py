@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.decoding import Picture
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CACHE_BYTES = 256 * 2**20
+OWNER_BYTES = 2 * 2**30
+"""Of features in the requests of one owner, those that wait too: 16 pictures of a model of 8B may have 750 MB."""
 
 
 class PictureEncoder:
@@ -24,10 +27,12 @@ class PictureEncoder:
     Args:
         model: The vision model; only read.
         cache_bytes: Most bytes of features that are kept.
+        owner_bytes: Most bytes of features in one owner's requests that are not kept.
     """
 
-    def __init__(self, model: Any, cache_bytes: int = CACHE_BYTES) -> None:
-        self._model, self._limit = model, cache_bytes
+    def __init__(self, model: Any, cache_bytes: int = CACHE_BYTES, owner_bytes: int = OWNER_BYTES) -> None:
+        self._model, self._limit, self._owner_limit = model, cache_bytes, owner_bytes
+        self._used: WeakValueDictionary[tuple[str, bytes], Tensor] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
         self._bytes = 0
@@ -42,16 +47,28 @@ class PictureEncoder:
             owner: Whose features are found: time shows nobody what others sent.
 
         Raises:
-            GymError: ``INTERNAL`` where the model gives another number of features than its processor has places.
+            GymError: ``BUSY`` where the owner's requests have too many; ``INTERNAL`` where the model gives another
+                number of features than its processor has places.
         """
         key = owner, picture.digest
         with self._lock:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return found
-            found = self._compute(processed)
+            if (found := self._used.get(key)) is None:
+                self._require_room(owner)
+                found = self._used[key] = self._compute(processed)
             self._keep(key, found)
             return found
+
+    def _require_room(self, owner: str) -> None:
+        used = [(key[0], one.nbytes) for key, one in self._used.items() if key not in self._kept]
+        if sum(size for whose, size in used if whose == owner) >= self._owner_limit:
+            raise GymError(
+                ErrorCode.BUSY,
+                "the requests of this user that wait or run have as many pictures as there is memory for",
+                "try again when some are answered",
+            )
 
     def _compute(self, processed: ProcessedPicture) -> Tensor:
         import torch
