@@ -135,6 +135,8 @@ def test_native_code_writes_the_blocks_that_the_reference_writes(dtype: str) -> 
     held = []
     for path in (*NATIVE, "torch"):
         texts, layer = texts_of((4, 2, 8, 12), dtype)
+        # Halfway between two numbers: of bfloat16, and of int8 by the head's largest.
+        texts[1].key[0, :] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 0.5, 127.0, 2.5, -3.5, 0.0])
         with kernels.using(path):
             run(texts, layer, 30, None)
         for text in texts:

@@ -89,7 +89,7 @@ def test_a_norm_after_a_sum_is_that_of_float64(path: str, size: int) -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dim", [2, 8, 12, 64, 80])
 def test_heads_are_normalised_and_rotated_as_in_float64_and_others_stay(path: str, dim: int) -> None:
-    angles = normal(4, dim // 2, seed=1).repeat(1, 2)
+    angles = normal(4, dim, seed=1)  # of models the halves are the same
     weight, heads = normal(dim, seed=2) + 1, normal(4, 6, dim, seed=3)
     before = heads.clone()
     operators(path).rotate(heads[:, 2:5], angles.cos(), angles.sin(), NormWeight(weight, 1e-6))
