@@ -60,7 +60,8 @@ def churn(report: Report, folder: Path, model: str, count: int, requests: int, r
         size = _added(report, folder, base, served, names)
         caches = dict(zip(SIDES, (size * (count + 1), math.ceil(SHARE * count) * size), strict=True))
         for run in range(runs):
-            for side, cache_bytes in caches.items():
+            order = list(caches.items())
+            for side, cache_bytes in order if run % 2 == 0 else reversed(order):
                 _drop_pages(folder / "churn")
                 store = VariantStore.open(
                     folder / "churn", base=base, layout=served.layout, cache_bytes=cache_bytes

@@ -58,10 +58,10 @@ def main() -> None:
 
 
 def seconds(report: Report, environment: dict[str, str], runs: int) -> None:
-    """Warm starts: one that is not counted reads the files into the page cache."""
+    """Warm starts, and imports in turn: one of each that is not counted reads the files into the page cache."""
     started(environment)
-    found = [started(environment) for _ in range(runs)]
-    bare = [imported(environment) for _ in range(runs)]
+    imported(environment)
+    found, bare = zip(*((started(environment), imported(environment)) for _ in range(runs)), strict=True)
     for what in found[0]:
         figures = [one[what] for one in found]
         peer = [one.get(what, 0.0) for one in bare]
