@@ -262,7 +262,7 @@ def opened(run: Run, base: Base, one_bits: bool = True, loras: bool = True) -> I
         )
         for delta in (*bits, *(file for _, file in lora)):
             store.add(delta, None, name=delta.stem, owner="bench")
-        config = EngineConfig(max_concurrent=count, max_batch_tokens=1024)
+        config = EngineConfig(max_concurrent=count, max_batch_tokens=1024, prefix_cache=False)
         engines = {
             k: (stack.enter_context(Engine(m, base.tokenizer, store, config)), m) for k, m in served.items()
         }
