@@ -15,6 +15,10 @@ from gym_fed.serving.engine.grammars import compiled, not_enforced, said_of
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
+MOST_ITEMS = 200
+"""Of Earley's parser at one byte, of a grammar in Lark's notation or GBNF: an ambiguous one has ever more, and each
+mask takes longer. Schemas are not ambiguous, and an object of many optional names has many: llguidance's own bound."""
+
 
 class GuideFactory:
     """Makes guides for one tokenizer; the first one takes a moment.
@@ -40,9 +44,10 @@ class GuideFactory:
         Raises:
             GymError: As ``compiled``, with the reason.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(self._tokenizer, compiled(grammar), log_level=0)
+        limits = LLParserLimits(max_items_in_row=MOST_ITEMS if grammar.kind == "grammar" else None)
+        matcher = LLMatcher(self._tokenizer, compiled(grammar), log_level=0, limits=limits)
         words = said_of(grammar)
         if matcher.is_error():
             raise not_enforced(words, matcher.get_error())
