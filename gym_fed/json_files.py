@@ -7,6 +7,8 @@ bounded far below what Python's own reader takes.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,11 +31,13 @@ def read_object(
         hint: Of the error.
 
     Raises:
-        GymError: With ``code``, for more than ``MAX_BYTES``, for what is no JSON object, and for one that is nested
-            more than ``MAX_DEPTH`` deep.
+        GymError: With ``code``, for what is no ordinary file, for more than ``MAX_BYTES``, for what is no JSON object,
+            and for one that is nested more than ``MAX_DEPTH`` deep.
         OSError: When there is no such file, or it cannot be read.
     """
-    with file.open("rb") as stream:
+    with open(file, "rb", opener=_without_waiting) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise GymError(code, f"{file}: cannot be read: no ordinary file", hint)
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise GymError(code, f"{file}: cannot be read: larger than {MAX_BYTES} bytes", hint)
@@ -52,6 +56,11 @@ def read_object(
     if not isinstance(found, dict):
         raise GymError(code, f"{file}: cannot be read: holds no mapping", hint)
     return found
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """The opening of a named pipe would wait for somebody to write to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # not of ``portable``, which imports asyncio
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def load_model(
 
     from gym_fed.modeling.architecture import images_type, require_architecture, require_text
     from gym_fed.modeling.checkpoint import class_of
+    from gym_fed.modeling.config_sizes import require_sizes
     from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
 
     if dtype not in DTYPES:
@@ -103,6 +104,7 @@ def load_model(
     if adapter.is_file():
         require_base_model(name_or_path, Path(source))
         return _load_adapter(name_or_path, Path(source), dtype, device, images)
+    require_sizes(Path(source))
     with quiet_loading(), _as_gym_errors(name_or_path):
         if is_mixture_of_depths(Path(source)):
             model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
@@ -368,8 +370,10 @@ def _put_on(
 
 @contextmanager
 def _as_gym_errors(name: str) -> Iterator[None]:
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
+    wrong = (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError)
     try:
         yield
     except RecursionError as error:
@@ -379,9 +383,14 @@ def _as_gym_errors(name: str) -> Iterator[None]:
             "restore its JSON files, or give another folder",
         ) from error
     except BaseException as error:
-        if not (isinstance(error, (OSError, ValueError, KeyError, SafetensorError)) or is_panic(error)):
+        of_other_sizes = isinstance(error, RuntimeError) and "ignore_mismatched_sizes" in str(error)
+        if not (isinstance(error, wrong) or of_other_sizes or is_panic(error)):
             raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if of_other_sizes:
+            first_line = "its weights are of other sizes than config.json says"
+        elif isinstance(error, StrictDataclassError):  # what is wrong with the field is in the next line
+            first_line = f"config.json: {' '.join(str(error).split())}"
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: cannot be read as a model: {first_line}",

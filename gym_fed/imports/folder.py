@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ _SPARE_BYTES = 64 << 20
 _HASHED_SILENTLY_BYTES = 10**9
 """A disk reads so much in seconds."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_READ = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model", ".gguf")
+_TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,25 @@ def usable_folder(folder: Path) -> Path:
     """A model folder as it is, or what was imported of it, where its format needs a reader.
 
     Raises:
-        GymError: As ``imported``.
+        GymError: As ``imported``; ``MODEL_INVALID`` where something stands in the place of a file that is none.
     """
     from gym_fed.imports.formats import importer_of
 
+    _require_ordinary(folder)
     return folder if importer_of(folder) is None else imported(folder)
+
+
+def _require_ordinary(folder: Path) -> None:
+    """Refuse named pipes, devices and sockets: the libraries that read a model's files would wait for them."""
+    for entry in (*folder.iterdir(), *(folder / _TEMPLATES).glob("*")):
+        with suppress(OSError):  # a link to nothing: loading reports it
+            mode = entry.stat().st_mode
+            if entry.suffix in _READ and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise GymError(
+                    ErrorCode.MODEL_INVALID,
+                    f"{entry}: cannot be read: no ordinary file",
+                    "restore it, or give another folder",
+                )
 
 
 def imported(source: Path) -> Path:

@@ -77,6 +77,7 @@ def class_of(config: Any) -> Any:
 
 def config_of(folder: Path) -> Any:
     """The config of a folder whose model ``from_pretrained`` can make of given tensors; None for others."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths
@@ -85,7 +86,7 @@ def config_of(folder: Path) -> Any:
         return None
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError):  # loading will say so
+    except (OSError, ValueError, KeyError, StrictDataclassError):  # loading will say so
         return None
     return config if class_of(config) is not None else None
 

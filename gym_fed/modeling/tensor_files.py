@@ -61,6 +61,17 @@ def file_tensors(folder: Path) -> dict[str, FileTensor] | None:
 
     Loading the model then reports what is wrong.
     """
+    found = _all_tensors(folder)
+    return None if found is None or any(one.dtype not in _SIZES for one in found.values()) else found
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a model folder's tensors, of whatever types; None as ``file_tensors``."""
+    found = _all_tensors(folder)
+    return None if found is None else {name: one.shape for name, one in found.items()}
+
+
+def _all_tensors(folder: Path) -> dict[str, FileTensor] | None:
     from safetensors import SafetensorError
 
     try:
@@ -77,11 +88,7 @@ def file_tensors(folder: Path) -> dict[str, FileTensor] | None:
 
 
 def _tensors_of(path: Path) -> dict[str, FileTensor]:
-    """The tensors of a file, whose header safetensors has checked.
-
-    Raises:
-        ValueError: For a tensor of another type.
-    """
+    """The tensors of a file, whose header safetensors has checked."""
     from safetensors import safe_open
 
     with safe_open(path, "np"):
@@ -92,8 +99,6 @@ def _tensors_of(path: Path) -> dict[str, FileTensor]:
     header.pop("__metadata__", None)
     found = {}
     for name, entry in header.items():
-        if entry["dtype"] not in _SIZES:
-            raise ValueError(f"tensor {name!r} has the type {entry['dtype']}")
         start = 8 + length + entry["data_offsets"][0]
         found[name] = FileTensor(path, entry["dtype"], tuple(entry["shape"]), start)
     return found

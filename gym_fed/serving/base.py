@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.delta.base import BaseSpec, model_tensors, tensor_head
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
 from gym_fed.models import load_adapted, load_model, load_tokenizer, model_name, resolve
 from gym_fed.serving.base_spec import float32_digest
+from gym_fed.serving.end_tokens import end_ids
 from gym_fed.serving.pictures.families import require_family
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
@@ -40,17 +41,20 @@ def load_base(
     in float32 and converted afterwards, for its float32 weights are nowhere else; that takes three times the memory.
 
     Raises:
-        GymError: As ``load_model`` and ``require_family``.
+        GymError: As ``load_model``, ``require_family`` and ``end_ids``.
     """
     import torch
 
     from gym_fed.modeling.architecture import images_type
     from gym_fed.modeling.checkpoint import Checkpoint, config_of
+    from gym_fed.modeling.config_sizes import require_sizes
 
     target = getattr(torch, dtype)
     folder = Path(resolve(name))
+    require_sizes(folder)
     if plain and not adapters and (model := _plain(folder, target)) is not None:
         tokenizer = plain_tokenizer(folder, model.config.architecture) or load_tokenizer(name)
+        end_ids(model, tokenizer)
         return model, tokenizer, _spec(model, model.digest, name)
     require_family(name, images_type(folder))
     checkpoint = None if adapters or dtype == "float32" else Checkpoint.find(folder)
@@ -62,6 +66,7 @@ def load_base(
         if arguments is not None:
             _named(loaded.model, folder)
         del arguments
+        end_ids(loaded.model, loaded.tokenizer)
         if (digest := checkpoint_digest(loaded.model, checkpoint)) is not None:
             return loaded.model, loaded.tokenizer, _spec(loaded.model, digest, name)
         del loaded
@@ -71,6 +76,7 @@ def load_base(
     from gym_fed.modeling.adapters import merged
 
     loaded = load_adapted(name, adapters, images=True)
+    end_ids(loaded.model, loaded.tokenizer)
     model = merged(loaded.model, name)
     base = BaseSpec.of(model, model_name(name))
     return model.to(dtype=target), loaded.tokenizer, base
@@ -93,28 +99,13 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
     if model is None:
         return None
     model.digest = float32_digest(checkpoint.entries, sorted(weights))
-    model.generation_config.eos_token_id = _end_ids(folder / "generation_config.json")
-    return model
-
-
-def _end_ids(file: Path) -> int | list[int] | None:
-    """The tokens that end an answer, by generation_config.json.
-
-    Raises:
-        GymError: ``MODEL_INVALID`` for what are no token ids.
-    """
-    found: Any = None
+    model.name_or_path = str(folder)
+    file = folder / "generation_config.json"
     with suppress(OSError, GymError):  # transformers ignores a file that it cannot read, too
-        found = read_object(file).get("eos_token_id") if file.is_file() else None
-    if found is not None and not all(
-        type(one) is int and one >= 0 for one in (found if isinstance(found, list) else [found])
-    ):
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{file}: eos_token_id is {str(found)[:80]}, and not a token id or a list of such",
-            "correct it, or leave it out",
+        model.generation_config.eos_token_id = (
+            read_object(file).get("eos_token_id") if file.is_file() else None
         )
-    return found  # type: ignore[no-any-return]
+    return model
 
 
 def _named(model: Any, folder: Path) -> None:

@@ -18,7 +18,7 @@ def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
     """What ``BaseSpec.of`` finds of a folder's model; None where only the loaded model shows it."""
     config = plain_config(folder)
     tensors = None if config is None else file_tensors(folder)
-    if config is None or tensors is None:
+    if config is None or tensors is None or config.num_hidden_layers > len(tensors):
         return None
     shapes = {key: one.shape for key, one in sorted(tensors.items())}
     if shapes != plain_shapes(config):

@@ -1,4 +1,4 @@
 """`gym chat`: a session, and the writers of its answers.
 
-Neighbours: imports engine, openai, setup, store; imported by none.
+Neighbours: imports end_tokens, engine, openai, setup, store; imported by none.
 """

@@ -13,8 +13,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.end_tokens import end_ids
 from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
-from gym_fed.serving.engine.input_processor import end_ids
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _KNOWN = frozenset({"model", "messages", "prompt", "max_tokens", "seed", *_SAMPLING})

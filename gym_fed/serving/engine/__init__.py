@@ -1,4 +1,4 @@
 """Continuous batching: requests, their queue, sampling, and the loop that steps the model; no HTTP.
 
-Neighbours: imports forward, plain_tokenizer; imported by chat, filter, openai, setup.
+Neighbours: imports end_tokens, forward, plain_tokenizer; imported by chat, filter, openai, setup.
 """

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.end_tokens import end_ids
 from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.generation import Generation, PendingEmbedding
-from gym_fed.serving.engine.input_processor import InputProcessor, end_ids
+from gym_fed.serving.engine.input_processor import InputProcessor
 from gym_fed.serving.engine.input_queue import InputQueue
 from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engine.loop import EngineLoop

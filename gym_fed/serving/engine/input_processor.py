@@ -99,15 +99,3 @@ class InputProcessor:
 
                 self._guides = GuideFactory(self._tokenizer, self._limits.vocab_size, self._end_ids)
             return self._guides
-
-
-def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """End tokens of generation_config.json, config.json and the tokenizer; each has an id, a list, or nothing."""
-    found: set[int] = set()
-    for value in (
-        getattr(getattr(model, "generation_config", None), "eos_token_id", None),
-        getattr(model.config, "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ):
-        found.update(value if isinstance(value, (list, tuple)) else () if value is None else (value,))
-    return frozenset(found)

@@ -150,6 +150,7 @@ class PlainModel(nn.Module):
     Attributes:
         config: Of it.
         digest: Of its weights in float32, as ``tensors_digest``; who loads it knows.
+        name_or_path: Its folder; who loads it knows.
         generation_config: With ``eos_token_id`` as ``generation_config.json`` has it.
     """
 
@@ -157,7 +158,7 @@ class PlainModel(nn.Module):
         """Use ``of``: a model has no weights of its own."""
         super().__init__()
         self.config, self.generation_config = config, SimpleNamespace(eos_token_id=None)
-        self.digest = ""
+        self.digest = self.name_or_path = ""
         self.model = PlainBody(config)
         self.lm_head = PlainLinear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:

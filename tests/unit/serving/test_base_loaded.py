@@ -11,7 +11,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.checkpoint import Checkpoint
 from gym_fed.models import load_model, load_tokenizer, nano_path
 from gym_fed.serving.base import checkpoint_digest, load_base
@@ -110,20 +109,3 @@ def test_a_base_that_is_loaded_in_float32_first_is_reported(
     monkeypatch.setattr(Checkpoint, "find", lambda folder: None)
     load_base(folder, [], "bfloat16")
     assert "is loaded in float32 first, in three times its memory" in caplog.text
-
-
-@pytest.mark.parametrize("ids", [{"a": 1}, ["x", 5], [[1], 2], -1, True, 1.5, "2"])
-def test_end_tokens_that_are_no_ids_are_refused_by_their_file(tmp_path: Path, ids: Any) -> None:
-    folder = saved(tmp_path)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    with pytest.raises(GymError, match=r"generation_config\.json: eos_token_id") as caught:
-        load_base(str(folder), [], "float32", plain=True)
-    assert caught.value.code is ErrorCode.MODEL_INVALID
-
-
-@pytest.mark.parametrize("ids", [None, 5, [5, 6]])
-def test_end_tokens_are_read_from_their_file(tmp_path: Path, ids: Any) -> None:
-    folder = saved(tmp_path)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    model, _, _ = load_base(str(folder), [], "float32", plain=True)
-    assert model.generation_config.eos_token_id == ids

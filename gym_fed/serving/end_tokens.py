@@ -1,0 +1,43 @@
+"""The tokens that end an answer of a model: of its files, which may say anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+
+
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """End tokens of generation_config.json, config.json and the tokenizer; each has an id, a list, or nothing.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for what is no token id of the model.
+    """
+    folder = Path(getattr(model, "name_or_path", None) or "")
+    found = _ids(model, model.config, folder / "config.json")  # transformers copies it into the other
+    found |= _ids(model, getattr(model, "generation_config", None), folder / "generation_config.json")
+    return found if tokenizer.eos_token_id is None else found | {tokenizer.eos_token_id}
+
+
+def _ids(model: Any, config: Any, file: Path) -> frozenset[int]:
+    value = getattr(config, "eos_token_id", None)
+    if value is None:
+        return frozenset()
+    ids = value if isinstance(value, list | tuple) else [value]
+    most = _vocabulary(model)
+    if not all(type(one) is int and one >= 0 and (most is None or one < most) for one in ids):
+        what = "no token id" if most is None else f"no token id below {most:,}"
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{file}: eos_token_id is {str(value)[:80]}, and that is {what}, and no list of such",
+            "correct it, or leave it out",
+        )
+    return frozenset(ids)
+
+
+def _vocabulary(model: Any) -> int | None:
+    """How many tokens the model reads; None where its config does not say so."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    size = getattr(config, "vocab_size", None)
+    return size if type(size) is int else None
