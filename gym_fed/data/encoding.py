@@ -12,6 +12,7 @@ from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.tokenizer_errors import tokenizer_errors
 
 __all__ = ["IGNORED", "Encoded", "encode_one", "encode_rows", "iter_encoded", "require_chat_template"]
 
@@ -130,6 +131,11 @@ def _stream(renderer: ChatRenderer, rows: Iterable[dict[str, Any]]) -> Iterator[
 
 def _encode_chunk(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first: int) -> list[Encoded]:
     """``first`` is the number of the first row, for messages."""
+    with tokenizer_errors(renderer.tokenizer):
+        return _each_encoded(renderer, rows, first)
+
+
+def _each_encoded(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first: int) -> list[Encoded]:
     tokenizer = renderer.tokenizer
     result: list[Encoded | None] = [None] * len(rows)
     texts: list[int] = []
@@ -226,11 +232,14 @@ def _encode_in_steps(tokenizer: Any, conversation: RenderedConversation) -> Enco
 
 def prompt_ids(tokenizer: Any, prompt: str | Sequence[dict[str, Any]]) -> list[int]:
     """Token ids of a text, or of a conversation up to where the assistant's answer begins."""
-    if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
-    rows = list(prompt)
-    encoded = tokenizer.apply_chat_template(rows, tokenize=True, return_dict=True, add_generation_prompt=True)
-    return list(encoded["input_ids"])
+    with tokenizer_errors(tokenizer):
+        if isinstance(prompt, str):
+            return list(tokenizer(prompt)["input_ids"])
+        rows = list(prompt)
+        encoded = tokenizer.apply_chat_template(
+            rows, tokenize=True, return_dict=True, add_generation_prompt=True
+        )
+        return list(encoded["input_ids"])
 
 
 def require_chat_template(tokenizer: Any) -> str:

@@ -11,6 +11,7 @@ from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_tem
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.rows import kind_of, place_of
 from gym_fed.data.steps import Row
+from gym_fed.tokenizer_errors import tokenizer_errors
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,11 @@ def _answered(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> En
 
 
 def _ids(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> list[int]:
-    if isinstance(row["prompt"], str):
-        return list(tokenizer(row["prompt"])["input_ids"])
-    require_chat_template(tokenizer)
-    text = write_answered(
-        tokenizer, row["prompt"], answer, row.get("tools") or None, place_of(row, 1), reasoning=reasoning
-    )
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    with tokenizer_errors(tokenizer):
+        if isinstance(row["prompt"], str):
+            return list(tokenizer(row["prompt"])["input_ids"])
+        require_chat_template(tokenizer)
+        text = write_answered(
+            tokenizer, row["prompt"], answer, row.get("tools") or None, place_of(row, 1), reasoning=reasoning
+        )
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
 from gym_fed.system_errors import is_panic
+from gym_fed.tokenizer_errors import tokenizer_errors
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """transformers has other classes for the tokenizers of the rest, whatever their files say."""
@@ -72,7 +73,8 @@ class PlainTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids, with what the tokenizer puts around a text unless ``add_special_tokens`` is False."""
-        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        with tokenizer_errors(self):
+            return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(
         self,
@@ -83,7 +85,8 @@ class PlainTokenizer:
         """The text of token ids; ``clean_up_tokenization_spaces`` is as transformers' tokenizers take it."""
         if clean_up_tokenization_spaces:
             raise NotImplementedError("spaces are never cleaned up")
-        return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with tokenizer_errors(self):
+            return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
         """What the vocabulary calls each."""
@@ -196,12 +199,13 @@ class PlainTokenizer:
     def _encode_without_added_tokens(self, text: str) -> list[int]:
         """Of a text whose control tokens are plain text; ``encode_marked_chat`` calls it."""
         backend = self.backend_tokenizer
-        if backend.normalizer is not None:
-            text = backend.normalizer.normalize_str(text)
-        splits = [text]
-        if backend.pre_tokenizer is not None:
-            splits = [split for split, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-        return [token.id for split in splits for token in backend.model.tokenize(split)]
+        with tokenizer_errors(self):
+            if backend.normalizer is not None:
+                text = backend.normalizer.normalize_str(text)
+            splits = [text]
+            if backend.pre_tokenizer is not None:
+                splits = [split for split, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+            return [token.id for split in splits for token in backend.model.tokenize(split)]
 
 
 def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:

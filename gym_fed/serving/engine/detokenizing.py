@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
+from gym_fed.system_errors import is_panic
+from gym_fed.tokenizer_errors import tokenizer_errors, tokenizer_failed
 
 _UNKNOWN = "�"
 _LONGEST_CHARACTER = 4
@@ -33,19 +35,29 @@ class TextDecoder:
             # A copy: encoding with other settings in another thread borrows the original.
             self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._texts: dict[int, str] = {}
-        anchor = tokenizer.encode("a", add_special_tokens=False)
+        with tokenizer_errors(tokenizer):
+            anchor = tokenizer.encode("a", add_special_tokens=False)
         self._anchor = anchor[-1:]
         self._anchor_text = self.text(self._anchor, special=True)
 
     def text(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of the ids, without the clean-up of spaces; ``special``: with special tokens."""
-        if self._backend is not None:
-            return str(self._backend.decode(list(ids), skip_special_tokens=not special))
-        return str(
-            self._tokenizer.decode(
-                list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        """Text of the ids, without the clean-up of spaces; ``special``: with special tokens.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` for a text that the library cannot compute.
+        """
+        try:
+            if self._backend is not None:
+                return str(self._backend.decode(list(ids), skip_special_tokens=not special))
+            return str(
+                self._tokenizer.decode(
+                    list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+                )
             )
-        )
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise tokenizer_failed(self._tokenizer, error) from error
 
     def token(self, token_id: int) -> str:
         """One token's text in the middle of a line (some tokenizers drop a first space), special ones too."""

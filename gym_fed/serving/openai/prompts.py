@@ -18,6 +18,7 @@ from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessag
 from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
+from gym_fed.tokenizer_errors import tokenizer_errors
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.picture_rows import PlacedPicture
@@ -241,7 +242,8 @@ class Prompts:
         """One that nobody else uses meanwhile."""
         tokenizer = self._free.get()
         try:
-            yield tokenizer
+            with tokenizer_errors(tokenizer):
+                yield tokenizer
         finally:
             self._free.put(tokenizer)
 
