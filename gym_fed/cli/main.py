@@ -48,8 +48,11 @@ class _TakesOtherWords(TyperGroup):
         ):
             from gym_fed.compat.commands import reworded
 
-            ctx.meta["gym.typed"] = args
-            args = reworded(args, {} if command is None else options, command is not None)
+            ctx.meta.setdefault("gym.typed", args)
+            ours = reworded(args, {} if command is None else options, command is not None)
+            if command is None and ours != args:  # its flags may be called otherwise, too
+                return self.resolve_command(ctx, ours)
+            args = ours
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

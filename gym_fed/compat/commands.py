@@ -9,8 +9,9 @@ from gym_fed.compat.flags import as_settings, split_flags
 from gym_fed.compat.row import BroughtWord
 from gym_fed.other_words import note
 
-RENAMED = {"inference": "batch"}
+RENAMED = {"inference": "batch", "serve": "api", "run": "chat"}
 """Our commands by theirs."""
+
 
 _OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
 _OF_A_BASE = {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"}
@@ -42,6 +43,8 @@ FLAGS: dict[str, dict[str, str]] = {
 COMMANDS = [
     BroughtWord("command", "gym-cli", "`gym`"),
     *(BroughtWord("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
+    BroughtWord("command", "gym serve MODEL", "`gym api --base MODEL`"),
+    BroughtWord("command", "gym run MODEL PROMPT", "`gym chat MODEL --prompt PROMPT`"),
     BroughtWord(
         "command",
         "gym train --model_name_or_path X --template qwen3 --dataset alpaca_en_demo "
@@ -83,7 +86,7 @@ def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> 
         if command not in RENAMED:
             return list(words)
         note(f"gym {command}", f"`gym {RENAMED[command]}`")
-        return [RENAMED[command], *rest]
+        return [RENAMED[command], *_arguments(command, rest)]
     if command == "train":
         return [command, *as_settings(rest, options)]
     if command == "configs" and rest[:1] == ["validate"]:
@@ -91,6 +94,19 @@ def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> 
     if command == "eval" and "--tasks" in options:
         return [command, *evaluation.reworded_evaluation(rest, options)]
     return [command, *_flags(command, rest, options)]
+
+
+def _arguments(command: str, rest: list[str]) -> list[str]:
+    """What vLLM's ``serve MODEL`` and Ollama's ``run MODEL PROMPT`` take as arguments and we as options."""
+    at = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
+    words, options = rest[:at], rest[at:]
+    if command == "serve" and len(words) == 1 and not words[0].endswith((".yaml", ".yml")):
+        note("gym serve MODEL", "`gym api --base MODEL`")
+        return ["--base", *words, *options]
+    if command == "run" and len(words) == 2:
+        note("gym run MODEL PROMPT", "`gym chat MODEL --prompt PROMPT`")
+        return [words[0], "--prompt", words[1], *options]
+    return rest
 
 
 def _flags(command: str, rest: list[str], options: Mapping[str, bool]) -> list[str]:

@@ -15,6 +15,11 @@ _FEW_BITS = RefusedWord(
 )
 
 
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_TOOL_FORMATS = {"llama3_json": "llama"}
+"""Our members by vLLM's parsers, where they are called otherwise."""
+
+
 def _level(draft: Draft) -> None:
     for key in list(draft.get("serving")):
         draft.put(key, draft.take(f"serving.{key}"), f"serving.{key}")
@@ -63,6 +68,23 @@ def _requests(draft: Draft) -> None:
     draft.note("max_concurrent", f"`engine.max_queued: {in_all - at_once}` beside the {at_once} that run")
 
 
+def _served_name(draft: Draft) -> None:
+    """vLLM takes one name, or a list of several for one model."""
+    names = draft.get("served_model_name")
+    if isinstance(names, list) and len(names) != 1:
+        raise draft.problem("served_model_name", f"{len(names)} names; a model has one here", "keep one name")
+    draft.take("served_model_name")
+    draft.put("served_name", names[0] if isinstance(names, list) else names, "served_model_name")
+    draft.note("served_model_name", "`served_name`")
+
+
+def _tool_format(draft: Draft) -> None:
+    named = draft.take("tool_call_parser")
+    ours = _TOOL_FORMATS.get(named, named) if isinstance(named, str) else named
+    draft.put("tool_format", ours, "tool_call_parser")
+    draft.note("tool_call_parser", f"`tool_format: {ours}`")
+
+
 WORDS = [
     KeyWord(
         "serving",
@@ -84,7 +106,16 @@ WORDS = [
     KeyWord("model_name_or_path", "base", shown="serving.model_name_or_path"),
     KeyWord("template", "chat_template", shown="serving.template"),
     KeyWord("max_model_len", "engine.max_context", shown="serving.max_model_len"),
+    KeyWord("ctx_size", "engine.max_context"),
+    KeyWord("max_num_seqs", "engine.max_concurrent"),
+    KeyWord("served_model_name", "`served_name`", _served_name),
+    *(KeyWord(name, f"sampling.{name}") for name in _SAMPLING),
+    KeyWord("kv_cache_dtype", "engine.kv_dtype"),
+    KeyWord("enable_prefix_caching", "engine.prefix_cache"),
+    KeyWord("tool_call_parser", "`tool_format`", _tool_format),
+    KeyWord("ssl_certfile", "tls.certificate"),
+    KeyWord("ssl_keyfile", "tls.key"),
 ]
 
-NEAR = {"max_num_seqs": "engine", "model_path": "base", "api_key": "api_keys"}
+NEAR = {"model_path": "base", "api_key": "api_keys"}
 """Our keys by those of other servers."""

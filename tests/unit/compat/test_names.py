@@ -637,6 +637,74 @@ def test_every_line_of_the_teams_page_is_in_the_table() -> None:
     assert [text for text in lines_of(page.read_text(encoding="utf-8")) if not text.startswith(known)] == []
 
 
+def test_vllms_serve_and_ollamas_run_are_our_commands() -> None:
+    with pytest.warns(OtherWordNote, match="`gym serve` is `gym api` here"):
+        assert "gym api serving.yaml" in gym("serve", "--help")
+    with (
+        pytest.warns(OtherWordNote, match="`gym api --base MODEL`"),
+        pytest.raises(GymError, match=r"^\./no-such-model: "),
+    ):
+        gym("serve", "./no-such-model", "--port", "0")
+    Path("serving.yaml").write_text("base: ./nor-this\n")
+    with pytest.raises(GymError, match="nor-this"):
+        gym("serve", "serving.yaml")
+    with pytest.warns(OtherWordNote, match="`gym chat MODEL --prompt PROMPT`"):
+        assert "hello" in gym("run", "gym-nano", "copy: hello", "--max-new-tokens", "8")
+
+
+def test_flags_behind_another_name_of_a_command_are_looked_up_too() -> None:
+    with pytest.warns(OtherWordNote, match="`--chat-template`"), pytest.raises(GymError, match="qwen33"):
+        gym("run", "gym-nano", "--template", "qwen33", "--prompt", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("served_model_name: mine", "served_name", "mine"),
+        ("served_model_name: [mine]", "served_name", "mine"),
+        ("max_num_seqs: 8", "engine.max_concurrent", 8),
+        ("ctx_size: 2048", "engine.max_context", 2048),
+        ("max_model_len: 2048", "engine.max_context", 2048),
+        ("temperature: 0.5", "sampling.temperature", 0.5),
+        ("top_p: 0.5", "sampling.top_p", 0.5),
+        ("top_k: 5", "sampling.top_k", 5),
+        ("min_p: 0.5", "sampling.min_p", 0.5),
+        ("repetition_penalty: 1.5", "sampling.repetition_penalty", 1.5),
+        ("kv_cache_dtype: int8", "engine.kv_dtype", "int8"),
+        ("tool_call_parser: hermes", "tool_format", "hermes"),
+        ("tool_call_parser: llama3_json", "tool_format", "llama"),
+        ("enable_prefix_caching: false", "engine.prefix_cache", False),
+        ("ssl_certfile: c.pem\nssl_keyfile: k.pem", "tls.certificate", Path("c.pem")),
+        ("ssl_certfile: c.pem\nssl_keyfile: k.pem", "tls.key", Path("k.pem")),
+    ],
+)
+def test_keys_of_other_servers_are_ours_in_serving_yaml(text: str, path: str, value: object) -> None:
+    Path("serving.yaml").write_text(f"{text}\n")
+    with pytest.warns(OtherWordNote):
+        found: Any = load_config("serving.yaml", ServingConfig)
+    for key in path.split("."):
+        found = getattr(found, key)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("served_model_name: [a, b]", r"^serving\.yaml:1:1: served_model_name: 2 names"),
+        ("kv_cache_dtype: fp8", r"^serving\.yaml:1:1: engine\.kv_dtype: .*'int8'"),
+        ("tool_call_parser: internlm", r"^serving\.yaml:1:1: tool_format: .*hermes"),
+        (
+            "max_num_seqs: 8\nengine: {max_concurrent: 9}",
+            r"^serving\.yaml:1:1: max_num_seqs: .*both are given",
+        ),
+    ],
+)
+def test_a_value_of_another_server_that_is_none_of_ours_is_refused_at_its_place(text: str, said: str) -> None:
+    Path("serving.yaml").write_text(f"{text}\n")
+    with pytest.raises(GymError, match=said):
+        load_config("serving.yaml", ServingConfig)
+
+
 def test_the_words_are_imported_when_the_first_of_them_is_met() -> None:
     import subprocess
 
