@@ -60,7 +60,8 @@ def judge_command(name: str, module: str, found: str | None, ours: Path | None) 
 
     Args:
         name: The command.
-        module: The module that our script imports, such as ``gym_fed.cli.main``.
+        module: The module that our script imports, such as ``gym_fed.cli.entry``;
+            other versions import another of its folder.
         found: What ``shutil.which`` gives.
         ours: This installation's script, where the installer's record names one.
     """
@@ -71,7 +72,7 @@ def judge_command(name: str, module: str, found: str | None, ours: Path | None) 
     if ours is not None and ours.exists() and Path(found).samefile(ours):
         return Finding(check_name, Level.OK, f"{found} is this installation's")
     head = Path(found).read_bytes()[:_HEAD_BYTES].decode("utf-8", errors="replace")
-    if f"from {module} import" in head:
+    if f"from {module.rpartition('.')[0]}." in head:
         interpreter = head.splitlines()[0].removeprefix("#!").strip()
         seen = f"{found} belongs to another installation of gym-fed, run by {interpreter}"
         return Finding(check_name, Level.WARN, seen, here)

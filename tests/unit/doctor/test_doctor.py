@@ -53,7 +53,7 @@ def test_a_foreign_gym_first_on_the_path_makes_the_command_fail(tmp_path: Path) 
 
 def judged(found: Path | None) -> Finding:
     ours = commands.installed_script(OURS, "gym")
-    return commands.judge_command("gym", "gym_fed.cli.main", str(found) if found else None, ours)
+    return commands.judge_command("gym", "gym_fed.cli.entry", str(found) if found else None, ours)
 
 
 def test_our_own_command_is_known_through_a_link(tmp_path: Path) -> None:
@@ -64,8 +64,11 @@ def test_our_own_command_is_known_through_a_link(tmp_path: Path) -> None:
     assert judged(link).level is Level.OK
 
 
-def test_another_installation_of_ours_is_a_warning_that_names_its_interpreter(tmp_path: Path) -> None:
-    text = "#!/opt/other/bin/python\nimport sys\nfrom gym_fed.cli.main import main\nsys.exit(main())\n"
+@pytest.mark.parametrize("module", ["gym_fed.cli.entry", "gym_fed.cli.main"])
+def test_another_installation_of_ours_is_a_warning_that_names_its_interpreter(
+    module: str, tmp_path: Path
+) -> None:
+    text = f"#!/opt/other/bin/python\nimport sys\nfrom {module} import main\nsys.exit(main())\n"
     finding = judged(foreign_script(tmp_path / "bin", text=text))
     assert finding.level is Level.WARN
     assert "/opt/other/bin/python" in finding.finding

@@ -245,7 +245,7 @@ def test_the_stubs_are_what_the_wire_contract_gives() -> None:
 HELP_PROBE = """
 import importlib, sys, typer, click
 module, _, attribute = {entry!r}.partition(":")
-app = importlib.import_module(module).app
+app = importlib.import_module(module.replace(".entry", ".main")).app
 def walk(command, context):
     command.get_help(context)
     for name, child in getattr(command, "commands", {{}}).items():

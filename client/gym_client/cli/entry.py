@@ -1,0 +1,16 @@
+"""Console entry point of `gym-client`; it imports next to nothing itself."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from gym_fed.entry import run
+
+
+def main() -> NoReturn:
+    """See ``gym_fed.entry.run``."""
+    run("gym_client.cli.main")
+
+
+if __name__ == "__main__":
+    main()
