@@ -23,7 +23,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.file_lock import LockHeldError, lock
 from gym_fed.files import drop_torn_line, write_atomically
-from gym_fed.portable import O_BINARY
+from gym_fed.portable import O_BINARY, opens_folders
 from gym_fed.serving.batch.input import BatchInput, BatchRequest
 from gym_fed.serving.openai.refusals import error_body
 
@@ -182,6 +182,8 @@ SYNC_SECONDS = 2.0
 class BatchOutput:
     """Where answers go; one process at a time.
 
+    As a context manager it leaves no file behind where an error came before the first line.
+
     Args:
         path: Of the answers, and of failures where ``errors`` is None.
         errors: Of failures.
@@ -252,8 +254,18 @@ class BatchOutput:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not self.done:
+            self._remove()
         self.close()
+
+    def _remove(self) -> None:
+        """Leave nothing behind where nothing was run."""
+        if not opens_folders():  # Windows removes no open file
+            self.close()
+        for path in (self.path, self.errors, self._description):
+            if path is not None:
+                path.unlink(missing_ok=True)
 
     def _claim(self, belongs_to: dict[str, Any]) -> bool:
         """Make the description, or refuse what belongs to another run.
@@ -310,6 +322,8 @@ class BatchOutput:
         self._files.append(file)
         try:
             lock(file)
+            if not os.fstat(file).st_nlink:  # removed since it was opened
+                raise LockHeldError
         except LockHeldError as error:
             raise GymError(
                 ErrorCode.STATE_LOCKED,

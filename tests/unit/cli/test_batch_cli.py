@@ -73,6 +73,14 @@ def test_ctrl_c_says_how_far_it_came(source: Path, monkeypatch: pytest.MonkeyPat
     assert "0 of 1 requests are answered" in done.exception.message
 
 
+def test_a_request_for_an_unknown_model_leaves_no_output(source: Path) -> None:
+    source.write_text(source.read_text().replace("gym-nano", "other"))
+    words = ["batch", str(source), str(source.parent / "out.jsonl"), "--base", "gym-nano"]
+    done = CliRunner().invoke(app, [*words, "--errors", str(source.parent / "errors.jsonl")])
+    assert "nothing was run" in str(done.exception)
+    assert [path.name for path in source.parent.iterdir()] == [source.name]
+
+
 def test_one_file_is_not_two_things(source: Path, runs: list[tuple[Any, ...]]) -> None:
     before = source.read_bytes()
     out = source.parent / "out.jsonl"

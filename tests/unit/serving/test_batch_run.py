@@ -207,6 +207,18 @@ def test_a_run_that_answered_nothing_stands_in_nobodys_way(tmp_path: Path) -> No
         output.pin({"base_digest": "x"})
 
 
+@pytest.mark.parametrize("errors", [None, "errors.jsonl"])
+def test_a_run_that_ends_before_its_first_line_leaves_no_file(tmp_path: Path, errors: str | None) -> None:
+    with pytest.raises(GymError, match="nothing was run"), opened(tmp_path, errors, base="a"):
+        raise GymError(ErrorCode.DATA_INVALID, "nothing was run")
+    assert list(tmp_path.iterdir()) == []
+    with opened(tmp_path, errors, base="b") as output:
+        output.write(json.loads(LINE), failed=False)
+    with pytest.raises(GymError, match="stopped"), opened(tmp_path, errors, base="b"):
+        raise GymError(ErrorCode.INTERRUPTED, "stopped")
+    assert list(lines(tmp_path)) == ["r1"]
+
+
 def test_a_file_that_no_batch_wrote_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("mine")
     with pytest.raises(GymError, match="no batch wrote it"):
