@@ -11,6 +11,7 @@ from gym_fed.config.schema.problems import first_problem
 from gym_fed.config.serving import SamplingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
+from gym_fed.models import MAX_ADAPTERS, resolve
 
 FILE = "generation_config.json"
 
@@ -18,14 +19,15 @@ FILE = "generation_config.json"
 def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
     """The fields of a request by their names: those that ``config`` sets, then those of generation_config.json.
 
-    A file that says ``do_sample: false`` means temperature 0. What is in neither is left out: it is OpenAI's default.
+    An adapter's folder without such a file has that of its base. A file that says ``do_sample: false`` means
+    temperature 0. What is in neither is left out: it is OpenAI's default.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a value of the file that no request may have.
+        GymError: ``MODEL_INVALID`` for a value of the file that no request may have; as ``resolve`` for the base.
     """
     set_here = config.model_dump(exclude_none=True)
-    file = folder / FILE
-    if not file.is_file():
+    file = _file_of(folder)
+    if file is None:
         return set_here
     written = read_object(file)
     found = {name: written.get(name) for name in SamplingConfig.model_fields}
@@ -43,3 +45,16 @@ def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
             f"correct it, or serve with --set sampling.{name}=...",
         ) from error
     return {**checked.model_dump(exclude_none=True), **set_here}
+
+
+def _file_of(folder: Path) -> Path | None:
+    """Of a model, of an adapter, or of the base that an adapter stands on; None where nobody wrote one."""
+    for _ in range(MAX_ADAPTERS):
+        if (file := folder / FILE).is_file():
+            return file
+        adapter = folder / "adapter_config.json"
+        base = read_object(adapter).get("base_model_name_or_path") if adapter.is_file() else None
+        if not isinstance(base, str) or not base:
+            return None  # of an adapter that names no base, loading says so
+        folder = Path(resolve(base))
+    return None

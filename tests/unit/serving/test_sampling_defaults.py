@@ -60,6 +60,28 @@ def test_a_value_that_no_request_may_have_is_refused_unless_the_config_has_anoth
     assert sampling_defaults(place, SamplingConfig(temperature=0.5)) == {"temperature": 0.5}
 
 
+def adapter_on(base: Path, place: Path) -> Path:
+    place.mkdir()
+    named = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
+    (place / "adapter_config.json").write_text(json.dumps(named))
+    return place
+
+
+def test_an_adapters_folder_has_its_bases_file_unless_it_has_its_own(tmp_path: Path) -> None:
+    (base := tmp_path / "base").mkdir()
+    (base / "config.json").write_text("{}")
+    first = adapter_on(base, tmp_path / "first")
+    second = adapter_on(first, tmp_path / "second")
+    assert sampling_defaults(second, SamplingConfig()) == {}
+    folder(base, {"top_k": 20})
+    assert sampling_defaults(second, SamplingConfig()) == {"top_k": 20}
+    folder(first, {"top_k": 30})
+    assert sampling_defaults(second, SamplingConfig()) == {"top_k": 30}
+    folder(first, {"top_k": "many"})
+    with pytest.raises(GymError, match=f"^{first / 'generation_config.json'}: top_k: "):
+        sampling_defaults(second, SamplingConfig())
+
+
 @pytest.mark.parametrize("url", [CHAT, COMPLETIONS, RESPONSES])
 def test_a_request_is_filled_in_and_what_it_says_stands(url: str) -> None:
     from gym_fed.models import load_tokenizer
