@@ -6,6 +6,7 @@ Everything here comes from callers: sizes are bounded before anything is compile
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -97,16 +98,33 @@ def _of_choices(text: str) -> str:
 
 
 def _of_notation(text: str) -> str:
-    """Of Lark's notation, or of GBNF (llama.cpp's EBNF)."""
+    """Of Lark's notation, or of GBNF (llama.cpp's EBNF), whose first rule is ``root``."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    try:
-        lark = any_to_lark(text)
-    except Exception as error:  # the converter raises its own kinds for its own reasons
-        raise ValueError(str(error) or repr(error)) from error
-    found: str = LLMatcher.grammar_from_lark(lark)
+    if _LARK.search(text) is None:
+        try:
+            text = gbnf_to_lark(_GBNF_PIECE.sub(_without_start, text))
+        except Exception as error:  # the converter raises its own kinds for its own reasons
+            raise ValueError(str(error) or repr(error)) from error
+    found: str = LLMatcher.grammar_from_lark(text)
     return found
+
+
+_LARK = re.compile(
+    r"^[ \t]*(?:%llguidance\b|[?!]{0,2}start(?:\.-?\d+)?(?:\{[^}\n]*\})?(?:\[[^\]\n]*\])?[ \t]*:(?!:=))",
+    re.MULTILINE,
+)
+"""A line of Lark's notation: a rule ``start``, perhaps with a priority or options, or llguidance's own first line."""
+_GBNF_PIECE = re.compile(
+    r"""(?P<text>"(?:\\.?|[^"\\])*(?:"|\Z)|\[(?:\\.?|[^\]\\])*(?:\]|\Z)|\#[^\n]*)|(?<![\w-])start(?![\w-])""",
+    re.DOTALL,
+)
+
+
+def _without_start(piece: re.Match[str]) -> str:
+    """Rules of GBNF called ``start`` get another name: in Lark's notation that is the first rule's."""
+    return piece[0] if piece["text"] else "start-of-gbnf"
 
 
 def _of_calls(text: str) -> str:

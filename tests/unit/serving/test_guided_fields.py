@@ -20,7 +20,8 @@ from tests.support.wishing import Wishing, served, tokenizer_with
 USER = [{"role": "user", "content": "hi"}]
 GRAMMAR = 'start: "a" digits\ndigits: /[0-9]{3}/'
 GBNF = 'root ::= "a" digit digit digit\ndigit ::= [0-9]'
-
+WITH_OPTIONS = '// of Lark\n?start: "a" digits\ndigits: /[0-9]{3}/'
+GBNF_START = 'root ::= "a" start\nstart ::= [0-9] [0-9] [0-9] # "start: x"'
 
 BOOKING = {
     "type": "object",
@@ -72,6 +73,8 @@ def written(service: OpenAIService, url: str, seed: int, **fields: Any) -> str:
         ("guided_choice", "choice", ["yes", "no", 'per"haps\n'], r'yes|no|per"haps\n'),
         ("guided_grammar", "grammar", GRAMMAR, r"a\d{3}"),
         ("guided_grammar", "grammar", GBNF, r"a\d{3}"),
+        ("guided_grammar", "grammar", WITH_OPTIONS, r"a\d{3}"),
+        ("guided_grammar", "grammar", GBNF_START, r"a\d{3}"),
         ("guided_json", "json", {"enum": [1, "b"]}, r'1|"b"'),
         ("guided_json", "json", '{"enum": [1, "b"]}', r'1|"b"'),
     ],
