@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -23,8 +21,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.http.admitted import Admitted
 from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.json_body import parse_body, read_body
 from gym_fed.serving.http.metrics import Metrics
 from gym_fed.serving.http.rate_limits import RateLimited
 from gym_fed.serving.http.waiting import ClientGone, EventStream, RequestTimeout
@@ -37,14 +35,12 @@ from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import EMBEDDINGS, STORED, URLS
 from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
-from gym_fed.serving.pictures.wanted import is_wanted
 
 GONE_STATUS = 499
 """The status in metrics of a request whose client disconnected; it is never sent."""
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -112,109 +108,12 @@ def _route(app: Starlette, method: str, path: str) -> Callable[[Endpoint], Endpo
     return add
 
 
-class _Admitted:
-    """A request whose caller is known and within its limits.
-
-    Args:
-        gateway: Lets it in.
-        request: As it came.
-
-    Attributes:
-        caller: Who sent it.
-        serving: What answers it.
-        shares: Headers of its answer, of what the caller has left.
-
-    Raises:
-        GymError: It is not let in.
-    """
-
-    def __init__(self, gateway: Gateway, request: Request) -> None:
-        self._gateway, self._request = gateway, request
-        self.caller = gateway.gate.caller(request.headers)
-        self.serving = gateway.open()
-        self.shares = gateway.limits.admit(self.caller)
-        self._held = gateway.bodies.hold(self.caller.name)
-
-    async def body(self) -> bytearray:
-        """The bytes of the body, for ``parsed``."""
-        try:
-            async with asyncio.timeout(self._gateway.request_timeout_seconds):
-                return await read_body(self._request, self._held.add)
-        except BaseException as error:
-            self._held.end()
-            if not isinstance(error, TimeoutError):
-                raise
-            raise GymError(
-                ErrorCode.DEADLINE_EXCEEDED, "the request's body did not arrive in time"
-            ) from error
-
-    async def parsed(
-        self,
-        data: bytearray,
-        work: Callable[[Any], T],
-        *,
-        given_up: Callable[[T], None] = lambda found: None,
-    ) -> T:
-        """What the work makes of the parsed body, on one of few threads: the event loop goes on meanwhile.
-
-        Pictures are read by few requests at once, which end where their client leaves.
-
-        Args:
-            data: The bytes of the body.
-            work: It.
-            given_up: Gets what the work made after the client had left.
-        """
-        pictures_to_read = self.serving.service.pictures_to_read
-
-        def begun() -> tuple[int, Any, T | None]:
-            body = parse_body(data)
-            return (pictures, body, None) if (pictures := pictures_to_read(body)) else (0, None, work(body))
-
-        try:
-            async with self._gateway.parser_slot(self.caller):
-                pictures, body, found = await run_in_threadpool(begun)
-            if not pictures:
-                return cast(T, found)
-            return await self._pictured(partial(work, body), pictures, given_up)
-        finally:
-            self._held.end()
-
-    async def _pictured(self, work: Callable[[], T], pictures: int, given_up: Callable[[T], None]) -> T:
-        gateway, caller, gone = self._gateway, self.caller.name, threading.Event()
-        timeout = RequestTimeout(self._request.receive, gateway.request_timeout_seconds, gateway.stopped)
-        await timeout.wait(gateway.picture_slots.take(caller, pictures))
-        began = time.monotonic()
-
-        def wanted() -> T:
-            is_wanted.set(lambda: not gone.is_set())
-            return work()
-
-        def ended(task: asyncio.Future[T]) -> None:
-            gateway.picture_slots.give_back(caller, pictures, time.monotonic() - began)
-
-        def unused(task: asyncio.Future[T]) -> None:
-            if not task.cancelled() and task.exception() is None:
-                given_up(task.result())
-
-        async def result() -> T:
-            return await asyncio.shield(task)
-
-        task = asyncio.ensure_future(run_in_threadpool(wanted))
-        task.add_done_callback(ended)
-        try:
-            return await timeout.wait(result())
-        except BaseException:
-            gone.set()
-            task.add_done_callback(unused)
-            raise
-
-
 def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
     """Read and delete the answers that a caller has stored."""
 
     @_route(app, "GET", f"{url}/{{answer_id}}")
     async def stored(request: Request) -> Response:
-        admitted = _Admitted(gateway, request)
+        admitted = Admitted(gateway, request)
         _refuse_query(request)
         answer_id = request.path_params["answer_id"]
         found = admitted.serving.service.stored_answer(url, answer_id, admitted.caller)
@@ -222,7 +121,7 @@ def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
 
     @_route(app, "DELETE", f"{url}/{{answer_id}}")
     async def delete_stored(request: Request) -> Response:
-        admitted = _Admitted(gateway, request)
+        admitted = Admitted(gateway, request)
         answer_id = request.path_params["answer_id"]
         found = admitted.serving.service.delete_stored(url, answer_id, admitted.caller)
         return JSONResponse(found, headers=admitted.shares)
@@ -233,7 +132,7 @@ def _serve_input_items(app: Starlette, gateway: Gateway) -> None:
 
     @_route(app, "GET", f"{RESPONSES}/{{answer_id}}/input_items")
     async def items(request: Request) -> Response:
-        admitted = _Admitted(gateway, request)
+        admitted = Admitted(gateway, request)
         answer_id = request.path_params["answer_id"]
         stored = admitted.serving.service.stored_answer(RESPONSES, answer_id, admitted.caller)
 
@@ -253,7 +152,7 @@ def _refuse_query(request: Request) -> None:
 
 
 async def _tokens(gateway: Gateway, url: str, request: Request) -> Response:
-    admitted = _Admitted(gateway, request)
+    admitted = Admitted(gateway, request)
     tokenizing = admitted.serving.service.tokenizing
     found = await admitted.parsed(
         await admitted.body(), lambda body: tokenizing.answer(url, body, admitted.caller)
@@ -262,7 +161,7 @@ async def _tokens(gateway: Gateway, url: str, request: Request) -> Response:
 
 
 async def _manage(gateway: Gateway, url: str, request: Request) -> Response:
-    admitted = _Admitted(gateway, request)
+    admitted = Admitted(gateway, request)
     serving = admitted.serving
     adapters = Adapters(serving.store, serving.config.adapters_folder, serving.service.catalogue)
     said = await admitted.parsed(
@@ -272,7 +171,7 @@ async def _manage(gateway: Gateway, url: str, request: Request) -> Response:
 
 
 async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
-    admitted = _Admitted(gateway, request)
+    admitted = Admitted(gateway, request)
     service, caller = admitted.serving.service, admitted.caller
 
     def begin(body: Any) -> tuple[Pending | PendingVectors, bool]:
@@ -362,7 +261,9 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
         return JSONResponse(error_body(refused), error.status_code, error.headers)
 
     async def defect(request: Request, error: Exception) -> Response:
-        return response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
+        answer = response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
+        answer.headers["Connection"] = "close"  # Starlette raises the error again, and uvicorn closes then
+        return answer
 
     handlers: dict[type[Exception], Any] = {
         GymError: refused,

@@ -7,7 +7,7 @@ for many answers at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from gym_fed.serving.openai.tool_calls import CallParser
 from gym_fed.serving.openai.tool_template import AUTO
 from gym_fed.serving.openai.tools import ToolUse
 from gym_fed.serving.openai.truncation import ids_that_fit
+from gym_fed.serving.openai.use import OnUse, Use
 from gym_fed.serving.pictures.reader import NoPictures, PictureReader
 
 if TYPE_CHECKING:
@@ -54,34 +55,6 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 STORED = {CHAT: "chatcmpl-", RESPONSES: "resp_"}
 """URLs below which stored answers are, and how the ids of each begin."""
-
-
-@dataclass(frozen=True)
-class Use:
-    """The usage of one request.
-
-    Attributes:
-        url: The kind of request.
-        model: The requested name.
-        caller: Name of the caller.
-        end_user: The request's ``user``, if any.
-        safety_identifier: The request's, if any.
-        metadata: The request's, if any.
-        prompt_tokens: Tokens of the prompts.
-        completion_tokens: Tokens of the answers, also of cancelled ones.
-    """
-
-    url: str
-    model: str
-    caller: str
-    end_user: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    safety_identifier: str | None = None
-    metadata: Mapping[str, str] | None = None
-
-
-OnUse = Callable[[Use], None]
 
 
 class OpenAIService:

@@ -23,7 +23,8 @@ from gym_fed.serving.http.keys import Gate
 from gym_fed.serving.http.server import listen
 from gym_fed.serving.http.usage_log import UsageLog
 from gym_fed.serving.openai.catalogue import Caller, Catalogue
-from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService, Use
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService
+from gym_fed.serving.openai.use import Use
 from tests.support.scripted_engine import ScriptedEngine
 
 BODY = {"model": "nano", "prompt": "x"}
@@ -240,6 +241,7 @@ async def test_a_defect_is_reported_without_its_inside() -> None:
         answer = await client.post(COMPLETIONS, json=BODY)
     assert answer.status_code == 500
     assert "secret" not in answer.text
+    assert answer.headers["Connection"] == "close"  # as uvicorn does: a client must not send the next one there
 
 
 async def test_metrics_count_by_routes_that_nobody_can_choose(client: httpx.AsyncClient) -> None:

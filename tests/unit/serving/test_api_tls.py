@@ -100,7 +100,9 @@ class _Running:
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     certificate, key = write_tls_files(tmp_path)
     monkeypatch.setattr(server, "on_stop_signals", lambda call: lambda: None)  # signals are the main thread's
-    monkeypatch.setattr(server, "open_serving", lambda config: SimpleNamespace(close=lambda: None, tokenizer=None))
+    monkeypatch.setattr(
+        server, "open_serving", lambda config: SimpleNamespace(close=lambda: None, tokenizer=None)
+    )
     quick = ConnectionsConfig(header_seconds=0.5)
     config = ServingConfig(port=0, tls=TlsConfig(certificate=certificate, key=key), connections=quick)
     with _Running(config) as one:
