@@ -1,7 +1,7 @@
 """Strict parsing of a request, and the fields that chat and completions have in common.
 
-Unknown fields, and known ones that this server lacks, are refused by name. A field of OpenAI's specification that
-changes nothing here at its neutral value is accepted at that value alone.
+Unknown fields, and known ones that this server lacks, are refused by name. A field of OpenAI's specification or of
+vLLM's that changes nothing here at its neutral value is accepted at that value alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.serving.engine.request import SamplingParams
+from gym_fed.serving.openai.fields_elsewhere import hint_for
 from gym_fed.serving.openai.refusals import RequestError
 
 
@@ -53,7 +54,10 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
         if (field := first.get("ctx", {}).get("field")) is not None:
             param = f"{param}.{field}" if param else field
         if first["type"] == "extra_forbidden":
-            raise RequestError(f"unknown field {param!r}", param=param, name="unknown_parameter") from error
+            hint = hint_for(param, schema.model_fields)
+            raise RequestError(
+                f"unknown field {param!r}", param=param, name="unknown_parameter", hint=hint
+            ) from error
         if first["type"] == "missing":
             raise RequestError(
                 f"required field {param!r} is missing", param=param, name="missing_required_parameter"
@@ -146,14 +150,28 @@ def _param(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
 
     The last part of something that is missing is not in the body either, but is the name of the field.
     """
-    path, value = "", body
-    for depth, key in enumerate(loc):
-        last = depth == len(loc) - 1
-        if isinstance(value, dict) and isinstance(key, str) and (key in value or (missing and last)):
-            path, value = f"{path}.{key}" if path else key, value.get(key)
-        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
-            path, value = f"{path}[{key}]", value[key]
-    return path
+    for end in range(len(loc), 0, -1):  # the last part may be the name of a member
+        if (found := _path(loc[:end], body, missing=missing and end == len(loc))) is not None:
+            return found.removeprefix(".")
+    return ""
+
+
+def _path(loc: tuple[int | str, ...], value: Any, *, missing: bool) -> str | None:
+    """The way to the last part of ``loc``; None where it is not below ``value``.
+
+    A member may be called as a key of what it describes: it is taken for the key where the rest is below that.
+    """
+    if not loc:
+        return ""
+    key, rest = loc[0], loc[1:]
+    found = None
+    if isinstance(value, dict) and isinstance(key, str) and (key in value or (missing and not rest)):
+        found, step = _path(rest, value.get(key), missing=missing), f".{key}"
+    elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+        found, step = _path(rest, value[key], missing=missing), f"[{key}]"
+    if found is not None:
+        return f"{step}{found}"
+    return _path(rest, value, missing=missing) if rest else None
 
 
 MAX_CHOICES = 16
@@ -189,6 +207,14 @@ NEUTRAL: Neutral = {
     "prompt_cache_retention": (),
     "prompt_cache_options": (),
     "moderation": (),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_token_ids": (False,),
+    "logits_processors": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": (),
 }
 
 

@@ -172,7 +172,10 @@ class Prompts:
     def _row(self, message: Message) -> dict[str, Any]:
         """With a mark for each picture, where the model reads them."""
         text = text_of(message.content) if self._parts is None else self._parts.marked(message.content)
-        return _row(message, text)
+        row = _row(message, text)
+        if isinstance(message, AssistantMessage) and message.thoughts is not None:
+            row |= dict.fromkeys(self.names.thoughts, message.thoughts)
+        return row
 
     def _render(
         self,
@@ -253,6 +256,7 @@ def texts_of(messages: list[Message], tools: list[dict[str, Any]] | None) -> Ite
     for message in messages:
         yield text_of(message.content)
         if isinstance(message, AssistantMessage):
+            yield from filter(None, (message.thoughts,))
             for call in message.tool_calls or []:
                 yield call.function.name
                 yield from texts_in(_arguments(call.function.arguments))

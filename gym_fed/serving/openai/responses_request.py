@@ -17,7 +17,8 @@ from gym_fed.serving.openai.fields import (
     off,
     only,
 )
-from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Effort, PlainFormat, Verbosity
+from gym_fed.serving.openai.response_format import PlainFormat
+from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Effort, Verbosity
 
 LOGPROBS = "message.output_text.logprobs"
 _NOTHING_TO_INCLUDE = "reasoning.encrypted_content"
@@ -166,8 +167,14 @@ class JsonSchemaFormat(RequestModel):
     description: str | None = None
 
 
+_Format = Annotated[
+    Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")],
+    known_type("formats", "text", "json_object", "json_schema"),
+]
+
+
 class TextConfig(RequestModel):
-    format: Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    format: _Format | None = None
     verbosity: Verbosity | None = None
 
 

@@ -21,6 +21,7 @@ from gym_fed.serving.openai.fields import (
     only,
 )
 from gym_fed.serving.openai.guided_fields import GuidedFields
+from gym_fed.serving.openai.response_format import ResponseFormat, SchemaFormat
 
 
 class TextPart(RequestModel):
@@ -54,9 +55,19 @@ def _parts_only(*kinds: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Content = Annotated[str | Annotated[list[TextPart], Field(min_length=1)], _parts_only("text")]
+_FORM = Discriminator(lambda value: "parts" if isinstance(value, list) else "string")
+"""So that an error is reported of the form that is meant."""
+
+Parts = Annotated[list[TextPart], Field(min_length=1)]
+Content = Annotated[
+    Annotated[Annotated[str, Tag("string")] | Annotated[Parts, Tag("parts")], _FORM], _parts_only("text")
+]
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
-UserContent = Annotated[str | Annotated[list[Part], Field(min_length=1)], _parts_only("text", "image_url")]
+UserParts = Annotated[list[Part], Field(min_length=1)]
+UserContent = Annotated[
+    Annotated[Annotated[str, Tag("string")] | Annotated[UserParts, Tag("parts")], _FORM],
+    _parts_only("text", "image_url"),
+]
 Nothing = Annotated[Any, only([])]
 
 
@@ -87,8 +98,10 @@ def _json_object(text: str) -> str:
 
 class FunctionCall(RequestModel):
     name: str
-    arguments: Annotated[str, AfterValidator(_json_object)]
-    """JSON text."""
+    arguments: Annotated[
+        str, BeforeValidator(lambda text: "{}" if text == "" else text), AfterValidator(_json_object)
+    ]
+    """JSON text; of a call without arguments some servers write none."""
 
 
 class ToolCall(RequestModel):
@@ -120,6 +133,12 @@ class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: AssistantContent | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    """What it thought, which is shown where the chat template reads it by this name, as Qwen3's does."""
+
+    reasoning: str | None = None
+    """vLLM's newer word for it."""
+
     refusal: Nothing = None
     audio: Nothing = None
     annotations: Nothing = None
@@ -129,7 +148,13 @@ class AssistantMessage(_Message):
     def _says_something(self) -> AssistantMessage:
         if self.content is None and not self.tool_calls:
             raise off("content", "an assistant's message has content, or tool_calls")
+        if None not in (self.reasoning_content, self.reasoning) and self.reasoning != self.reasoning_content:
+            raise off("reasoning", "reasoning and reasoning_content are given, and differ")
         return self
+
+    @property
+    def thoughts(self) -> str | None:
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
 
 class ToolMessage(_Message):
@@ -166,6 +191,10 @@ CHAT_NEUTRAL: Neutral = {
     "web_search_options": (),
     "functions": (),
     "function_call": (),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "mm_processor_kwargs": (),
 }
 
 
@@ -182,6 +211,9 @@ class Tool(RequestModel):
     function: Function
 
 
+_Tool = Annotated[Tool, known_type("tools", "function")]
+
+
 class NamedFunction(RequestModel):
     name: str
 
@@ -189,28 +221,6 @@ class NamedFunction(RequestModel):
 class NamedTool(RequestModel):
     type: Literal["function"]
     function: NamedFunction
-
-
-class PlainFormat(RequestModel):
-    type: Literal["text", "json_object"]
-
-
-class NamedSchema(RequestModel):
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-    """Either way the schema is enforced."""
-
-    description: str | None = None
-    """Like ``name`` not shown to the model, for which templates have no place."""
-
-
-class SchemaFormat(RequestModel):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
 
 
 class ChatRequest(GuidedFields):
@@ -222,7 +232,7 @@ class ChatRequest(GuidedFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedTool | None, known_type("tool_choice", "function")
     ] = None

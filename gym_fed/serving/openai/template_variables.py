@@ -17,6 +17,9 @@ _SWITCHES = ("enable_thinking", "thinking")
 _LITTLE = ("none", "minimal")
 """Efforts that switch reasoning off where it is on or off."""
 
+THOUGHTS = ("reasoning_content", "reasoning")
+"""Keys of an assistant's message that have what it thought."""
+
 _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _SPECIAL = "_token"
 """The tokenizer's control tokens are variables, too, such as ``eos_token``."""
@@ -58,6 +61,12 @@ class TemplateNames:
         found = {name for text in self._texts for name in _undeclared(text) if not name.endswith(_SPECIAL)}
         return frozenset(found) - _OWN - _ARGUMENTS
 
+    @cached_property
+    def thoughts(self) -> tuple[str, ...]:
+        """Those of ``THOUGHTS`` that the template reads: Qwen3's reads ``reasoning_content``."""
+        found = {name for text in self._texts for name in _attributes(text)}
+        return tuple(name for name in THOUGHTS if name in found)
+
     def of(self, request: ChatRequest) -> dict[str, Any]:
         """The variables of a request.
 
@@ -96,6 +105,19 @@ class TemplateNames:
         if verbosity == "medium":  # the default
             return {}
         raise _unknown("verbosity", "has no variable for it")
+
+
+def _attributes(template: str) -> frozenset[str]:
+    """Names that a template may read of messages: attributes, and texts such as keys."""
+    from jinja2 import TemplateError, nodes
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        tree = _compile_jinja_template(template).environment.parse(template)
+    except TemplateError:  # every chat is refused with the reason
+        return frozenset()
+    keys = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset({node.attr for node in tree.find_all(nodes.Getattr)} | keys)
 
 
 def _undeclared(template: str) -> frozenset[str]:

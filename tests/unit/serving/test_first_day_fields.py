@@ -12,8 +12,10 @@ import pytest
 from gym_fed.config.serving import StoredAnswersConfig
 from gym_fed.serving.engine.request import GenerationRequest
 from gym_fed.serving.openai.catalogue import LOCAL, Caller, Catalogue
+from gym_fed.serving.openai.prompts import texts_of
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES
+from gym_fed.serving.openai.schemas import AssistantMessage
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService
 from gym_fed.serving.openai.stored_answers import StoredAnswers
 from tests.support.scripted_engine import ScriptedEngine
@@ -74,6 +76,187 @@ def test_names_and_descriptions_are_accepted_and_change_no_prompt(
     tokenizer: Any, fields: dict[str, Any]
 ) -> None:
     assert prompt_of(tokenizer, CHAT, **fields) == prompt_of(tokenizer, CHAT, messages=[USER])
+
+
+NOTHING_ASKED: dict[str, Any] = {
+    **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "return_token_ids"), False),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), True),
+    **dict.fromkeys(("logits_processors", "kv_transfer_params", "vllm_xargs")),
+}
+NOTHING_ASKED_OF_CHAT: dict[str, Any] = {
+    **{"echo": False, "add_generation_prompt": True, "continue_final_message": False},
+    "mm_processor_kwargs": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("url", "field"),
+    [
+        *((url, field) for url in (CHAT, COMPLETIONS, RESPONSES) for field in NOTHING_ASKED),
+        *((CHAT, field) for field in NOTHING_ASKED_OF_CHAT),
+    ],
+)
+def test_fields_of_vllm_that_ask_for_nothing_are_accepted_and_others_refused_by_name(
+    tokenizer: Any, url: str, field: str
+) -> None:
+    asked: dict[str, Any] = {
+        CHAT: {"messages": [USER]},
+        COMPLETIONS: {"prompt": "x"},
+        RESPONSES: {"input": "x"},
+    }
+    value = {**NOTHING_ASKED, **NOTHING_ASKED_OF_CHAT}[field]
+    plain = prompt_of(tokenizer, url, **asked[url])
+    assert prompt_of(tokenizer, url, **asked[url], **{field: value}) == plain
+    with pytest.raises(RequestError, match=f"field '{field}' is known, but not supported here") as caught:
+        prompt_of(tokenizer, url, **asked[url], **{field: not value if isinstance(value, bool) else {"a": 1}})
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("url", "field", "instead"),
+    [
+        (CHAT, "repeat_penalty", "repetition_penalty"),
+        (CHAT, "n_predict", "called max_tokens"),
+        (COMPLETIONS, "num_predict", "called max_tokens"),
+        (RESPONSES, "n_predict", "called max_output_tokens"),
+        (RESPONSES, "max_tokens", "called max_output_tokens"),
+        (COMPLETIONS, "grammar", "called guided_grammar"),
+        (CHAT, "json_schema", "called response_format"),
+        (CHAT, "format", "called response_format"),
+        (COMPLETIONS, "json_schema", "called guided_json"),
+        (CHAT, "think", "called reasoning_effort"),
+        (RESPONSES, "think", "called reasoning"),
+        (CHAT, "n_probs", "called top_logprobs"),
+        (COMPLETIONS, "n_probs", "called logprobs"),
+        (CHAT, "cache_prompt", "leave it out"),
+        (CHAT, "keep_alive", "leave it out"),
+        (CHAT, "options", "fields of the request itself"),
+        (CHAT, "num_ctx", "engine.max_context"),
+    ],
+)
+def test_a_field_of_another_server_is_refused_with_what_it_is_here(
+    tokenizer: Any, url: str, field: str, instead: str
+) -> None:
+    asked: dict[str, Any] = {
+        CHAT: {"messages": [USER]},
+        COMPLETIONS: {"prompt": "x"},
+        RESPONSES: {"input": "x"},
+    }
+    with pytest.raises(RequestError, match=f"unknown field '{field}'") as caught:
+        prompt_of(tokenizer, url, **asked[url], **{field: 1})
+    assert instead in str(caught.value.hint)
+    assert (caught.value.param, caught.value.name) == (field, "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"content": [{"type": "text", "text": "x", "cache_control": {}}]}, "content[0].cache_control"),
+        ({"content": [{"type": "text"}]}, "content[0].text"),
+        ({"content": [{"type": "text", "text": 5}]}, "content[0].text"),
+        ({"content": []}, "content"),
+        ({"content": 5}, "content"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "content[0].image_url.url"),
+        ({"content": [{"type": "image_url", "image_url": {"url": "x"}, "a": 1}]}, "content[0].a"),
+    ],
+)
+def test_what_is_off_within_a_content_is_named(tokenizer: Any, message: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        prompt_of(tokenizer, CHAT, messages=[{"role": "user", **message}])
+    assert caught.value.param == f"messages[0].{param}"
+    if "image_url" not in str(message):
+        with pytest.raises(RequestError) as caught:
+            prompt_of(tokenizer, CHAT, messages=[{"role": "system", **message}])
+        assert caught.value.param == f"messages[0].{param}"
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "param", "said"),
+    [
+        (
+            CHAT,
+            {"response_format": {"type": "structural_tag", "format": {}}},
+            "response_format",
+            "response_format of type 'structural_tag' are not supported here: text, json_object, json_schema",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}, "a": 1}},
+            "response_format.a",
+            "unknown field",
+        ),
+        (
+            RESPONSES,
+            {"text": {"format": {"type": "grammar"}}},
+            "text.format",
+            "formats of type 'grammar' are not supported here: text, json_object, json_schema",
+        ),
+        (
+            CHAT,
+            {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "tools[0]",
+            "tools of type 'custom' are not supported here: function alone",
+        ),
+    ],
+)
+def test_a_form_or_tool_of_an_unknown_type_is_refused_by_its_type(
+    tokenizer: Any, url: str, fields: dict[str, Any], param: str, said: str
+) -> None:
+    asked: dict[str, Any] = {CHAT: {"messages": [USER]}, RESPONSES: {"input": "x"}}
+    with pytest.raises(RequestError, match=said) as caught:
+        prompt_of(tokenizer, url, **asked[url], **fields)
+    assert caught.value.param == param
+
+
+def called(arguments: str) -> list[dict[str, Any]]:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+    ]
+
+
+def test_a_call_without_arguments_may_have_none_written(tokenizer: Any) -> None:
+    empty = prompt_of(tokenizer, CHAT, messages=called("{}"))
+    assert prompt_of(tokenizer, CHAT, messages=called("")) == empty
+    for wrong in ("[]", "x", None, 0):
+        with pytest.raises(RequestError):
+            prompt_of(tokenizer, CHAT, messages=called(wrong))  # type: ignore[arg-type]
+    items = [{"role": "user", "content": "hi"}, {**CALL, "arguments": ""}]
+    assert prompt_of(tokenizer, RESPONSES, input=items) == prompt_of(
+        tokenizer, RESPONSES, input=[items[0], CALL]
+    )
+
+
+THINKING = (
+    "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content is string %}<{{ m.reasoning_content }}>"
+    "{% endif %}{{ m.content }};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_what_an_earlier_turn_thought_is_shown_where_the_template_reads_it(
+    tokenizer: Any, field: str
+) -> None:
+    def prompt(**more: str) -> str:
+        turns = [USER, {"role": "assistant", "content": "yes", **more}, USER]
+        return str(tokenizer.decode(prompt_of(tokenizer, CHAT, messages=turns)))
+
+    plain = prompt()
+    assert prompt(**{field: "hm"}) == plain
+    tokenizer.chat_template = THINKING
+    assert "assistant:yes" in prompt()
+    assert "assistant:<hm>yes" in prompt(**{field: "hm"})
+    assert "assistant:<hm>yes" in prompt(reasoning="hm", reasoning_content="hm")
+    with pytest.raises(RequestError, match="differ") as caught:
+        prompt(reasoning="hm", reasoning_content="ah")
+    assert caught.value.param == "messages[1].reasoning"
+
+
+def test_a_filter_reads_what_an_earlier_turn_thought() -> None:
+    turn = AssistantMessage(role="assistant", content="yes", reasoning_content="hm")
+    assert list(texts_of([turn], None)) == ["yes", "hm"]
 
 
 def test_a_refusal_of_an_earlier_answer_is_text_that_the_model_wrote(tokenizer: Any) -> None:

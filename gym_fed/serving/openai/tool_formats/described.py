@@ -45,7 +45,8 @@ class Described(Hermes):
                     for call in row["tool_calls"]
                 ]
                 said = [row["content"]] if row["content"] else []
-                found.append({"role": row["role"], "content": "\n".join([*said, *calls])})
+                kept = {key: value for key, value in row.items() if key != "tool_calls"}
+                found.append({**kept, "content": "\n".join([*said, *calls])})
             else:
                 found.append(dict(row))
         for row in found:
