@@ -211,9 +211,11 @@ class Engine:
 
     def _take(self) -> bool:
         """Take over new requests and cancellations, waiting for them when idle; False to end."""
-        if self._loop.idle and not self._queue.wait(_IDLE_SECONDS):
-            self._loop.release_variants()
-            self._queue.wait(None)
+        if self._loop.idle:
+            if not self._queue.wait(_IDLE_SECONDS):
+                self._loop.release_variants()
+                self._queue.wait(None)
+            self._queue.gather()
         cancelled = self._queue.take()
         for request in cancelled or ():
             self._loop.cancel(request)

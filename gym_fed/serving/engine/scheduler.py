@@ -77,7 +77,8 @@ class Scheduler:
             left -= self._decode(step, row, left)
         if prefill:
             prefill.sort(key=lambda row: self._tokens.served(row.user))  # stable: a user's oldest first
-            self._prefill(step, prefill, self.cost.prefill_tokens(step.decode_tokens, left + 1))
+            joining = sum(isinstance(row, GenerationSequence) for row in prefill)
+            self._prefill(step, prefill, self.cost.prefill_tokens(step.decode_tokens, left + 1, joining))
         return step
 
     def _decode(self, step: ScheduledStep, row: GenerationSequence, left: int) -> int:

@@ -1,7 +1,8 @@
 """How many prompt tokens a step may prefill beside running answers, learned from how long steps take. No torch.
 
 Answers that run must not stall while a long prompt is prefilled. So a step with prefill may take a few times as long
-as the same step without it: how long that one is, and what a prompt token adds, is measured all the time.
+as a step will take when the prompts' own answers run, too: how long that is, and what a prompt token adds, is measured
+all the time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class StepCost:
     """Measures steps.
 
     Args:
-        stretch: How many times as long as without prefill a step with it may take; None: any time.
+        stretch: How many times as long as a step of all these answers one with prefill may take; None: any time.
     """
 
     def __init__(self, stretch: float | None) -> None:
@@ -36,8 +37,14 @@ class StepCost:
         self._last = 0
         self._since = 0
 
-    def prefill_tokens(self, decode_tokens: int, most: int) -> int:
-        """Prompt tokens of a step that decodes so many tokens, at most ``most``; 0 where it is measured without."""
+    def prefill_tokens(self, decode_tokens: int, most: int, joining: int = 1) -> int:
+        """Prompt tokens of a step that decodes so many tokens, at most ``most``; 0 where it is measured without.
+
+        Args:
+            decode_tokens: Of the answers that run.
+            most: Whatever the time.
+            joining: Answers that begin when their prompts are read.
+        """
         if self._stretch is None or not decode_tokens:
             return most
         if not self._decode or self._since >= _STALE:
@@ -46,7 +53,8 @@ class StepCost:
             return min(most, _FIRST)
         fitting = _GROWTH * self._last
         if self._per_token > 0:
-            fitting = min(fitting, (self._stretch - 1) * self._alone(decode_tokens) / self._per_token)
+            allowed = self._stretch * max(self._alone(decode_tokens), self._alone(decode_tokens + joining))
+            fitting = min(fitting, (allowed - self._alone(decode_tokens)) / self._per_token)
         return min(most, max(_LEAST, int(fitting)))
 
     def observe(self, decode_tokens: int, prefill_tokens: int, seconds: float) -> None:

@@ -76,3 +76,13 @@ def test_one_slow_step_does_not_lengthen_the_later_ones() -> None:
     before = cost.prefill_tokens(1, MOST)
     cost.observe(1, 0, 10.0)
     assert cost.prefill_tokens(1, MOST) <= 1.5 * before
+
+
+def test_prompts_whose_answers_join_may_lengthen_a_step_as_those_will() -> None:
+    cost = StepCost(1.8)
+    for _ in range(20):
+        cost.observe(8, 0, 0.030)
+        cost.observe(1, 0, 0.010)
+        cost.observe(1, 60, 0.070)
+    assert cost.prefill_tokens(1, MOST, joining=1) == 8
+    assert cost.prefill_tokens(1, MOST, joining=7) == pytest.approx((1.8 * 0.030 - 0.010) / 0.001, abs=1)
