@@ -69,8 +69,8 @@ class EngineConfig(StrictModel):
     ``shared``, as one of any user. Then the time to the first token can reveal what others have sent."""
 
     step_stretch: Annotated[float, Field(gt=1, le=1000)] | None = 1.8
-    """While prompts are read beside running answers, how many times as long a step may take as one of all these answers
-    together. null: any time, so that only ``max_batch_tokens`` limits a step."""
+    """While a prompt is read beside running answers, how many times as long as without it a step may take. Of several
+    prompts all but one count as running answers. null: any time, so that only ``max_batch_tokens`` limits a step."""
 
     speculative: Literal["off", "ngram"] = "off"
     """Speculative decoding: ngram proposes what followed the last tokens before in prompt and answer. A step checks the

@@ -1,8 +1,8 @@
 """How many prompt tokens a step may prefill beside running answers, learned from how long steps take. No torch.
 
 Answers that run must not stall while a long prompt is prefilled. So a step with prefill may take a few times as long
-as a step will take when the prompts' own answers run, too: how long that is, and what a prompt token adds, is measured
-all the time.
+as the same step without it: how long that one is, and what a prompt token adds, is measured all the time. Where several
+prompts wait, steps will soon take longer by their answers, and so may a step with prefill.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _SMOOTHING = 0.3
 """Weight of the newest measurement."""
 _OUTLIER = 2.0
 """A measurement counts as no more than so many times the average, and no less than its inverse."""
-_LEAST = 8
+_LEAST = 5
 """Prompt tokens of every step with prefill, so that a prompt is always read."""
 _FIRST = 16
 """Of the first one, when nothing is known."""
@@ -25,7 +25,7 @@ class StepCost:
     """Measures steps.
 
     Args:
-        stretch: How many times as long as a step of all these answers one with prefill may take; None: any time.
+        stretch: How many times as long as without prefill a step with it may take; None: any time.
     """
 
     def __init__(self, stretch: float | None) -> None:
@@ -43,7 +43,7 @@ class StepCost:
         Args:
             decode_tokens: Of the answers that run.
             most: Whatever the time.
-            joining: Answers that begin when their prompts are read.
+            joining: Answers that begin when their prompts are read; all but one count as if they ran.
         """
         if self._stretch is None or not decode_tokens:
             return most
@@ -53,8 +53,9 @@ class StepCost:
             return min(most, _FIRST)
         fitting = _GROWTH * self._last
         if self._per_token > 0:
-            allowed = self._stretch * max(self._alone(decode_tokens), self._alone(decode_tokens + joining))
-            fitting = min(fitting, (allowed - self._alone(decode_tokens)) / self._per_token)
+            alone = self._alone(decode_tokens)
+            allowed = self._stretch * max(alone, self._alone(decode_tokens + joining - 1))
+            fitting = min(fitting, (allowed - alone) / self._per_token)
         return min(most, max(_LEAST, int(fitting)))
 
     def observe(self, decode_tokens: int, prefill_tokens: int, seconds: float) -> None:

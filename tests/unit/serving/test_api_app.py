@@ -241,7 +241,7 @@ async def test_a_defect_is_reported_without_its_inside() -> None:
         answer = await client.post(COMPLETIONS, json=BODY)
     assert answer.status_code == 500
     assert "secret" not in answer.text
-    assert answer.headers["Connection"] == "close"  # as uvicorn does: a client must not send the next one there
+    assert answer.headers["Connection"] == "close"  # a client must not send the next one there
 
 
 async def test_metrics_count_by_routes_that_nobody_can_choose(client: httpx.AsyncClient) -> None:
