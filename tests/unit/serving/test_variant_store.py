@@ -419,7 +419,8 @@ def test_ten_thousand_variants_are_served_in_the_memory_of_a_hundred(tmp_path: P
         assert psutil.Process().memory_info().rss - before < 16 << 20
         stats = store.stats()
         assert (stats.resident, stats.resident_bytes) == (100, 100 * rows[0].size_bytes)
-        assert stats.loads == 1000
+        assert stats.misses == 1000  # every name is new; a few find a file that stayed
+        assert 900 < stats.loads <= 1000
         assert store.count() == count + files
 
 
