@@ -54,8 +54,8 @@ def test_a_burst_without_end_is_taken_after_its_time(monkeypatch: pytest.MonkeyP
 
 
 def test_the_prompts_of_a_burst_are_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_queue, "_PAUSE_SECONDS", 0.3)
-    monkeypatch.setattr(input_queue, "_BURST_SECONDS", 0.5)
+    monkeypatch.setattr(input_queue, "_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(input_queue, "_BURST_SECONDS", 20.0)
     toy: Any = ToyModel()
     with Engine(toy, load_tokenizer("gym-nano")) as engine:
         time.sleep(0.05)  # it waits for requests
