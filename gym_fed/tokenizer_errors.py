@@ -25,10 +25,10 @@ def tokenizer_errors(tokenizer: Any) -> Iterator[None]:
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise tokenizer_failed(tokenizer, error) from error
+        raise _failed(tokenizer, error) from error
 
 
-def tokenizer_failed(tokenizer: Any, error: BaseException) -> GymError:
+def _failed(tokenizer: Any, error: BaseException) -> GymError:
     """The error for a panic."""
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     reason = (str(error).splitlines() or ["no reason given"])[0]

@@ -17,7 +17,7 @@ from gym_fed.modeling.tensor_files import tensor_shapes
 
 _ORDINARY = ("llama", "mistral", "qwen2", "qwen3")
 """Types of models whose tensors are known by name here."""
-_SIZES = (
+SIZES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -25,8 +25,8 @@ _SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "max_position_embeddings",
-    "head_dim",
 )
+"""What transformers writes into the config of each of these."""
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd", "n_inner", "d_ff")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -61,7 +61,7 @@ def require_sizes(folder: Path) -> None:
 
 
 def _no_numbers(config: Mapping[str, Any]) -> Iterator[str]:
-    for key in _SIZES:
+    for key in (*SIZES, "head_dim"):
         value = config.get(key)
         if value is not None and not (type(value) is int and 0 < value < _MOST):
             yield f"{key} is {str(value)[:40]!r}, and not a whole number from 1 to {_MOST - 1:,}"

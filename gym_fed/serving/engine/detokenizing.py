@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
-from gym_fed.system_errors import is_panic
-from gym_fed.tokenizer_errors import tokenizer_errors, tokenizer_failed
+from gym_fed.tokenizer_errors import tokenizer_errors
 
 _UNKNOWN = "�"
 _LONGEST_CHARACTER = 4
@@ -46,7 +45,7 @@ class TextDecoder:
         Raises:
             GymError: ``MODEL_INVALID`` for a text that the library cannot compute.
         """
-        try:
+        with tokenizer_errors(self._tokenizer):
             if self._backend is not None:
                 return str(self._backend.decode(list(ids), skip_special_tokens=not special))
             return str(
@@ -54,10 +53,6 @@ class TextDecoder:
                     list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
                 )
             )
-        except BaseException as error:
-            if not is_panic(error):
-                raise
-            raise tokenizer_failed(self._tokenizer, error) from error
 
     def token(self, token_id: int) -> str:
         """One token's text in the middle of a line (some tokenizers drop a first space), special ones too."""

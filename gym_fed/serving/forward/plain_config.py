@@ -8,6 +8,7 @@ from typing import Any
 
 from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
+from gym_fed.modeling.config_sizes import SIZES
 
 _CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -15,15 +16,6 @@ _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
     "mistral": "MistralForCausalLM",
 }
-_NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-)
 _FOREIGN = ("quantization_config", "auto_map", "text_config", "partial_rotary_factor")
 _ROPE_KEYS = {"rope_type", "rope_theta"}
 
@@ -80,10 +72,10 @@ def plain_config(folder: Path) -> PlainConfig | None:
     if not isinstance(kind, str) or found.get("architectures") != [_CLASSES.get(kind)]:
         return None
     theta, eps, tied = _rope_theta(found), found.get("rms_norm_eps"), found.get("tie_word_embeddings")
-    sizes = {key: size for key in _NEEDED if type(size := found.get(key)) is int and 0 < size < 1 << 31}
+    sizes = {key: size for key in SIZES if type(size := found.get(key)) is int and 0 < size < 1 << 31}
     if theta is None or not isinstance(eps, float) or not isinstance(tied, bool):
         return None
-    if len(sizes) < len(_NEEDED):
+    if len(sizes) < len(SIZES):
         return None
     if found.get("hidden_act") != "silu" or any(found.get(key) is not None for key in _FOREIGN):
         return None
