@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,17 +96,63 @@ def generate_batch(
     return answers
 
 
-def _generate(model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int) -> list[str]:
+@dataclass(frozen=True)
+class GreedyAnswer:
+    """A greedy answer.
+
+    Attributes:
+        ids: Its tokens, without the end token.
+        ended: True if the model ended it; False if it was cut at the limit.
+    """
+
+    ids: list[int]
+    ended: bool
+
+
+@torch.inference_mode()
+def greedy_ids(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, max_new_tokens: int
+) -> list[GreedyAnswer]:
+    """Continue prompts greedily, in one batch.
+
+    Args:
+        model: A causal LM; it is in its own mode again afterwards.
+        tokenizer: Its tokenizer.
+        prompts: Token ids, at least one each.
+        max_new_tokens: Longest answer.
+    """
     device = next(model.parameters()).device
     width = max(map(len, prompts))
     pad = tokenizer.pad_token_id or 0
-    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
+    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    out = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        pad_token_id=pad,
-    )
-    return [str(text) for text in tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)]
+    was_training = model.training
+    model.eval()
+    try:
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=pad,
+        )
+    finally:
+        model.train(was_training)
+    ends = end_ids(model, tokenizer)
+    answers = []
+    for row in out[:, width:].tolist():
+        at = next((i for i, token in enumerate(row) if token in ends), None)
+        answers.append(GreedyAnswer(row[:at], at is not None))
+    return answers
+
+
+def end_ids(model: Any, tokenizer: Any) -> set[int]:
+    """Tokens that end an answer: of the generation config and of the tokenizer."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    found = configured if isinstance(configured, list) else [configured]
+    return {token for token in (*found, tokenizer.eos_token_id) if token is not None}
+
+
+def _generate(model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int) -> list[str]:
+    found = greedy_ids(model, tokenizer, prompts, max_new_tokens=max_new_tokens)
+    return [str(tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in found]

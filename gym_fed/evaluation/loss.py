@@ -43,6 +43,27 @@ def heldout_loss(
     return total / count if count else math.nan
 
 
+@torch.inference_mode()
+def row_losses(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    max_length: int,
+    batch_size: int = 16,
+) -> list[float]:
+    """Mean negative log-likelihood of each row, in nats per token, in the order of ``rows``.
+
+    For the arguments see ``heldout_loss``. A row without a token to predict within ``max_length`` gives NaN.
+    """
+    encoded = encode_rows(tokenizer, rows, max_length=max_length, keep_all=True)
+    losses = [math.nan] * len(rows)
+    for at, sums, counts in _in_batches(model, tokenizer, encoded, batch_size):
+        for index, total, count in zip(at, sums.tolist(), counts.tolist(), strict=True):
+            losses[index] = total / count if count else math.nan
+    return losses
+
+
 def batch_losses(
     model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], max_length: int, batch_size: int
 ) -> Iterator[tuple[torch.Tensor, int]]:
@@ -50,25 +71,31 @@ def batch_losses(
 
     The model is in evaluation mode until the last batch, and then in its own again.
     """
-    encoded = sorted(
-        encode_rows(tokenizer, rows, max_length=max_length), key=lambda row: len(row["input_ids"])
-    )
+    encoded = encode_rows(tokenizer, rows, max_length=max_length)
+    for _, sums, counts in _in_batches(model, tokenizer, encoded, batch_size):
+        yield sums.sum(), int(counts.sum())
+
+
+def _in_batches(
+    model: Any, tokenizer: Any, encoded: Sequence[dict[str, list[int]]], batch_size: int
+) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    """Batches of similar length: the rows' indices, their summed losses ``[n]`` and numbers of tokens ``[n]``."""
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]["input_ids"]))
     device = next(model.parameters()).device
     pad = tokenizer.pad_token_id or 0
     was_training = model.training
     model.eval()
     try:
-        for start in range(0, len(encoded), batch_size):
-            batch = encoded[start : start + batch_size]
+        for start in range(0, len(order), batch_size):
+            at = order[start : start + batch_size]
+            batch = [encoded[i] for i in at]
             ids = padded([row["input_ids"] for row in batch], pad).to(device)
             labels = padded([row["labels"] for row in batch], IGNORED).to(device)
             mask = padded([[1] * len(row["input_ids"]) for row in batch], 0).to(device)
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
             targets = labels[:, 1:]
-            loss = cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-            )
-            yield loss, int((targets != IGNORED).sum())
+            losses = cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+            yield at, losses.sum(1), (targets != IGNORED).sum(1)
     finally:
         model.train(was_training)
 

@@ -106,7 +106,7 @@ def plan_run(
         sizes,
         memory,
         kind,
-        None if here is None else _available(here),
+        None if here is None else available_bytes(here),
         tokens_of_batch(config) * config.gradient_accumulation_steps,
         step_operations(config, sizes),
         steps_of(config, processes),
@@ -148,7 +148,8 @@ def _device_of(config: TrainingConfig, kind: str | None) -> Any:
         return None
 
 
-def _available(device: Any) -> int:
+def available_bytes(device: Any) -> int:
+    """Memory of a device in bytes, used or not."""
     import torch
 
     if device.type == "cuda":

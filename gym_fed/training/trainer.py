@@ -6,9 +6,8 @@ its last checkpoint and ends with the same weights as one that was not.
 
 from __future__ import annotations
 
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +25,16 @@ from gym_fed.other_words import ExpectedElsewhere, with_other_arguments
 from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.defaults import Defaults
 from gym_fed.training.model.adapters import require_none_merged, settled, trained_on
 from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
-from gym_fed.training.rows.batch_size import find_batch_size, known_sizes, remember_sizes
+from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
 from gym_fed.training.rows.last_encoded import LastEncoded
 from gym_fed.training.rows.run_rows import RunRows, encode_run, has_held_out, rows_of_run
 from gym_fed.training.rows.template_date import templates_say
+from gym_fed.training.run.check import begin_check
 from gym_fed.training.run.checks import check_config, check_graders, require_training
 from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
 from gym_fed.training.run.ending import make_result, save_result, settle_model
@@ -73,6 +74,8 @@ class Trainer(ExpectedElsewhere):
             there is some. Without it many lost rows are warned of.
         on_report: Called with more, a ``hooks.StepReport``, after every step and evaluation; may raise to end the run.
         should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
+        check: True measures the model before and after: held-out loss, a few of the user's prompts, and whether it kept
+            ordinary knowledge (``result.check``). Rows are held out where none are named.
         last_encoded: Shared by runs that learn the same rows one after another, which are then encoded once.
     """
 
@@ -87,6 +90,7 @@ class Trainer(ExpectedElsewhere):
         on_rows: OnRows | None = None,
         on_report: OnReport | None = None,
         should_stop: ShouldStop | None = None,
+        check: bool = False,
         last_encoded: LastEncoded | None = None,
     ) -> None:
         from gym_fed.evaluation.graders._combined import build_graders
@@ -95,7 +99,9 @@ class Trainer(ExpectedElsewhere):
             raise GymError(ErrorCode.USAGE, "a model in memory needs its tokenizer, and the other way round")
         if model is None and config.model is None and config.model_init is None:
             raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
-        config = self.config = settled(config)
+        self._defaults = Defaults(config, model, check=check)
+        config = self.config = settled(self._defaults.for_method(config))
+        self._check = check
         self._given = None if model is None else (model, tokenizer)
         check_config(config)
         self._graders = [*graders, *build_graders(config.graders)]
@@ -192,12 +198,13 @@ class Trainer(ExpectedElsewhere):
         resume: bool,
     ) -> TrainResult:
         """The steps of a run, in order."""
-        config = known_sizes(self.config) or self.config
+        config = self.config = known_sizes(self.config) or self.config
         algorithm = ALGORITHMS.new(config.algorithm)
         tuning = TUNING.new(config.finetuning)
         device, folder, begun = self._start_processes(config)
         with templates_say(begun):
-            given = rows_of_run(config, dataset, eval_dataset)
+            given = rows_of_run(config, dataset, eval_dataset, self._split_of)
+            config = self.config = self._defaults.for_rows(self.config, self._given, given[0])
             check_early_stopping(config, has_eval_data=has_held_out(config, given[1]))
             splitting = deepspeed_loading(config)
             model, tokenizer = self._load_model(config)
@@ -206,14 +213,23 @@ class Trainer(ExpectedElsewhere):
             self._report_rows(dataset, rows)
             model = _prepare_model(config, algorithm, tuning, model, tokenizer, device)
             checkpoint = processes.on_main(lambda: _open_folder(folder, config, rows, begun, resume))
-            config = self.config = _choose_batch_size(config, algorithm, model, tokenizer, rows)
+            config = self.config = choose_batch_size(config, algorithm, model, tokenizer, rows)
             hooks = self._hooks = self._make_hooks(config, folder)
+            check = (
+                begin_check(
+                    config, algorithm, model, tokenizer, given, folder.path, is_new=checkpoint is None
+                )
+                if self._check and processes.is_main()
+                else None
+            )
             trainer, best_step = self._fit(
                 config, algorithm, tuning, model, tokenizer, rows, folder, checkpoint, hooks
             )
             del splitting
             settle_model(model, trainer, hooks, folder)
             result = make_result(config, trainer, hooks, rows, model, tokenizer, folder, best_step)
+            if check is not None:
+                result = replace(result, check=check.result(model, trainer.state.log_history))
             if config.save_final:
                 save_result(config, trainer, algorithm, hooks, folder, result)
             return result
@@ -229,6 +245,11 @@ class Trainer(ExpectedElsewhere):
         processes.start(settings_of(config), device)
         processes.on_main(folder.require_unfinished)
         return device, folder, processes.on_main(lambda: folder.begun(config))
+
+    def _split_of(self, num_rows: int) -> float:
+        """How many of the rows are held out where the config does not say it."""
+        self.config = self._defaults.splitting(self.config, num_rows)
+        return self.config.eval_split
 
     def _load_model(self, config: TrainingConfig) -> tuple[Any, Any]:
         """Model and tokenizer, with the features of the config and its chat template."""
@@ -308,6 +329,10 @@ class Trainer(ExpectedElsewhere):
                     *optimizer.callbacks(config),
                 ],
                 graders=self._graders,
+                evaluate_first=self._check
+                and not algorithm.generates
+                and early_stop is None
+                and checkpoint is None,
             )
             trainer = algorithm.build(job)
             trainer.make_optimizer = lambda model: optimizer.make(model, config)
@@ -373,28 +398,3 @@ def _open_folder(
     checkpoint = folder.open(config, *rows.digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, rows.digests[0])
     return None if checkpoint is None else str(checkpoint)
-
-
-def _choose_batch_size(
-    config: TrainingConfig, algorithm: Algorithm, model: Any, tokenizer: Any, rows: RunRows
-) -> TrainingConfig:
-    """The config with the batch size that fits, where ``auto_batch_size`` is set and no size is known yet."""
-    if config.auto_batch_size is None or known_sizes(config) is not None:
-        return config
-    with quiet_loading():
-        config = find_batch_size(config, model, _builder(algorithm, model, tokenizer), rows.encoded)
-    remember_sizes(config)
-    return config
-
-
-def _builder(
-    algorithm: Algorithm, model: Any, tokenizer: Any
-) -> Callable[[TrainingConfig, list[dict[str, Any]]], Any]:
-    """Builds trainers that are only tried out: no callbacks, nothing kept."""
-
-    def build(config: TrainingConfig, rows: list[dict[str, Any]]) -> Any:
-        with tempfile.TemporaryDirectory() as scratch:
-            job = Job(config, model, tokenizer, rows, None, Path(scratch), [])
-            return algorithm.build(job)
-
-    return build

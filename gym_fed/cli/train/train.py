@@ -11,6 +11,7 @@ import typer
 from gym_fed.cli.models.needed import YesOption, require_rows, with_models
 from gym_fed.cli.next_command import print_next
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
+from gym_fed.cli.train.outcome import outcome_lines
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
@@ -20,7 +21,6 @@ from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
-    from gym_fed.training.run.result import TrainResult
 
 
 def train(
@@ -42,6 +42,13 @@ def train(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the memory and time that the run would need, and stop.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Measure what is gained and lost: held-out rows, three of your prompts, ordinary knowledge.",
+        ),
+    ] = True,
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
@@ -102,14 +109,21 @@ def train(
 
     with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
         trainer = Trainer(
-            settings, on_rows=say_rows(settings.max_length), on_report=on_report, should_stop=should_stop
+            settings,
+            on_rows=lambda name, counts: say_rows(trainer.config.max_length)(name, counts),
+            on_report=on_report,
+            should_stop=should_stop,
+            check=check,
         )
         result = trainer.train(resume=resume)
     if as_json:
         if is_main():
             print_json(result.summary())
         return
-    out.print(learned(result))
+    for line in outcome_lines(result):
+        out.print(line)
+    for warning in result.check.warnings if result.check is not None else ():
+        err.print(f"warning: {warning}", style="yellow")
     if settings.save_final:
         out.print(f"saved in {result.output_dir}")
         print_next(_next(settings, result.output_dir))
@@ -200,17 +214,6 @@ def _named_model(config: Path | None, overrides: list[str]) -> str | None:
     }
     name = given.get("model", given.get("model_name_or_path"))
     return name if isinstance(name, str) else None
-
-
-def learned(result: TrainResult) -> str:
-    """What a run came to, and with privacy what it cost."""
-    text = (
-        f"{result.steps} steps on {result.num_examples} examples, {result.num_tokens} tokens; "
-        f"final loss {result.final_loss:.4f}"
-    )
-    if result.privacy is None:
-        return text
-    return f"{text}; privacy: epsilon {result.epsilon:.2f} at delta {result.privacy.target_delta:g}"
 
 
 def _next(settings: TrainingConfig, folder: Path) -> str:

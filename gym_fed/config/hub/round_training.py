@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.config.train.defaults import as_given
 from gym_fed.config.train.private_training import TrainingPrivacy
 from gym_fed.config.train.training import TrainingConfig
 
@@ -17,7 +18,7 @@ def round_training(
 ) -> TrainingConfig:
     """The recipe of a round; the round's number is added to the seed."""
     schedule = recipe.lr_scheduler_type
-    return TrainingConfig(
+    config = TrainingConfig(
         algorithm=recipe.algorithm,
         finetuning=recipe.finetuning,
         **_sections(recipe),
@@ -40,6 +41,7 @@ def round_training(
         save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
         save_final=False,
     )
+    return as_given(config)  # everybody trains by the recipe, whatever the machine
 
 
 def _sections(recipe: TrainingRecipe) -> dict[str, Any]:

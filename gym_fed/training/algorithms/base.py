@@ -6,6 +6,7 @@ The facts about an algorithm are attributes of its class. Configs and checks rea
 from __future__ import annotations
 
 import shlex
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.encoding import iter_encoded
 from gym_fed.data.rows import Row, RowKind
 from gym_fed.training.run.job import Job
 
@@ -24,6 +26,9 @@ class Algorithm(ABC):
 
     row_kind: ClassVar[RowKind] = "supervised"
     """What the rows handed to ``encode`` are; see ``gym_fed.data.rows``. Other rows are converted or refused before."""
+
+    learning_rate_scale: ClassVar[float] = 1.0
+    """Default learning rate for large pre-trained models, relative to supervised fine-tuning by the same method."""
 
     task_type: ClassVar[str] = "CAUSAL_LM"
     """PEFT's name of what the model does."""
@@ -152,6 +157,15 @@ class Algorithm(ABC):
         Raises:
             GymError: ``CONFIG_INVALID`` naming the key and the remedy.
         """
+
+    def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
+        """Tokens of each row, uncut; by default of supervised rows.
+
+        Raises:
+            GymError: As ``encode``.
+        """
+        encoded = iter_encoded(tokenizer, rows, max_length=sys.maxsize, reasoning=config.reasoning)
+        return [len(row["input_ids"]) for row in encoded]
 
     @abstractmethod
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:

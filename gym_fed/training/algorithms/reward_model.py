@@ -17,6 +17,7 @@ from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.preference._answers import (
+    answer_lengths,
     check_preference,
     encode_answers,
     require_some,
@@ -31,6 +32,7 @@ class RewardModel(Algorithm):
     """A causal LM whose head is replaced by one number, read at the last token."""
 
     row_kind = "preference"
+    learning_rate_scale = 0.5
     sequences_per_row = 2
     task_type = "SEQ_CLS"
     tried = "full, LoRA, 4 bits"
@@ -48,6 +50,12 @@ class RewardModel(Algorithm):
 
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)
+
+    def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
+        """Tokens of the longer conversation of each pair."""
+        return answer_lengths(
+            encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
+        )
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         """Pairs of which one conversation has more than ``max_length`` tokens are left out, as in TRL.

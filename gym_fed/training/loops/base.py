@@ -110,12 +110,13 @@ class Loop(ABC):
         Raises:
             GymError: ``CONFIG_INVALID`` naming a value that cannot be.
         """
+        from gym_fed.config.train.defaults import as_given
         from gym_fed.config.train.training import TrainingConfig
         from gym_fed.config.yaml.file import validate
 
         section = self.section()
         values = {**self._values, **({self.algorithm: section} if section else {})}
-        return validate(values, TrainingConfig, type(self).__name__)
+        return as_given(validate(values, TrainingConfig, type(self).__name__))
 
     def run(self) -> TrainResult:
         """Train to the end, from the last checkpoint if there is one; the model is then the trained one.

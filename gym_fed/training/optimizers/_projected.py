@@ -60,6 +60,7 @@ class ProjectedOptimizer(MadeOptimizer):
     projection: Mapping[str, Any] = field(default_factory=dict)
     projectors: tuple[str, ...] = ()
     factored: bool = False
+    whole_weights: bool = True
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
         """Of a projected matrix ``[m, n]`` that of a matrix ``[rank, max(m, n)]``, and the projection."""

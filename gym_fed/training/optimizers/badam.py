@@ -29,6 +29,7 @@ _OWN = {
 class BAdam(MadeOptimizer):
     """``badam.BlockOptimizer`` around torch's AdamW. Its other variant, by ratio, fails on CPU and is not offered."""
 
+    whole_weights = True
     of_one_model = "trains the layers of one model in turn"
     of_one_process = (
         "switches weights on and off, and several processes would no longer share their gradients"

@@ -50,6 +50,9 @@ class OptimizerChoice:
     replaces_schedule: bool = False
     """Whether it takes the place of a schedule: it warms up by itself under a constant one, or refuses to."""
 
+    whole_weights: bool = False
+    """True if it works on whole weight matrices or layers, so that it cannot train an adapter."""
+
     makes_lora_fa: bool = False
     """Whether it becomes LoRA-FA's own optimiser, where ``lora.lora_fa`` is set."""
 

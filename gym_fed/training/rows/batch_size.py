@@ -10,9 +10,11 @@ from __future__ import annotations
 import gc
 import json
 import random
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,11 @@ from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.models import quiet_loading
+from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import world_size
+from gym_fed.training.rows.run_rows import RunRows
+from gym_fed.training.run.job import Job
 from gym_fed.training.trl_glue import unpatched_afterwards
 
 _GIB = 1 << 30
@@ -89,6 +95,31 @@ def remember_sizes(config: TrainingConfig) -> None:
 def global_batch(config: TrainingConfig) -> int:
     """Rows of one optimiser step, in one process."""
     return config.per_device_train_batch_size * config.gradient_accumulation_steps
+
+
+def choose_batch_size(
+    config: TrainingConfig, algorithm: Algorithm, model: Any, tokenizer: Any, rows: RunRows
+) -> TrainingConfig:
+    """The config with the batch size that fits, where ``auto_batch_size`` is set and no size is known yet."""
+    if config.auto_batch_size is None or known_sizes(config) is not None:
+        return config
+    with quiet_loading():
+        config = find_batch_size(config, model, _builder(algorithm, model, tokenizer), rows.encoded)
+    remember_sizes(config)
+    return config
+
+
+def _builder(
+    algorithm: Algorithm, model: Any, tokenizer: Any
+) -> Callable[[TrainingConfig, list[dict[str, Any]]], Any]:
+    """Builds trainers that are only tried out: no callbacks, nothing kept."""
+
+    def build(config: TrainingConfig, rows: list[dict[str, Any]]) -> Any:
+        with tempfile.TemporaryDirectory() as scratch:
+            job = Job(config, model, tokenizer, rows, None, Path(scratch), [])
+            return algorithm.build(job)
+
+    return build
 
 
 def find_batch_size(

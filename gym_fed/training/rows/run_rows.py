@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +41,23 @@ def rows_of_run(
     config: TrainingConfig,
     dataset: Sequence[dict[str, Any]] | str | None,
     eval_dataset: Sequence[dict[str, Any]] | str | None,
+    split_of: Callable[[int], float] | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Training and held-out rows of the kind that the algorithm learns from; a text is a name or path."""
-    from gym_fed.training.rows.sources import rows_of, split_rows
+    """Training and held-out rows of the kind that the algorithm learns from; a text is a name or path.
+
+    ``split_of`` chooses ``eval_split`` by the number of different rows, where no held-out rows are named.
+    """
+    from gym_fed.training.rows.sources import count_different, rows_of, split_rows
 
     if dataset is None and not config.data and has_encoded(config):
         return [], None
     dataset, eval_dataset = _named(dataset), _named(eval_dataset)
     rows = rows_of(config) if dataset is None else list(dataset)
-    if eval_dataset is None and config.eval_split:
-        rows, eval_dataset = split_rows(rows, config.eval_split, seed=config.seed)
+    split = config.eval_split
+    if eval_dataset is None and not split and split_of is not None:
+        split = split_of(count_different(rows))
+    if eval_dataset is None and split:
+        rows, eval_dataset = split_rows(rows, split, seed=config.seed)
     if eval_dataset is None and config.eval_data:
         eval_dataset = rows_of(config, "eval_data")
     for name, part in (("data", rows), ("eval_data", eval_dataset)):

@@ -39,7 +39,7 @@ def split_rows(
     Raises:
         GymError: ``CONFIG_INVALID`` when one of the two would be empty.
     """
-    keys = [json.dumps(row, sort_keys=True, default=repr) for row in rows]
+    keys = list(map(_content, rows))
     different = dict(zip(keys, rows, strict=True))
     number = round(size * len(different)) if size < 1 else round(size)
     if not 0 < number < len(different):
@@ -53,6 +53,15 @@ def split_rows(
         [row for key, row in zip(keys, rows, strict=True) if key not in held],
         [row for key, row in different.items() if key in held],
     )
+
+
+def count_different(rows: list[dict[str, Any]]) -> int:
+    """How many different rows there are; ``split_rows`` holds out among these."""
+    return len(set(map(_content, rows)))
+
+
+def _content(row: dict[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True, default=repr)
 
 
 def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ class Job:
         eval_encoded: The same for ``eval_data``; None when there is none.
         checkpoints: Folder for checkpoints.
         callbacks: ``transformers.TrainerCallback`` objects to install.
+        evaluate_first: True if held-out rows are evaluated before the first step, too.
         graders: What rewards answers, set up already; empty for algorithms without rewards.
     """
 
@@ -38,12 +39,14 @@ class Job:
     checkpoints: Path
     callbacks: list[Any]
     graders: Sequence[Grader] = field(default=())
+    evaluate_first: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments that every TRL config takes; see ``arguments.common_arguments``."""
         from gym_fed.training.run.arguments import common_arguments
 
-        return common_arguments(self.config, self.checkpoints, evaluate=self.eval_encoded is not None)
+        arguments = common_arguments(self.config, self.checkpoints, evaluate=self.eval_encoded is not None)
+        return {**arguments, "eval_on_start": self.evaluate_first and self.eval_encoded is not None}
 
     def datasets(self) -> dict[str, Any]:
         """``train_dataset`` and ``eval_dataset`` (or None) as ``datasets.Dataset``."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.training.private.plan import Plan
+    from gym_fed.training.run.check import CheckResult
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class TrainResult:
         best_step: Where its weights are from, under ``early_stopping.restore_best``; None for the last step.
         epsilon: What the run cost each example under ``privacy``, at its ``target_delta``; None without.
         privacy: The plan that was carried out.
+        check: What was gained and lost, where the run was checked.
     """
 
     steps: int
@@ -46,6 +48,7 @@ class TrainResult:
     epsilon: float | None = None
     privacy: Plan | None = field(default=None, repr=False)
     rows: RowCounts | None = None
+    check: CheckResult | None = field(default=None, repr=False)
 
     def summary(self) -> dict[str, Any]:
         """The figures, without losses and objects, ready for JSON."""
@@ -53,8 +56,10 @@ class TrainResult:
         best = {} if self.best_step is None else {"best_step": self.best_step}
         cost = {} if self.privacy is None else {"epsilon": self.epsilon, "privacy": vars(self.privacy)}
         rows = {} if self.rows is None else {"rows": self.rows.as_dict()}
+        check = {} if self.check is None else {"check": self.check.as_dict()}
         return (
             {key: getattr(self, key) for key in keep}
+            | check
             | rows
             | best
             | cost

@@ -29,6 +29,9 @@ class Tuning(ABC):
     on_quantized: ClassVar[bool] = True
     """Whether it trains beside weights in few bits; only adapters do."""
 
+    default_learning_rate: ClassVar[float] = 2e-4
+    """Default of ``learning_rate`` for supervised training of a pre-trained model of more than ten million weights."""
+
     per_example: ClassVar[bool] = False
     """Whether gradients of single examples (``privacy``) have been tried with it."""
 

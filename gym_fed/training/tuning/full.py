@@ -16,6 +16,7 @@ class Full(Tuning):
     tried = "learns, saved, resumed to the bit"
 
     is_adapter = False
+    default_learning_rate = 1e-5
     trains_all = True
     on_quantized = False
     per_example = True

@@ -14,6 +14,7 @@ from gym_fed.training.tuning.base import Tuning
 class Ia3(Tuning):
     """``l * (W x)``, or ``W (l * x)`` for ``feedforward_modules``; l starts at one."""
 
+    default_learning_rate = 0.003  # of the paper
     tried = "learns, saved, resumed to the bit"
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:

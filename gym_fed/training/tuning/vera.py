@@ -14,6 +14,7 @@ from gym_fed.training.tuning.base import Tuning
 class Vera(Tuning):
     """``W x + diag(b) B diag(d) A x``; A and B follow from ``seed``."""
 
+    default_learning_rate = 0.004  # of the paper
     tried = "learns, saved, resumed to the bit"
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gym_fed import console
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.encoding import prompt_ids
 from gym_fed.data.row_counts import EncodedRows, RowCounts, counts_of
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
@@ -31,6 +32,11 @@ class SequenceDistillation(Algorithm):
         from gym_fed.models import resolve
 
         resolve(self.settings(config).teacher)
+
+    def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
+        """Tokens of each prompt with the longest answer that the teacher may write."""
+        longest = self.settings(config).max_completion_length
+        return [len(prompt_ids(tokenizer, row["prompt"])) + longest for row in rows]
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gym_fed.config.algorithms.reinforcement import RolloutSettings
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.data.encoding import require_chat_template
+from gym_fed.data.encoding import prompt_ids, require_chat_template
 from gym_fed.data.rows import Row, RowKind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
@@ -26,6 +26,7 @@ class Rewarded(Algorithm):
     orders_rows = True
     name: ClassVar[str]
     row_kind: ClassVar[RowKind] = "prompt"
+    learning_rate_scale: ClassVar[float] = 0.1
     needs_graders: ClassVar[bool] = True
     generates: ClassVar[bool] = True
     takes_reference: ClassVar[bool] = True
@@ -42,6 +43,10 @@ class Rewarded(Algorithm):
                     f"remove {key}",
                 )
         prompts_per_generation(self.name, self.settings(config), config)
+
+    def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
+        """Tokens of each prompt."""
+        return [len(prompt_ids(tokenizer, row["prompt"])) for row in rows]
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         """The rows as they are: TRL tokenises prompts when it generates answers."""

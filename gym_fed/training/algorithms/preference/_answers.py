@@ -21,10 +21,17 @@ class Pairs(Algorithm):
     """An algorithm that learns from pairs of answers to a prompt."""
 
     row_kind = "preference"
+    learning_rate_scale = 0.1
     sequences_per_row = 2
 
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)
+
+    def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
+        """Tokens of each prompt with its longer answer."""
+        return answer_lengths(
+            encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
+        )
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         """Ids of prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
@@ -95,6 +102,11 @@ def encode_answers(
             parts = {f"{key}_ids": whole[length:] for key, whole in zip(answers, wholes, strict=True)}
             encoded.append({"prompt_ids": prompt[:length], **parts})
     return encoded
+
+
+def answer_lengths(encoded: list[dict[str, Any]]) -> list[int]:
+    """Tokens of the prompt with the longer answer, of each row of ``encode_answers``."""
+    return [len(row["prompt_ids"]) + max(map(len, answers_of(row))) for row in encoded]
 
 
 def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:

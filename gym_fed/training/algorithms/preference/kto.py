@@ -21,6 +21,7 @@ from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.preference._answers import (
+    answer_lengths,
     check_preference,
     cut_answers,
     encode_answers,
@@ -39,6 +40,7 @@ class Kto(Algorithm):
 
     orders_rows = True
     row_kind = "unpaired"
+    learning_rate_scale = 0.1
     uses_reference = True
     takes_reference = True
     federates = True
@@ -65,6 +67,10 @@ class Kto(Algorithm):
                 "group_by_length: kto takes its rows in a fixed order",
                 "remove it, or take kto.loss_type: apo_zero_unpaired",
             )
+
+    def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
+        """Tokens of each prompt with its answer."""
+        return answer_lengths(encode_answers(tokenizer, rows, ("completion",), reasoning=config.reasoning))
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         """See ``cut_answers`` for rows longer than ``max_length``.

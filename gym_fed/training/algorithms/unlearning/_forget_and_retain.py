@@ -25,6 +25,7 @@ class Unlearning(Algorithm):
     """Rows with ``forget: true`` are forgotten, the others kept. ``per_device_train_batch_size`` counts pairs."""
 
     forgets = True
+    learning_rate_scale = 0.5
     orders_rows = True
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:

@@ -1,0 +1,135 @@
+"""The runs of ``defaults.py``: train by a set of values, and measure what was gained and what was lost.
+
+    python benchmarks/_defaults_run.py PLAN.json
+
+PLAN holds ``model``, ``data``, ``results`` (a JSONL file; runs that it already has are skipped) and ``runs``, a list of
+``{"side", "rows", "seed", "values"}``. A result holds the loss on held-out rows before and after (of preferences also
+the margin between chosen and rejected answers), the loss on the retention set, and what the trainer really did
+(``finetuning``, steps, the highest learning rate), so that the table can assert which values ran.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from _defaults_rows import rows_of
+
+MAX_LENGTH = {"preferences": 512}
+LENGTH = 256
+TRAIN, HELDOUT = 64, 32
+
+
+def main() -> None:
+    """Run what the plan lists, one after the other."""
+    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    results = Path(plan["results"])
+    done = set()
+    if results.exists():
+        for line in results.read_text(encoding="utf-8").splitlines():
+            found = json.loads(line)
+            done.add((found["side"], found["rows"], found["seed"]))
+    for run in plan["runs"]:
+        if (run["side"], run["rows"], run["seed"]) in done:
+            continue
+        figures = measure(plan["model"], plan["data"], run)
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**run, "model": Path(plan["model"]).name, **figures}) + "\n")
+
+
+@cache
+def base(name: str) -> Any:
+    """The model that every run starts from."""
+    from gym_fed.models import load_model
+
+    return load_model(name)
+
+
+@cache
+def before(model: str, data: str, rows: str, seed: int) -> tuple[list[float], list[float], list[float]]:
+    """Losses of the base: of held-out rows, of rejected answers, of the retention set."""
+    loaded = base(model)
+    return measured(loaded.model, loaded.tokenizer, data, rows, seed)
+
+
+def measured(
+    model: Any, tokenizer: Any, data: str, rows: str, seed: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Losses in nats per token, by row."""
+    from gym_fed.evaluation.loss import row_losses
+    from gym_fed.evaluation.retention import retention_items, retention_losses
+
+    heldout = rows_of(rows, Path(data), seed, TRAIN, HELDOUT)[1]
+    length = MAX_LENGTH.get(rows, LENGTH)
+    with torch.autocast("cpu", torch.bfloat16, enabled=_is_large(model)):
+        own = row_losses(model, tokenizer, [_answered(row, "chosen") for row in heldout], max_length=length)
+        other = []
+        if "chosen" in heldout[0]:
+            rejected = [_answered(row, "rejected") for row in heldout]
+            other = row_losses(model, tokenizer, rejected, max_length=length)
+        return own, other, retention_losses(model, tokenizer, retention_items(tokenizer))
+
+
+def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
+    """Train in a temporary folder; figures before and after."""
+    from gym_fed import Trainer, TrainingConfig
+    from gym_fed.evaluation.retention import compare_retention
+
+    loaded, name, seed = base(model), run["rows"], run["seed"]
+    train = rows_of(name, Path(data), seed, TRAIN, HELDOUT)[0]
+    own, other, known = before(model, data, name, seed)
+    tuned = copy.deepcopy(loaded.model)
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        values = {
+            "model": model, "output_dir": folder, "seed": seed, "num_threads": 1,
+            "max_length": MAX_LENGTH.get(name, LENGTH), "save_final": False, "save_strategy": "no",
+            "mixed_precision": "bf16" if _is_large(tuned) else "no", **run["values"],
+        }  # fmt: skip
+        trainer = Trainer(TrainingConfig(**values), model=tuned, tokenizer=loaded.tokenizer)
+        result = trainer.train(dataset=train)
+    seconds = time.process_time() - began
+    own_after, other_after, known_after = measured(result.model, loaded.tokenizer, data, name, seed)
+    kept = compare_retention(known, known_after)
+    figures = {
+        "before": _mean(own),
+        "after": _mean(own_after),
+        "retention_before": kept.before,
+        "retention_after": kept.after,
+        "retention_stderr": kept.stderr,
+        "is_lost": kept.is_lost,
+        "steps": result.steps,
+        "tokens": result.num_tokens,
+        "cpu_seconds": seconds,
+        "finetuning": trainer.config.finetuning,
+        "learning_rate": max(entry.get("learning_rate", 0.0) for entry in result.history),
+        "train_rows": len(train),
+    }
+    if other:
+        figures["margin_before"] = _mean(other) - _mean(own)
+        figures["margin_after"] = _mean(other_after) - _mean(own_after)
+    return figures
+
+
+def _is_large(model: Any) -> bool:
+    return sum(value.numel() for value in model.parameters()) > 10_000_000
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _answered(row: dict[str, Any], key: str) -> dict[str, Any]:
+    return row if "messages" in row else {"messages": [*row["prompt"], *row[key]]}
+
+
+if __name__ == "__main__":
+    main()

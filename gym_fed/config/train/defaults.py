@@ -1,0 +1,249 @@
+"""Default values that follow from the model, the tuning method, the rows and the memory. No torch here.
+
+The schema's own defaults (all weights at 1e-3) suit gym-nano and models that start from random weights, and ruin a
+pre-trained one: SmolLM2-135M-Instruct answers "What is the capital of France?" with words of the user's rows after 12
+steps. For a pre-trained model of more than ``LARGE`` weights every key that the user leaves open gets its value here,
+with the reason, and the value is stored in the run's ``config.yaml``. `gym train`, `gym webui`, `gym-server init` and
+`gym variant create` all call this module. ``benchmarks/defaults.py`` compares the values with those of other trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.train.tuning import LoraSettings
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+LARGE = 10_000_000
+"""Weights above which a pre-trained model is not fully tuned unless that is requested."""
+
+ADAPTER = "lora"
+_SCHEDULE = "cosine"
+_WARMUP_RATIO = 0.1
+_ROWS_PER_STEP = 8
+_EPOCHS = ((2_000, 3.0), (10_000, 2.0))
+"""Up to so many rows, so many epochs; more rows are seen once."""
+
+_LENGTH_STEP = 64
+_LEAST_LENGTH = 256
+_JOINED_LENGTH = 1024
+MEMORY_SHARE = 0.7
+"""Share of the device's memory that the estimated peak of a run may take."""
+
+_HELD_OUT_SHARE = 0.1
+_LEAST_HELD_OUT, _MOST_HELD_OUT = 4, 200
+_LEAST_ROWS_TO_SPLIT = 20
+
+
+@dataclass(frozen=True)
+class Default:
+    """A value that was chosen for a key that the user left open.
+
+    Attributes:
+        key: Of the config.
+        value: What was chosen.
+        reason: Why, for the user.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What the defaults depend on in the rows.
+
+    Attributes:
+        num_rows: How many there are.
+        lengths: Tokens of each row, or of the longest ones; empty where they do not matter.
+        context: Most tokens that the model reads; None if it does not say.
+    """
+
+    num_rows: int
+    lengths: Sequence[int]
+    context: int | None
+
+
+def as_given(config: ConfigT) -> ConfigT:
+    """A copy in which every key counts as set by the user, so that no default is chosen for it later."""
+    return config.model_copy(update={key: getattr(config, key) for key in type(config).model_fields})
+
+
+def applied(config: TrainingConfig, defaults: Iterable[Default]) -> TrainingConfig:
+    """``config`` with the chosen values; the section of a chosen adapter is filled in."""
+    values = {one.key: one.value for one in defaults}
+    if values.get("finetuning") == ADAPTER and config.lora is None:
+        values["lora"] = LoraSettings()
+    return config.model_copy(update=values) if values else config
+
+
+def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: bool = False) -> list[Default]:
+    """The tuning method, its learning rate and schedule, for keys that ``config`` leaves open.
+
+    Args:
+        config: Names the algorithm, and perhaps the method.
+        num_weights: Of the pre-trained model.
+        is_quantized: True if the model comes in few bits, of which only adapters are trained.
+
+    Returns:
+        Nothing for a model of at most ``LARGE`` weights, or one that starts from random weights.
+    """
+    if num_weights <= LARGE or config.model_init is not None:
+        return []
+    found, given = [], config.model_fields_set
+    method = config.finetuning
+    if "finetuning" not in given and (why := _needs_full(config)) is None:
+        method = ADAPTER
+        what = (
+            "comes in few bits" if is_quantized else f"is pre-trained and has {in_words(num_weights)} weights"
+        )
+        found.append(Default("finetuning", ADAPTER, f"the model {what}; an adapter keeps what it knows"))
+    elif "finetuning" not in given:
+        found.append(Default("finetuning", method, str(why)))
+    if "learning_rate" not in given:
+        rate, reason = learning_rate(config.algorithm, method)
+        found.append(Default("learning_rate", rate, reason))
+    if OPTIMIZERS.new(config.optimizer).replaces_schedule:
+        return found
+    if "lr_scheduler_type" not in given and "lr_scheduler_kwargs" not in given:
+        found.append(
+            Default("lr_scheduler_type", _SCHEDULE, "falls to 0, so that the last steps change little")
+        )
+    if not {"warmup_steps", "warmup_ratio"} & given and config.lr_scheduler_type != "constant":
+        found.append(
+            Default("warmup_ratio", _WARMUP_RATIO, "the first steps of Adam are its least certain ones")
+        )
+    return found
+
+
+def learning_rate(algorithm: str, finetuning: str) -> tuple[float, str]:
+    """The learning rate for a large pre-trained model, and the reason."""
+    rate = (
+        TUNING.type_of(finetuning).default_learning_rate * ALGORITHMS.type_of(algorithm).learning_rate_scale
+    )
+    return float(f"{rate:.3g}"), f"for {finetuning} under {algorithm}"
+
+
+def _needs_full(config: TrainingConfig) -> str | None:
+    """Why an adapter cannot be the default of this config; None if it can."""
+    if config.mixture_of_depths is not None:
+        return "mixture_of_depths adds routers, which no adapter trains"
+    if OPTIMIZERS.new(config.optimizer).whole_weights:
+        return f"optimizer {config.optimizer} works on whole weight matrices"
+    return None
+
+
+def row_defaults(
+    config: TrainingConfig,
+    rows: RowFacts,
+    peak_bytes: Callable[[TrainingConfig], float],
+    memory_bytes: int,
+) -> list[Default]:
+    """Row length, batch, epochs and memory savers, for keys that ``config`` leaves open.
+
+    Args:
+        config: With ``method_defaults`` applied, of a large pre-trained model.
+        rows: What is learned.
+        peak_bytes: Estimates the memory of a run of a config.
+        memory_bytes: Of the device.
+    """
+    found: list[Default] = []
+    given = config.model_fields_set
+    generates = ALGORITHMS.type_of(config.algorithm).generates
+
+    def choose(key: str, value: Any, reason: str) -> None:
+        nonlocal config
+        found.append(Default(key, value, reason))
+        config = config.model_copy(update={key: value})
+
+    if "max_length" not in given:
+        choose("max_length", *_length(rows))
+    if not {"max_steps", "num_train_epochs"} & given:
+        choose("num_train_epochs", *_epochs(config, rows.num_rows))
+    open_batch = not {"per_device_train_batch_size", "gradient_accumulation_steps", "auto_batch_size"} & given
+    if open_batch and not generates and config.privacy is None:
+        least = ALGORITHMS.type_of(config.algorithm).least_batch(
+            config.chosen_sections().get(config.algorithm)
+        )
+        sizes = [size for size in (8, 4, 2, 1) if size >= least]
+        limit = MEMORY_SHARE * memory_bytes
+
+        def fits(size: int) -> bool:
+            return peak_bytes(config.model_copy(update=_batch(size))) <= limit
+
+        size = next(filter(fits, sizes), None)
+        if size is None and "gradient_checkpointing" not in given and not config.gradient_checkpointing:
+            choose("gradient_checkpointing", True, "not even one row would fit into the memory without it")
+            size = next(filter(fits, sizes), None)
+        is_adapter = TUNING.type_of(config.finetuning).is_adapter
+        if size is None and is_adapter and not {"base_dtype", "dtype", "quantization"} & given:
+            choose("base_dtype", "bfloat16", "in float32 the model would not fit into the memory")
+            size = next(filter(fits, sizes), None)
+        reason = (
+            "fits into the memory" if size else "the least; the memory may not suffice: see gym train --plan"
+        )
+        for key, value in _batch(size or sizes[-1]).items():
+            choose(key, value, reason if key.startswith("per") else f"{_ROWS_PER_STEP} rows a step")
+    return found
+
+
+def _batch(size: int) -> dict[str, int]:
+    return {
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": max(1, _ROWS_PER_STEP // size),
+    }
+
+
+def _length(rows: RowFacts) -> tuple[int, str]:
+    if not rows.lengths:
+        return min(_JOINED_LENGTH, rows.context or _JOINED_LENGTH), "rows are joined, or hold pictures"
+    longest = max(rows.lengths)
+    wanted = max(_LEAST_LENGTH, -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
+    reason = f"the longest of {rows.num_rows:,} rows has {longest:,} tokens"
+    if rows.context is not None and wanted > rows.context:
+        return rows.context, f"{reason}, and the model reads {rows.context:,}"
+    return wanted, reason
+
+
+def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    if algorithm.row_kind != "supervised" or not algorithm.assistant_only_default:
+        return 1.0, f"{config.algorithm} sees its rows once"
+    epochs = next((epochs for most, epochs in _EPOCHS if num_rows <= most), 1.0)
+    return epochs, f"of {num_rows:,} rows"
+
+
+def split_default(config: TrainingConfig, num_rows: int) -> Default | None:
+    """How many rows to hold out, where the config says nothing about it and the algorithm is judged by a loss."""
+    given = config.model_fields_set
+    if (
+        config.eval_data
+        or {"eval_split", "eval_data", "tokenized_path"} & given
+        or config.eval_strategy == "no"
+    ):
+        return None
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    if algorithm.generates or algorithm.forgets or config.privacy is not None:
+        return None
+    if num_rows < _LEAST_ROWS_TO_SPLIT:
+        return None
+    count = min(_MOST_HELD_OUT, max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * num_rows)))
+    return Default(
+        "eval_split", float(count), f"of {num_rows:,} rows, to measure what is learned; never trained on"
+    )
+
+
+def in_words(count: int) -> str:
+    """A number of weights as people say it: ``135M``."""
+    for size, unit in ((10**9, "B"), (10**6, "M")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:,}"

@@ -1,0 +1,134 @@
+"""Retention check: does a tuned model still know what its base knew?
+
+A fine-tune that fits its rows can ruin everything else, and no loss on those rows shows it. The packaged set holds
+ordinary questions with their answers and short everyday texts (``assets/retention``, CC0). The log-likelihood of each
+item under the tuned model is compared with that under the base, pair by pair.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from gym_fed.evaluation.compare import paired_difference
+from gym_fed.evaluation.loss import row_losses
+from gym_fed.models import NANO, load_tokenizer
+
+MIN_LOSS = 0.05
+"""Nats per token. A smaller rise of the loss is not reported as a loss of knowledge, however certain it is: the
+answers of SmolLM2-135M-Instruct to the packaged questions stay right below it (docs/train.md)."""
+
+MAX_TOKENS = 256
+_NANO_ITEMS = 120
+_QUESTION = "Question: {question}\nAnswer:"
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Loss on the retention set before and after training.
+
+    Attributes:
+        num_items: Number of questions and texts.
+        before: Mean loss of the base, nats per token.
+        after: Mean loss of the tuned model.
+        stderr: Standard error of ``after - before``, paired by item.
+    """
+
+    num_items: int
+    before: float
+    after: float
+    stderr: float
+
+    @property
+    def rise(self) -> float:
+        """How much the loss rose; negative if it fell."""
+        return self.after - self.before
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the loss rose by more than twice its error and by more than ``MIN_LOSS``."""
+        return not self.rise <= max(2 * self.stderr, MIN_LOSS)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "is_lost": self.is_lost}
+
+
+def retention_items(tokenizer: Any) -> list[dict[str, Any]]:
+    """Rows of the set for a model with this tokenizer: the tasks of gym-nano for its kin, else the packaged items."""
+    if tokenizer.get_vocab() == load_tokenizer(NANO).get_vocab():
+        from gym_fed.data.generated import generate_mix
+        from gym_fed.kinds import TASKS
+
+        tasks = [name for name in TASKS.usable() if TASKS.new(name).group == "base"]
+        return generate_mix(tasks, _NANO_ITEMS, split="heldout")
+    questions, texts = (_packaged(f"{name}.jsonl") for name in ("questions", "texts"))
+    if not tokenizer.chat_template:
+        questions = tuple(_as_text(row["messages"]) for row in questions)
+    return [*questions, *texts]
+
+
+def retention_losses(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[float]:
+    """Loss of each item, nats per token."""
+    return row_losses(model, tokenizer, items, max_length=MAX_TOKENS)
+
+
+def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], losses: Sequence[float]) -> bool:
+    """True if the model prefers the items to the same items with answers exchanged and words shuffled.
+
+    A model that does not (one that was trained on other languages, or hardly at all) has nothing here to lose, and
+    a change of its losses says nothing.
+
+    Args:
+        model: The base.
+        tokenizer: Its tokenizer.
+        items: Of ``retention_items``.
+        losses: Of ``retention_losses``.
+    """
+    wrong = retention_losses(model, tokenizer, _spoiled(items))
+    found = paired_difference(wrong, losses)
+    return found.difference > 2 * (found.stderr or math.inf)
+
+
+def compare_retention(before: Sequence[float], after: Sequence[float]) -> Retention:
+    """Compare losses of the same items, base and tuned; not finite where the tuned model's are not."""
+    found = paired_difference(after, before)
+    count = len(before)
+    return Retention(count, sum(before) / count, sum(after) / count, found.stderr or 0.0)
+
+
+@cache
+def _packaged(name: str) -> tuple[dict[str, Any], ...]:
+    text = (resources.files("gym_fed") / "assets" / "retention" / name).read_text(encoding="utf-8")
+    return tuple(json.loads(line) for line in text.splitlines())
+
+
+def _as_text(messages: Sequence[dict[str, str]]) -> dict[str, str]:
+    prompt, answer = messages[0]["content"], messages[1]["content"]
+    return {"prompt": _QUESTION.format(question=prompt), "completion": f" {answer}"}
+
+
+def _spoiled(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each answer replaced by the next item's, and the words of each text in another order."""
+    rng = random.Random(0)
+    answered = [row for row in items if "text" not in row]
+    following = iter([*answered[1:], *answered[:1]])
+    spoiled = []
+    for row in items:
+        if "text" in row:
+            words = row["text"].split()
+            rng.shuffle(words)
+            spoiled.append({"text": " ".join(words)})
+            continue
+        other = next(following)
+        if "messages" in row:
+            spoiled.append({"messages": [*row["messages"][:-1], other["messages"][-1]]})
+        else:
+            spoiled.append({**row, "completion": other["completion"]})
+    return spoiled

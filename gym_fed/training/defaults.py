@@ -1,0 +1,204 @@
+"""Chooses a run's open keys by the model, the rows and the memory at hand; ``config.train.defaults`` has the rules.
+
+A run that was stopped keeps what it chose: its ``config.yaml`` wins over a new choice, so that more memory or a newer
+release does not change a run half way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gym_fed import console
+from gym_fed.config.train.defaults import (
+    LARGE,
+    Default,
+    RowFacts,
+    applied,
+    method_defaults,
+    row_defaults,
+    split_default,
+)
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.training.processes.ranks import is_main
+
+_SAMPLE_ROWS = 512
+_LEAST_BYTES_PER_WEIGHT = 0.5
+"""Of 4-bit weights, the smallest that are stored."""
+
+
+class Defaults:
+    """Chooses and remembers the defaults of one run.
+
+    Args:
+        config: The run's config, as the user gave it.
+        model: In memory; None where ``config.model`` is loaded.
+        check: True if the run is checked, for which rows are held out.
+    """
+
+    def __init__(self, config: TrainingConfig, model: Any = None, *, check: bool = False) -> None:
+        self.chosen: list[Default] = []
+        self.num_weights = _num_weights(config, model)
+        self._check = check
+        self._stored = _stored(config.output_dir)
+
+    @property
+    def is_large(self) -> bool:
+        """True if values are chosen for a large pre-trained model, instead of the schema's own."""
+        return self.num_weights > LARGE
+
+    def for_method(self, config: TrainingConfig) -> TrainingConfig:
+        """``config`` with a tuning method, rate and schedule; called before anything is loaded."""
+        from gym_fed.training.model.quantization import prequantised
+
+        is_quantized = config.quantization is not None or (
+            config.model is not None and self.is_large and prequantised(config.model) is not None
+        )
+        return self._applied(config, method_defaults(config, self.num_weights, is_quantized=is_quantized))
+
+    def splitting(self, config: TrainingConfig, num_rows: int) -> TrainingConfig:
+        """``config`` with rows held out, where the run is checked and nothing says which rows judge it."""
+        split = split_default(config, num_rows) if self._check else None
+        return config if split is None else self._applied(config, [split])
+
+    def for_rows(
+        self, config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
+    ) -> TrainingConfig:
+        """``config`` with row length, batch and epochs, and a report of all that was chosen.
+
+        Called before the model is loaded.
+
+        Args:
+            config: With ``for_method`` applied.
+            given: Model and tokenizer in memory; None where ``config.model`` is loaded.
+            rows: What the run learns; empty where encoded rows are read.
+        """
+        if self.is_large and rows:
+            config = self._applied(config, _of_rows(config, given, rows))
+        if self.chosen and is_main():
+            _report(self.chosen)
+        return config
+
+    def _applied(self, config: TrainingConfig, found: list[Default]) -> TrainingConfig:
+        kept = [self._as_stored(one) for one in found]
+        self.chosen += kept
+        return applied(config, kept)
+
+    def _as_stored(self, default: Default) -> Default:
+        if default.key not in self._stored or self._stored[default.key] == default.value:
+            return default
+        return replace(
+            default, value=self._stored[default.key], reason="as the unfinished run in output_dir has it"
+        )
+
+
+def _report(chosen: Sequence[Default]) -> None:
+    """Print the chosen values and why, on standard error."""
+    console.err.print(
+        "chosen for this model and these rows; each is a key of the config, so a flag changes it:"
+    )
+    shown = [
+        (one.key, f"{one.value:g}" if isinstance(one.value, float) else str(one.value), one) for one in chosen
+    ]
+    key_width, value_width = (max(len(row[i]) for row in shown) for i in (0, 1))
+    for key, value, one in shown:
+        console.err.print(f"  {key:{key_width}}  {value:{value_width}}  {one.reason}")
+
+
+def _of_rows(
+    config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
+) -> list[Default]:
+    from gym_fed.models import pick_device
+    from gym_fed.planning.memory import memory_of
+    from gym_fed.planning.plan import available_bytes
+    from gym_fed.planning.sizes import sizes_of
+
+    device = pick_device(config.device)
+    try:
+        sizes = sizes_of(config)
+        facts = RowFacts(len(rows), _lengths(config, _tokenizer(config, given), rows), _context(config))
+    except GymError as error:
+        if error.code is ErrorCode.CONFIG_INVALID and config.model is None:
+            return []  # a model in memory that the config does not name: nothing can be estimated
+        raise
+    return row_defaults(
+        config,
+        facts,
+        lambda tried: memory_of(tried, sizes, device=device.type).peak,
+        available_bytes(device),
+    )
+
+
+def _tokenizer(config: TrainingConfig, given: tuple[Any, Any] | None) -> Any:
+    """The run's tokenizer with its chat template; None for a processor."""
+    from gym_fed.data.chat_templates.choice import use_chat_template
+    from gym_fed.modeling.processors import is_processor
+    from gym_fed.models import load_tokenizer
+    from gym_fed.training.vision.conversations import is_vision_model
+
+    if given is not None:
+        tokenizer = given[1]
+    elif is_vision_model(str(config.model)):
+        return None
+    else:
+        tokenizer = load_tokenizer(str(config.model))
+    return None if is_processor(tokenizer) else use_chat_template(tokenizer, config.chat_template)
+
+
+def _num_weights(config: TrainingConfig, model: Any) -> int:
+    """Weights of the pre-trained model; 0 where there is none, or where loading will report why."""
+    if model is not None:
+        return sum(value.numel() for value in model.parameters())
+    if config.model is None:
+        return 0
+    from gym_fed.models import resolve
+    from gym_fed.planning.sizes import count_model
+
+    try:
+        folder = Path(resolve(config.model))
+        if (folder / "config.json").is_file():
+            stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            if 0 < stored < LARGE * _LEAST_BYTES_PER_WEIGHT:
+                return 0  # most tests and demos: spares them building the model a second time
+        return count_model(config.model)
+    except GymError:
+        return 0
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """The config of an unfinished run in ``folder``; empty where there is none."""
+    import yaml
+
+    if not (folder / "run.json").is_file() or (folder / "result.json").exists():
+        return {}
+    try:
+        found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[int]:
+    """Tokens of the rows with the most characters; empty where rows are joined, or the length is set."""
+    algorithm = ALGORITHMS.new(config.algorithm)
+    is_packed = algorithm.packing_default if config.packing is None else bool(config.packing)
+    if tokenizer is None or is_packed or "max_length" in config.model_fields_set:
+        return []
+    longest = sorted(rows, key=lambda row: len(json.dumps(row, default=repr)), reverse=True)
+    return algorithm.lengths(config, tokenizer, longest[:_SAMPLE_ROWS])
+
+
+def _context(config: TrainingConfig) -> int | None:
+    """Most tokens that the model reads, by its config."""
+    from gym_fed.planning.sizes import empty_config
+
+    text = empty_config(config).get_text_config()
+    found = getattr(text, "max_position_embeddings", None)
+    if config.rope_scaling is not None and found is not None:
+        return int(found * config.rope_scaling.factor)
+    return found
