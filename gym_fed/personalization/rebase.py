@@ -115,7 +115,13 @@ def rebase(
         rows = request.rows
         overrides = _refit_overrides(training, request.steps, rank)
         config = training_config(
-            method, rows, folder / "refit" / "run", str(folder / "start"), overrides, base.context
+            method,
+            rows,
+            folder / "refit" / "run",
+            str(folder / "start"),
+            overrides,
+            base.context,
+            base.spec.num_parameters,
         )
         how = encoding_of(method, codec, encoding, base.spec)
         require_fitting(config, how)

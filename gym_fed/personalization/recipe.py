@@ -16,6 +16,7 @@ from gym_quant.registry import CODECS
 from pydantic import BaseModel
 
 from gym_fed.config.delta import ROW, CodecPolicy
+from gym_fed.config.train.defaults import LARGE, as_given, learning_rate
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import validate
 from gym_fed.errors import ErrorCode, GymError
@@ -66,6 +67,7 @@ def training_config(
     base_model: str,
     overrides: Mapping[str, Any] | TrainingConfig | None,
     context: int | None,
+    num_weights: int,
 ) -> TrainingConfig:
     """The run's config: defaults for this kind of rows, and what is overridden.
 
@@ -76,6 +78,7 @@ def training_config(
         base_model: Named in the config.
         overrides: Keys of ``TrainingConfig``; a whole config counts with the keys that were set in it.
         context: Most tokens that the base can read.
+        num_weights: Of the base; a large one is trained at the rates of `gym train`.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming a key that is unknown, off, or not the caller's to set.
@@ -96,7 +99,7 @@ def training_config(
     steps = default_steps(len(rows.train), batch)
     values: dict[str, Any] = {
         "algorithm": default,
-        "learning_rate": _LEARNING_RATE_OF_FACTORS if sends_factors(method) else _LEARNING_RATE,
+        "learning_rate": _rate(algorithm, method, num_weights),
         "lr_scheduler_type": "cosine",
         "per_device_train_batch_size": batch,
         "max_length": min(512, context or 512),
@@ -112,7 +115,15 @@ def training_config(
             values["eval_steps"] = math.ceil(_steps(given, len(rows.train), batch, steps) / _EVALUATIONS)
     values |= given
     values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
-    return validate(values, TrainingConfig, "training")
+    if num_weights > LARGE:
+        values = {"warmup_ratio": 0.1, **values} if "warmup_steps" not in given else values
+    return as_given(validate(values, TrainingConfig, "training"))
+
+
+def _rate(algorithm: str, method: Method, num_weights: int) -> float:
+    if num_weights > LARGE:
+        return learning_rate(algorithm, method)[0]
+    return _LEARNING_RATE_OF_FACTORS if sends_factors(method) else _LEARNING_RATE
 
 
 def set_keys(overrides: Mapping[str, Any] | BaseModel | None) -> dict[str, Any]:

@@ -28,8 +28,6 @@ from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main
 
 _SAMPLE_ROWS = 512
-_LEAST_BYTES_PER_WEIGHT = 0.5
-"""Of 4-bit weights, the smallest that are stored."""
 
 
 class Defaults:
@@ -156,18 +154,22 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
         return sum(value.numel() for value in model.parameters())
     if config.model is None:
         return 0
-    from gym_fed.models import resolve
+    from gym_fed.modeling.weight_count import count_stored_weights
     from gym_fed.planning.sizes import count_model
 
+    if (count := count_stored_weights(config.model)) is not None and not _is_adapter(config.model):
+        return count
     try:
-        folder = Path(resolve(config.model))
-        if (folder / "config.json").is_file():
-            stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-            if 0 < stored < LARGE * _LEAST_BYTES_PER_WEIGHT:
-                return 0  # most tests and demos: spares them building the model a second time
         return count_model(config.model)
     except GymError:
         return 0
+
+
+def _is_adapter(name: str) -> bool:
+    """True if a model folder holds an adapter, whose files do not count its base."""
+    from gym_fed.models import resolve
+
+    return (Path(resolve(name)) / "adapter_config.json").is_file()
 
 
 def _stored(folder: Path) -> dict[str, Any]:

@@ -16,12 +16,15 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from gym_fed.config.recipes import get_recipe, recipes, relocated
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.defaults import LARGE, ROW_KEYS, method_defaults
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.downloads.offer import offer_model
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.modeling.weight_count import count_stored_weights
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.plain import text
+from gym_fed.webui.plain import plain, text
 from gym_fed.webui.run_detail import CONFIGS_NAME, is_at_work
 from gym_fed.webui.train_check import MAX_CHARACTERS, given, leaving, marks_of, missing, problems_of, read
 from gym_fed.webui.train_form import form
@@ -107,11 +110,12 @@ def routes(workbench: Workbench) -> APIRouter:
 
 
 def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
-    """What a page shows of a text: ``{problems, notes, given, settings..., leaves, missing, command, path, taken}``."""
+    """What a page shows of a text: ``{problems, notes, given, chosen, leaves, missing, path, taken}``."""
     answer: dict[str, Any] = {
         "problems": [],
         "notes": [],
         "given": given(yaml_text),
+        "chosen": [],
         "leaves": [],
         "missing": [],
         "path": "",
@@ -119,6 +123,7 @@ def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
     }
     try:
         config, answer["notes"] = read(yaml_text)
+        answer["chosen"] = _chosen(config)
         answer["path"] = path_below_runs(workbench, str(config.output_dir))
         answer["taken"] = _taken(workbench, answer["path"])
         answer["missing"] = missing(config)
@@ -127,6 +132,19 @@ def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
     except GymError as error:
         answer["problems"] = problems_of(error, yaml_text)
     return answer
+
+
+def _chosen(config: TrainingConfig) -> list[dict[str, Any]]:
+    """Defaults for the model that the config names, if it is on this machine: ``[{key, value, reason}]``."""
+    weights = None if config.model is None else count_stored_weights(config.model)
+    found = [] if weights is None else method_defaults(config, weights)
+    chosen = [{"key": one.key, "value": plain(one.value), "reason": one.reason} for one in found]
+    if weights is not None and weights > LARGE:
+        open_keys = (key for key in ROW_KEYS if key not in config.model_fields_set)
+        chosen += [
+            {"key": key, "value": "by the rows", "reason": "chosen when the run starts"} for key in open_keys
+        ]
+    return chosen
 
 
 def started(workbench: Workbench, wanted: _StartRequest) -> dict[str, Any]:

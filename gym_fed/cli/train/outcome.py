@@ -16,8 +16,8 @@ _ANSWER_CHARACTERS = 240
 
 def outcome_lines(result: TrainResult) -> list[str]:
     """Steps and loss of a run and, if it was checked, what it gained and lost."""
-    steps = f"{counted(result.steps, 'step')} on {counted(result.num_examples, 'example')}, {result.num_tokens:,} tokens"
-    lines = [f"{steps}; {loss_trend(result.losses)}"]
+    rows = f"{counted(result.steps, 'step')} on {counted(result.num_examples, 'example')}"
+    lines = [f"{rows}, {result.num_tokens:,} tokens; {loss_trend(result.losses)}"]
     if result.privacy is not None:
         lines[0] += f"; privacy: epsilon {result.epsilon:.2f} at delta {result.privacy.target_delta:g}"
     return lines if result.check is None else [*lines, *check_lines(result.check)]
@@ -38,7 +38,9 @@ def check_lines(check: CheckResult) -> list[str]:
     lines = []
     if (held := check.held_out) is not None:
         of = f"{counted(held.num_rows, 'held-out row')}" if held.num_rows else "held-out rows"
-        error = "" if held.stderr is None else f" (change {held.after - held.before:+.4f} ± {held.stderr:.4f})"
+        error = (
+            "" if held.stderr is None else f" (change {held.after - held.before:+.4f} ± {held.stderr:.4f})"
+        )
         lines.append(f"{of}: loss {held.before:.4f} -> {held.after:.4f}{error}")
     if (kept := check.retention) is not None:
         verdict = "lost" if kept.is_lost else "kept"

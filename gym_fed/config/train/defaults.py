@@ -9,6 +9,7 @@ with the reason, and the value is stored in the run's ``config.yaml``. `gym trai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,8 +28,13 @@ LARGE = 10_000_000
 ADAPTER = "lora"
 _SCHEDULE = "cosine"
 _WARMUP_RATIO = 0.1
-_ROWS_PER_STEP = 8
-_EPOCHS = ((2_000, 3.0), (10_000, 2.0))
+_ROWS_PER_STEP = ((32, 2), (96, 4))
+_MOST_ROWS_PER_STEP = 8
+"""Fewer rows make smaller steps, so that there are enough of them to learn anything."""
+
+_LEAST_STEPS = 24
+_MOST_EPOCHS = 10
+_EPOCHS = ((2_000, 3), (10_000, 2))
 """Up to so many rows, so many epochs; more rows are seen once."""
 
 _LENGTH_STEP = 64
@@ -36,6 +42,9 @@ _LEAST_LENGTH = 256
 _JOINED_LENGTH = 1024
 MEMORY_SHARE = 0.7
 """Share of the device's memory that the estimated peak of a run may take."""
+
+ROW_KEYS = ("max_length", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps")
+"""Keys that ``row_defaults`` chooses, memory savers apart."""
 
 _HELD_OUT_SHARE = 0.1
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 4, 200
@@ -173,11 +182,12 @@ def row_defaults(
         least = ALGORITHMS.type_of(config.algorithm).least_batch(
             config.chosen_sections().get(config.algorithm)
         )
-        sizes = [size for size in (8, 4, 2, 1) if size >= least]
+        per_step = max(least, rows_per_step(rows.num_rows))
+        sizes = [size for size in (8, 4, 2, 1) if least <= size <= per_step]
         limit = MEMORY_SHARE * memory_bytes
 
         def fits(size: int) -> bool:
-            return peak_bytes(config.model_copy(update=_batch(size))) <= limit
+            return peak_bytes(config.model_copy(update=_batch(size, per_step))) <= limit
 
         size = next(filter(fits, sizes), None)
         if size is None and "gradient_checkpointing" not in given and not config.gradient_checkpointing:
@@ -190,15 +200,20 @@ def row_defaults(
         reason = (
             "fits into the memory" if size else "the least; the memory may not suffice: see gym train --plan"
         )
-        for key, value in _batch(size or sizes[-1]).items():
-            choose(key, value, reason if key.startswith("per") else f"{_ROWS_PER_STEP} rows a step")
+        for key, value in _batch(size or sizes[-1], per_step).items():
+            choose(key, value, reason if key.startswith("per") else f"{per_step} rows per step")
     return found
 
 
-def _batch(size: int) -> dict[str, int]:
+def rows_per_step(num_rows: int) -> int:
+    """Rows of an optimiser step for a data set of this size."""
+    return next((size for most, size in _ROWS_PER_STEP if num_rows <= most), _MOST_ROWS_PER_STEP)
+
+
+def _batch(size: int, per_step: int) -> dict[str, int]:
     return {
         "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": max(1, _ROWS_PER_STEP // size),
+        "gradient_accumulation_steps": max(1, per_step // size),
     }
 
 
@@ -217,8 +232,12 @@ def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
     algorithm = ALGORITHMS.type_of(config.algorithm)
     if algorithm.row_kind != "supervised" or not algorithm.assistant_only_default:
         return 1.0, f"{config.algorithm} sees its rows once"
-    epochs = next((epochs for most, epochs in _EPOCHS if num_rows <= most), 1.0)
-    return epochs, f"of {num_rows:,} rows"
+    epochs = next((epochs for most, epochs in _EPOCHS if num_rows <= most), 1)
+    steps_per_epoch = math.ceil(num_rows / rows_per_step(num_rows))
+    if epochs * steps_per_epoch < _LEAST_STEPS:
+        epochs = min(_MOST_EPOCHS, math.ceil(_LEAST_STEPS / steps_per_epoch))
+        return float(epochs), f"{num_rows} rows are few: {epochs * steps_per_epoch} steps"
+    return float(epochs), f"of {num_rows:,} rows"
 
 
 def split_default(config: TrainingConfig, num_rows: int) -> Default | None:

@@ -15,7 +15,6 @@ data:
     num_examples: 2000
 
 max_steps: 100
-learning_rate: 1.0e-3
 `;
 
 export async function show(root, parameters, query) {
@@ -72,15 +71,17 @@ export async function show(root, parameters, query) {
     const value = checked?.given?.[field.key];
     const isGiven = value !== undefined && value !== null;
     const off = !mayChange();
+    const chosen = checked?.chosen?.find((one) => one.key === field.key);
+    const standard = chosen ? chosen.value : field.default ?? null;
     if (field.kind === "yaml") return el("button", {type: "button", id, onclick: () => toKey(field.key)}, isGiven ? `line ${lineOf(field.key)}` : "in the text");
     if (field.kind === "choice" || field.kind === "boolean") {
       const choices = field.kind === "boolean" ? [true, false] : field.choices;
-      const none = field.default === null || field.default === undefined ? "–" : `${field.default} (default)`;
+      const none = standard === null ? "–" : `${standard} (default)`;
       return el("select", {id, disabled: off, class: isGiven ? "given" : "", onchange: (event) => set(field, event.target.value === "" ? null : choices[Number(event.target.value)], event.target)},
         el("option", {value: ""}, none), choices.map((choice, at) => el("option", {value: at, selected: isGiven && choice === value}, String(choice))));
     }
     const isNumber = field.kind === "integer" || field.kind === "number";
-    return el("input", {id, disabled: off, type: "text", inputmode: isNumber ? "decimal" : "text", class: `${isGiven ? "given" : ""} ${isNumber ? "number" : ""}`, value: isGiven ? String(value) : "", placeholder: field.default === null || field.default === undefined ? "" : String(field.default), onchange: (event) => {
+    return el("input", {id, disabled: off, type: "text", inputmode: isNumber ? "decimal" : "text", class: `${isGiven ? "given" : ""} ${isNumber ? "number" : ""}`, value: isGiven ? String(value) : "", placeholder: standard === null ? "" : String(standard), title: chosen?.reason ?? "", onchange: (event) => {
       const typed = event.target.value.trim();
       if (typed === "") { set(field, null, event.target); return; }
       const parsed = isNumber ? Number(typed) : typed;

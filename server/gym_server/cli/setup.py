@@ -9,15 +9,27 @@ from pathlib import Path
 
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
+from gym_fed.config.train.defaults import LARGE, in_words, method_defaults
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder, write_atomically
 from gym_fed.kinds import AGGREGATORS
+from gym_fed.modeling.weight_count import count_stored_weights
 from gym_fed.wire.limits import DEFAULT_PORT
 from gym_server.federation import CONFIG_NAME, create_keys
 from gym_server.store.database import Database
 
 _AGGREGATOR = "byzantine_robust"
+_SMALL_RECIPE = """\
+  per_device_train_batch_size: 16
+  max_length: 256"""
+_LARGE_RECIPE = """\
+  lr_scheduler_type: cosine
+  warmup_steps: 5
+  per_device_train_batch_size: 4
+  gradient_accumulation_steps: 2
+  max_length: 512"""
 _LEAST_OPEN_PORT = 1024
 """Below it only root may listen."""
 
@@ -51,11 +63,10 @@ rounds:
 # How every contributor trains. Names are those of `gym train`.
 recipe:
   algorithm: sft                # sft | pretrain | dpo | kto | orpo | simpo | tdpo
-  finetuning: full              # full | lora, or what an installed package adds
+  finetuning: {finetuning:<16}  # full | lora, or what an installed package adds
   max_steps: 50
-  learning_rate: 1.0e-3
-  per_device_train_batch_size: 16
-  max_length: 256
+  learning_rate: {learning_rate:<13}  # {rate_reason}
+{recipe_rest}
 
 # How an update is written down: one bit a weight, and what that loses is added to the next one.
 codec:
@@ -186,9 +197,30 @@ class HubChoices:
         """How many malicious updates the smallest round can outvote."""
         return int(AGGREGATORS.type_of(_AGGREGATOR).default_malicious(self.min_contributors))
 
+    def _recipe(self) -> dict[str, str]:
+        """The recipe's values for this base; one that is not on this machine counts as large."""
+        weights = count_stored_weights(self.base_model)
+        draft = TrainingConfig(model=self.base_model)
+        chosen = {one.key: one for one in method_defaults(draft, LARGE + 1 if weights is None else weights)}
+        if not chosen:
+            return {
+                "finetuning": draft.finetuning,
+                "learning_rate": f"{draft.learning_rate:.1e}".replace("e-0", "e-"),
+                "rate_reason": f"for a model of at most {in_words(LARGE)} weights",
+                "recipe_rest": _SMALL_RECIPE,
+            }
+        rate = chosen["learning_rate"]
+        return {
+            "finetuning": chosen["finetuning"].value,
+            "learning_rate": f"{rate.value:.1e}".replace("e-0", "e-"),
+            "rate_reason": rate.reason,
+            "recipe_rest": _LARGE_RECIPE,
+        }
+
     def config_text(self) -> str:
         """The commented config file."""
         lines = {
+            **self._recipe(),
             "listen": _quoted(self.listen) if self.listen.startswith("[") else self.listen,
             "advertise": "# advertise: hub.example.org:9443"
             if self.is_local
