@@ -3,7 +3,7 @@
     python benchmarks/_defaults_run.py PLAN.json
 
 PLAN holds ``model``, ``data``, ``results`` (a JSONL file; runs that it already has are skipped) and ``runs``, a list of
-``{"side", "rows", "seed", "values"}``. A result holds the loss on held-out rows before and after (of preferences also
+``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of rows; keys of ``TrainingConfig``). A result holds the loss on held-out rows before and after (of preferences also
 the margin between chosen and rejected answers), the loss on the retention set, and what the trainer really did
 (``finetuning``, steps, the highest learning rate), so that the table can assert which values ran.
 """
@@ -24,7 +24,6 @@ from _defaults_rows import rows_of
 
 MAX_LENGTH = {"preferences": 512}
 LENGTH = 256
-TRAIN, HELDOUT = 64, 32
 
 
 def main() -> None:
@@ -36,9 +35,9 @@ def main() -> None:
     if results.exists():
         for line in results.read_text(encoding="utf-8").splitlines():
             found = json.loads(line)
-            done.add((found["side"], found["rows"], found["seed"]))
+            done.add((found["side"], found["rows"], found["seed"], found["model"]))
     for run in plan["runs"]:
-        if (run["side"], run["rows"], run["seed"]) in done:
+        if (run["side"], run["rows"], run["seed"], Path(plan["model"]).name) in done:
             continue
         figures = measure(plan["model"], plan["data"], run)
         with results.open("a", encoding="utf-8") as file:
@@ -54,20 +53,22 @@ def base(name: str) -> Any:
 
 
 @cache
-def before(model: str, data: str, rows: str, seed: int) -> tuple[list[float], list[float], list[float]]:
+def before(
+    model: str, data: str, rows: str, seed: int, sizes: tuple[int, int]
+) -> tuple[list[float], list[float], list[float]]:
     """Losses of the base: of held-out rows, of rejected answers, of the retention set."""
     loaded = base(model)
-    return measured(loaded.model, loaded.tokenizer, data, rows, seed)
+    return measured(loaded.model, loaded.tokenizer, data, rows, seed, sizes)
 
 
 def measured(
-    model: Any, tokenizer: Any, data: str, rows: str, seed: int
+    model: Any, tokenizer: Any, data: str, rows: str, seed: int, sizes: tuple[int, int]
 ) -> tuple[list[float], list[float], list[float]]:
     """Losses in nats per token, by row."""
     from gym_fed.evaluation.loss import row_losses
     from gym_fed.evaluation.retention import retention_items, retention_losses
 
-    heldout = rows_of(rows, Path(data), seed, TRAIN, HELDOUT)[1]
+    heldout = rows_of(rows, Path(data), seed, *sizes)[1]
     length = MAX_LENGTH.get(rows, LENGTH)
     with torch.autocast("cpu", torch.bfloat16, enabled=_is_large(model)):
         own = row_losses(model, tokenizer, [_answered(row, "chosen") for row in heldout], max_length=length)
@@ -84,8 +85,9 @@ def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
     from gym_fed.evaluation.retention import compare_retention
 
     loaded, name, seed = base(model), run["rows"], run["seed"]
-    train = rows_of(name, Path(data), seed, TRAIN, HELDOUT)[0]
-    own, other, known = before(model, data, name, seed)
+    sizes = (run["train"], run["heldout"])
+    train = rows_of(name, Path(data), seed, *sizes)[0]
+    own, other, known = before(model, data, name, seed, sizes)
     tuned = copy.deepcopy(loaded.model)
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +99,7 @@ def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
         trainer = Trainer(TrainingConfig(**values), model=tuned, tokenizer=loaded.tokenizer)
         result = trainer.train(dataset=train)
     seconds = time.process_time() - began
-    own_after, other_after, known_after = measured(result.model, loaded.tokenizer, data, name, seed)
+    own_after, other_after, known_after = measured(result.model, loaded.tokenizer, data, name, seed, sizes)
     kept = compare_retention(known, known_after)
     figures = {
         "before": _mean(own),

@@ -7,14 +7,16 @@ release does not change a run half way.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gym_fed import console
 from gym_fed.config.train.defaults import (
     LARGE,
+    MEMORY_KEYS,
+    METHOD_KEYS,
+    ROW_KEYS,
     Default,
     RowFacts,
     applied,
@@ -26,6 +28,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main
+from gym_fed.training.run.folder import RunFolder
 
 _SAMPLE_ROWS = 512
 
@@ -57,12 +60,20 @@ class Defaults:
         is_quantized = config.quantization is not None or (
             config.model is not None and self.is_large and prequantised(config.model) is not None
         )
-        return self._applied(config, method_defaults(config, self.num_weights, is_quantized=is_quantized))
+        return self._chosen(
+            config,
+            METHOD_KEYS,
+            lambda: method_defaults(config, self.num_weights, is_quantized=is_quantized),
+        )
 
     def splitting(self, config: TrainingConfig, num_rows: int) -> TrainingConfig:
         """``config`` with rows held out, where the run is checked and nothing says which rows judge it."""
-        split = split_default(config, num_rows) if self._check else None
-        return config if split is None else self._applied(config, [split])
+
+        def choose() -> list[Default]:
+            split = split_default(config, num_rows) if self._check else None
+            return [] if split is None else [split]
+
+        return self._chosen(config, ("eval_split",), choose)
 
     def for_rows(
         self, config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
@@ -77,22 +88,31 @@ class Defaults:
             rows: What the run learns; empty where encoded rows are read.
         """
         if self.is_large and rows:
-            config = self._applied(config, _of_rows(config, given, rows))
-        if self.chosen and is_main():
+            config = self._chosen(config, (*ROW_KEYS, *MEMORY_KEYS), lambda: _of_rows(config, given, rows))
+        if self.chosen and is_main() and not console.wants_json():
             _report(self.chosen)
         return config
 
-    def _applied(self, config: TrainingConfig, found: list[Default]) -> TrainingConfig:
-        kept = [self._as_stored(one) for one in found]
-        self.chosen += kept
-        return applied(config, kept)
+    def _chosen(
+        self, config: TrainingConfig, keys: Sequence[str], choose: Callable[[], list[Default]]
+    ) -> TrainingConfig:
+        """``config`` with what ``choose`` gives for ``keys``, or with what the unfinished run has chosen for them."""
+        found = choose() if self._stored is None else self._as_stored(config, keys, self._stored)
+        self.chosen += found
+        return applied(config, found)
 
-    def _as_stored(self, default: Default) -> Default:
-        if default.key not in self._stored or self._stored[default.key] == default.value:
-            return default
-        return replace(
-            default, value=self._stored[default.key], reason="as the unfinished run in output_dir has it"
-        )
+    def _as_stored(
+        self, config: TrainingConfig, keys: Sequence[str], stored: dict[str, Any]
+    ) -> list[Default]:
+        fields = type(config).model_fields
+        values = {
+            key: stored.get(key, fields[key].default) for key in keys if key not in config.model_fields_set
+        }
+        return [
+            Default(key, value, "as the unfinished run in output_dir has it")
+            for key, value in values.items()
+            if value != getattr(config, key)
+        ]
 
 
 def _report(chosen: Sequence[Default]) -> None:
@@ -172,17 +192,17 @@ def _is_adapter(name: str) -> bool:
     return (Path(resolve(name)) / "adapter_config.json").is_file()
 
 
-def _stored(folder: Path) -> dict[str, Any]:
-    """The config of an unfinished run in ``folder``; empty where there is none."""
+def _stored(folder: Path) -> dict[str, Any] | None:
+    """The config of a run in ``folder`` that has learned something and is not finished; None where there is none."""
     import yaml
 
-    if not (folder / "run.json").is_file() or (folder / "result.json").exists():
-        return {}
+    if not RunFolder(folder).is_unfinished():
+        return None
     try:
         found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None  # opening the folder will report it
+    return found if isinstance(found, dict) else None
 
 
 def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[int]:

@@ -43,8 +43,14 @@ _JOINED_LENGTH = 1024
 MEMORY_SHARE = 0.7
 """Share of the device's memory that the estimated peak of a run may take."""
 
+METHOD_KEYS = ("finetuning", "learning_rate", "lr_scheduler_type", "warmup_ratio")
+"""Keys that ``method_defaults`` chooses."""
+
 ROW_KEYS = ("max_length", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps")
-"""Keys that ``row_defaults`` chooses, memory savers apart."""
+"""Keys that ``row_defaults`` chooses."""
+
+MEMORY_KEYS = ("gradient_checkpointing", "base_dtype")
+"""Keys that it chooses where the memory does not suffice otherwise."""
 
 _HELD_OUT_SHARE = 0.1
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 4, 200

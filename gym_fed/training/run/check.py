@@ -28,7 +28,9 @@ from gym_fed.evaluation.retention import (
 from gym_fed.files import write_atomically
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.modeling.processors import is_processor
+from gym_fed.models import quiet_loading
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.waiting import waiting
 
 FILE = "check.json"
 _PROMPTS = 3
@@ -167,9 +169,9 @@ class LearningCheck:
         if self._why_not is not None:
             return CheckResult(_from_history(history), None, [], [], [], warnings, self.skipped)
         before = self._before
-        after = self._measured(
-            model, retention_losses(model, self._tokenizer, self._items) if self._items else []
-        )
+        with quiet_loading(), waiting("measuring the trained model"):
+            retained = retention_losses(model, self._tokenizer, self._items) if self._items else []
+            after = self._measured(model, retained)
         held_out = _compared(before.held_out, after.held_out) or _from_history(history)
         retention = compare_retention(before.retention, after.retention) if after.retention else None
         warnings += _outcome_warnings(held_out, retention, after, self._num_tokens, self._config)
@@ -227,10 +229,8 @@ def begin_check(
     is_new: bool,
 ) -> LearningCheck:
     """Measure the model before its first step; ``given`` are training and held-out rows, see ``LearningCheck``."""
-    from gym_fed.models import quiet_loading
-
     check = LearningCheck(config, algorithm, tokenizer, *given, folder)
-    with quiet_loading():
+    with quiet_loading(), waiting("measuring the model before its first step"):
         check.measure_before(model, is_new=is_new)
     return check
 

@@ -183,6 +183,10 @@ class RunFolder:
                 "choose another output_dir, or pass --overwrite to delete it first",
             )
 
+    def is_unfinished(self) -> bool:
+        """True if the folder holds a run that has learned something and may be continued."""
+        return (self.path / "run.json").exists() and self._has_begun() and not self.result.exists()
+
     def delete(self) -> None:
         """Remove the run (``--overwrite``). A folder that holds no run is refused.
 

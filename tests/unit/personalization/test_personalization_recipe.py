@@ -25,7 +25,7 @@ def spec(rows: int, cols: int) -> BaseSpec:
 
 
 def config(rows: PersonalRows, given: Any = None, method: Any = "lora") -> TrainingConfig:
-    return training_config(method, rows, Path("run"), "gym-nano", given, 256)
+    return training_config(method, rows, Path("run"), "gym-nano", given, 256, 1_000_000)
 
 
 def test_preferences_are_learnt_by_dpo_and_examples_by_sft() -> None:
@@ -119,3 +119,14 @@ def test_a_codec_that_does_not_fit_is_refused_by_name() -> None:
     given = encoding_of("lora", "auto", CodecPolicy(factors="int8"), spec(8, 8))
     assert given.policy.factors == "int8"
     assert "factors as given" in given.why
+
+
+def test_a_variant_of_a_large_base_is_trained_at_the_rates_of_gym_train() -> None:
+    rows = read_rows(TEXTS)
+
+    def rate(method: str, weights: int) -> float:
+        return training_config(method, rows, Path("run"), "m", None, 256, weights).learning_rate
+
+    assert rate("lora", 135_000_000) == 2e-4
+    assert rate("full", 135_000_000) == 1e-5
+    assert rate("lora", 1_000_000) == 3e-3

@@ -1,0 +1,109 @@
+"""The retention check: what a tuned model still knows, on the packaged questions and texts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from gym_fed.data import generate
+from gym_fed.evaluation.loss import heldout_loss, row_losses
+from gym_fed.evaluation.retention import (
+    MIN_LOSS,
+    Retention,
+    compare_retention,
+    knows_items,
+    retention_items,
+    retention_losses,
+)
+from gym_fed.models import load_model
+
+
+@pytest.fixture(scope="module")
+def nano() -> Any:
+    return load_model("gym-nano")
+
+
+def test_losses_of_rows_average_to_the_loss_of_all_tokens(nano: Any) -> None:
+    rows = generate("copy", 7) + generate("reverse", 6)
+    losses = row_losses(nano.model, nano.tokenizer, rows, max_length=64, batch_size=4)
+    alone = [row_losses(nano.model, nano.tokenizer, [row], max_length=64)[0] for row in rows]
+
+    assert losses == pytest.approx(alone, abs=1e-5)
+    by_row = [heldout_loss(nano.model, nano.tokenizer, [row], max_length=64) for row in rows]
+    assert losses == pytest.approx(by_row, abs=1e-5)
+
+
+def test_a_row_without_a_token_to_predict_has_no_loss(nano: Any) -> None:
+    losses = row_losses(nano.model, nano.tokenizer, [{"text": "abc"}, *generate("copy", 1)], max_length=1)
+    assert all(map(math.isnan, losses))
+
+
+def test_gym_nano_is_asked_its_own_tasks_and_knows_them(nano: Any) -> None:
+    items = retention_items(nano.tokenizer)
+    losses = retention_losses(nano.model, nano.tokenizer, items)
+
+    assert all("messages" in row for row in items)
+    assert knows_items(nano.model, nano.tokenizer, items, losses)
+
+
+def test_a_model_of_random_weights_knows_nothing(nano: Any) -> None:
+    torch.manual_seed(0)
+    model = copy.deepcopy(nano.model)
+    for value in model.parameters():
+        torch.nn.init.normal_(value, std=0.02)
+    items = retention_items(nano.tokenizer)
+
+    assert not knows_items(model, nano.tokenizer, items, retention_losses(model, nano.tokenizer, items))
+
+
+def test_a_model_that_was_ruined_is_reported_and_an_unchanged_one_is_not(nano: Any) -> None:
+    items = retention_items(nano.tokenizer)
+    before = retention_losses(nano.model, nano.tokenizer, items)
+    ruined = copy.deepcopy(nano.model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for value in ruined.parameters():
+            value.add_(torch.randn_like(value) * 0.05)
+    after = retention_losses(ruined, nano.tokenizer, items)
+
+    assert not compare_retention(before, before).is_lost
+    lost = compare_retention(before, after)
+    assert lost.is_lost
+    assert lost.rise > 2 * lost.stderr
+    assert lost.num_items == len(items)
+
+
+@pytest.mark.parametrize(
+    ("rise", "stderr", "is_lost"),
+    [
+        (MIN_LOSS / 2, 0.001, False),
+        (0.2, 0.15, False),
+        (0.2, 0.05, True),
+        (-0.3, 0.01, False),
+        (math.nan, 0.01, True),
+        (math.inf, 0.0, True),
+    ],
+)
+def test_a_rise_counts_beyond_its_error_and_the_least(rise: float, stderr: float, is_lost: bool) -> None:
+    assert Retention(10, 1.0, 1.0 + rise, stderr).is_lost is is_lost
+
+
+def test_the_packaged_items_are_questions_with_answers_and_texts(nano: Any) -> None:
+    class Other:
+        chat_template = "x"
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+    chats = retention_items(Other())
+    Other.chat_template = ""
+    plain = retention_items(Other())
+
+    assert len(chats) == len(plain) >= 80
+    assert sum("text" in row for row in chats) >= 20
+    assert all(row["messages"][-1]["content"] for row in chats if "messages" in row)
+    assert all(row["completion"].startswith(" ") for row in plain if "prompt" in row)
