@@ -1,0 +1,242 @@
+"""What a run gained and lost: measured before the first step and after the last, and reported with remedies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data import generate
+from gym_fed.errors import GymError
+from gym_fed.evaluation.generation import greedy_ids
+from gym_fed.models import load_model
+from gym_fed.training.run.check import learning_warnings, prompt_of
+from gym_fed.training.trainer import Trainer
+
+DOUBLE = generate("double", 200)
+
+
+def config(folder: Path, **changes: Any) -> TrainingConfig:
+    values = {
+        "model": "gym-nano",
+        "output_dir": folder,
+        "device": "cpu",
+        "num_threads": 1,
+        "max_steps": 30,
+        "per_device_train_batch_size": 16,
+        "max_length": 64,
+    }
+    return TrainingConfig(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """gym-nano learns one new task, at a rate that makes it forget its others."""
+    folder = tmp_path_factory.mktemp("learned")
+    trainer = Trainer(config(folder / "run", max_steps=60, learning_rate=2e-3), check=True)
+    return trainer, trainer.train(DOUBLE)
+
+
+def test_rows_are_held_out_and_their_loss_falls(learned: Any) -> None:
+    trainer, result = learned
+    held = result.check.held_out
+
+    assert trainer.config.eval_split == held.num_rows >= 4
+    assert held.after < held.before - 2 * held.stderr
+
+
+def test_a_loss_of_what_the_model_knew_is_a_warning_with_remedies(learned: Any) -> None:
+    _, result = learned
+
+    assert result.check.retention.is_lost
+    warning = next(text for text in result.check.warnings if "general knowledge" in text)
+    for remedy in ("learning_rate", "finetuning: lora", "ordinary conversations"):
+        assert remedy in warning
+
+
+def test_prompts_of_held_out_rows_are_answered_before_and_after(learned: Any) -> None:
+    _, result = learned
+    check = result.check
+
+    assert len(check.prompts) == len(check.before) == len(check.after) == 3
+    assert all(prompt.startswith("double: ") for prompt in check.prompts)
+    assert check.before != check.after
+    answers = {row["messages"][0]["content"]: row["messages"][1]["content"] for row in DOUBLE}
+    assert sum(answers[p] == a for p, a in zip(check.prompts, check.after, strict=True)) >= 1
+
+
+def test_the_result_of_the_check_is_in_the_run_folder(learned: Any) -> None:
+    _, result = learned
+    stored = json.loads((result.output_dir / "result.json").read_text(encoding="utf-8"))
+
+    assert stored["check"]["held_out"]["after"] == result.check.held_out.after
+    assert stored["check"]["retention"]["is_lost"] is True
+
+
+def test_training_by_a_check_ends_with_the_weights_of_a_run_without_one(tmp_path: Path) -> None:
+    checked = Trainer(config(tmp_path / "a", eval_split=20, max_steps=4), check=True).train(DOUBLE)
+    unchecked = Trainer(config(tmp_path / "b", eval_split=20, max_steps=4)).train(DOUBLE)
+
+    assert checked.losses == unchecked.losses
+    assert unchecked.check is None
+
+
+def test_a_resumed_run_is_compared_with_where_it_began(tmp_path: Path) -> None:
+    settings = config(tmp_path / "run", max_steps=20, save_steps=10, learning_rate=2e-3)
+    seen: list[int] = []
+
+    def stop() -> bool:
+        seen.append(1)
+        return len(seen) == 12
+
+    with pytest.raises(GymError, match="stopped at step 12"):
+        Trainer(settings, check=True, should_stop=stop).train(DOUBLE)
+    before = json.loads((tmp_path / "run" / "check.json").read_text(encoding="utf-8"))
+    result = Trainer(settings, check=True).train(DOUBLE)
+    whole = Trainer(
+        config(tmp_path / "whole", max_steps=20, save_steps=10, learning_rate=2e-3), check=True
+    ).train(DOUBLE)
+
+    assert result.check.before == before["answers"]
+    assert result.check.as_dict() == whole.check.as_dict()
+
+
+def test_another_run_in_the_folder_of_one_that_did_not_begin_is_measured_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}", encoding="utf-8")
+    (folder / "check.json").write_text(json.dumps({"answers": ["stale"]}), encoding="utf-8")
+    result = Trainer(config(folder, max_steps=1), check=True).train(DOUBLE)
+
+    assert "stale" not in result.check.before
+
+
+def test_preferences_are_judged_by_the_loss_of_their_algorithm(tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": [row["messages"][0]],
+            "chosen": [row["messages"][1]],
+            "rejected": [{"role": "assistant", "content": "no"}],
+        }
+        for row in DOUBLE[:60]
+    ]
+    result = Trainer(
+        config(tmp_path / "run", algorithm="dpo", max_steps=6, learning_rate=1e-4), check=True
+    ).train(rows)
+
+    assert result.check.held_out.before == pytest.approx(0.6931, abs=1e-3)
+    assert result.check.held_out.after < result.check.held_out.before
+
+
+def test_texts_are_checked_without_prompts(tmp_path: Path) -> None:
+    rows = [{"text": row["messages"][0]["content"]} for row in DOUBLE[:60]]
+    check = Trainer(config(tmp_path / "run", max_steps=2), check=True).train(rows).check
+
+    assert check.prompts == []
+    assert check.held_out.num_rows == 6
+
+
+def test_too_few_rows_are_all_learned(tmp_path: Path) -> None:
+    result = Trainer(config(tmp_path / "run", max_steps=1), check=True).train(DOUBLE[:10])
+
+    assert result.check.held_out is None
+    assert result.num_examples == 10
+
+
+def test_answers_that_never_end_are_a_warning(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"go {n}"}, {"role": "assistant", "content": "la " * 40}]}
+        for n in range(40)
+    ]
+    check = (
+        Trainer(config(tmp_path / "run", max_steps=40, max_length=48, learning_rate=3e-3), check=True)
+        .train(rows)
+        .check
+    )
+
+    assert any("may not stop" in text for text in check.warnings)
+
+
+def test_a_reward_model_is_judged_by_its_loss_alone(tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": [row["messages"][0]],
+            "chosen": [row["messages"][1]],
+            "rejected": [{"role": "assistant", "content": "no"}],
+        }
+        for row in DOUBLE[:40]
+    ]
+    settings = config(tmp_path / "run", algorithm="reward_model", max_steps=2)
+    check = Trainer(settings, check=True).train(rows).check
+
+    assert check.held_out is not None
+    assert check.retention is None
+    assert "a reward model writes no text" in check.skipped[0]
+
+
+HISTORY = [{"completions/clipped_ratio": 0.87, "reward_std": 0.0, "reward": 0.1}] * 4
+
+
+def test_truncated_answers_without_spread_of_rewards_are_warned_of() -> None:
+    settings = TrainingConfig(
+        model="gym-nano", algorithm="grpo", graders=[{"grader": "exact"}], grpo={"max_completion_length": 24}
+    )
+    found = learning_warnings(settings, HISTORY)
+
+    assert len(found) == 2
+    assert "87%" in found[0]
+    assert "grpo.max_completion_length = 24" in found[0]
+    assert "4 of 4 steps" in found[1]
+    assert "num_generations" in found[1]
+
+
+def test_a_run_of_rewards_that_learns_is_not_warned_of() -> None:
+    settings = TrainingConfig(model="gym-nano", algorithm="grpo", graders=[{"grader": "exact"}])
+    assert learning_warnings(settings, [{"completions/clipped_ratio": 0.1, "reward_std": 0.4}] * 4) == []
+
+
+def test_a_real_run_of_rewards_whose_answers_are_all_cut_says_so(tmp_path: Path) -> None:
+    rows = [{**row, "answer": row["messages"][1]["content"]} for row in generate("copy", 8)]
+    settings = config(
+        tmp_path / "run",
+        algorithm="grpo",
+        max_steps=2,
+        per_device_train_batch_size=4,
+        graders=[{"grader": "exact"}],
+        grpo={"num_generations": 4, "max_completion_length": 1},
+    )
+    check = Trainer(settings, check=True).train(rows).check
+
+    assert any("max_completion_length = 1" in text for text in check.warnings)
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"prompt": "a", "completion": "b"}, "a"),
+        ({"text": "a"}, None),
+        ({"messages": [{"role": "user", "content": "a"}]}, None),
+        ({"prompt": "a", "tools": [{}]}, None),
+        ({"input_ids": [1], "labels": [1]}, None),
+    ],
+)
+def test_only_rows_that_ask_something_have_a_prompt(row: dict[str, Any], prompt: Any) -> None:
+    assert prompt_of(row) == prompt
+
+
+def test_a_greedy_answer_says_whether_it_ended() -> None:
+    nano = load_model("gym-nano")
+    from gym_fed.data.encoding import prompt_ids
+
+    prompt = prompt_ids(nano.tokenizer, [{"role": "user", "content": "copy: abc"}])
+    whole, cut = (
+        greedy_ids(nano.model, nano.tokenizer, [prompt], max_new_tokens=most)[0] for most in (32, 1)
+    )
+
+    assert whole.ended
+    assert nano.tokenizer.decode(whole.ids) == "abc"
+    assert not cut.ended
+    assert cut.ids == whole.ids[:1]
