@@ -3,9 +3,10 @@
     python benchmarks/_defaults_run.py PLAN.json
 
 PLAN holds ``model``, ``data``, ``results`` (a JSONL file; runs that it already has are skipped) and ``runs``, a list of
-``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of rows; keys of ``TrainingConfig``). A result holds the loss on held-out rows before and after (of preferences also
-the margin between chosen and rejected answers), the loss on the retention set, and what the trainer really did
-(``finetuning``, steps, the highest learning rate), so that the table can assert which values ran.
+``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of rows; keys of ``TrainingConfig``). A result holds
+the loss on held-out rows before and after (of preferences also the margin between chosen and rejected answers), the
+loss on the retention set, and what the trainer really did (``finetuning``, steps, the highest learning rate), so that
+the table can assert which values ran.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def measured(
     from gym_fed.evaluation.loss import row_losses
     from gym_fed.evaluation.retention import retention_items, retention_losses
 
-    heldout = rows_of(rows, Path(data), seed, *sizes)[1]
+    heldout = _for(tokenizer, rows_of(rows, Path(data), seed, *sizes)[1])
     length = MAX_LENGTH.get(rows, LENGTH)
     with torch.autocast("cpu", torch.bfloat16, enabled=_is_large(model)):
         own = row_losses(model, tokenizer, [_answered(row, "chosen") for row in heldout], max_length=length)
@@ -86,7 +87,7 @@ def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
 
     loaded, name, seed = base(model), run["rows"], run["seed"]
     sizes = (run["train"], run["heldout"])
-    train = rows_of(name, Path(data), seed, *sizes)[0]
+    train = _for(loaded.tokenizer, rows_of(name, Path(data), seed, *sizes)[0])
     own, other, known = before(model, data, name, seed, sizes)
     tuned = copy.deepcopy(loaded.model)
     began = time.process_time()
@@ -129,8 +130,27 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+def _for(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as this tokenizer takes them: plain texts for one without a chat template."""
+    if tokenizer.chat_template:
+        return rows
+    plain = []
+    for row in rows:
+        if "messages" in row:
+            prompt, answer = (turn["content"] for turn in row["messages"])
+            plain.append({"prompt": f"{prompt}\n", "completion": answer})
+        else:
+            texts = {key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")}
+            plain.append({**texts, "prompt": f"{texts['prompt']}\n"})
+    return plain
+
+
 def _answered(row: dict[str, Any], key: str) -> dict[str, Any]:
-    return row if "messages" in row else {"messages": [*row["prompt"], *row[key]]}
+    if "chosen" not in row:
+        return row
+    if isinstance(row["prompt"], str):
+        return {"prompt": row["prompt"], "completion": row[key]}
+    return {"messages": [*row["prompt"], *row[key]]}
 
 
 if __name__ == "__main__":
