@@ -26,7 +26,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256, fsync_folder, write_atomically
 from gym_fed.version import __version__
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Also counts the rules of encoding: rows that were kept under others are not read again."""
 
 _SHARD_ROWS = 4096

@@ -11,6 +11,8 @@ from gym_fed.data.chat_templates.conversation import ChatRenderer, Reasoning, Re
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of
+from gym_fed.data.string_rows import as_turns
+from gym_fed.data.text_tokens import ended, text_ids
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tokenizer_errors import tokenizer_errors
 
@@ -36,8 +38,9 @@ def encode_rows(
     Args:
         tokenizer: Of the model that is trained; conversations need its chat template.
         rows: Supervised rows (``gym_fed.data.rows``): ``messages`` with or without ``tools``, ``text``, or ``prompt``
-            and ``completion``; they may be mixed. Rows that are encoded already (``input_ids`` and ``labels``, as a
-            ``DataPipeline`` with a tokenizer gives them) are taken as they are.
+            and ``completion``; they may be mixed. Prompts and completions that are strings become chat turns where the
+            tokenizer has a chat template (``gym_fed.data.string_rows``). Rows that are encoded already (``input_ids``
+            and ``labels``, as a ``DataPipeline`` with a tokenizer gives them) are taken as they are.
         max_length: Longer rows are cut to so many tokens.
         assistant_only: In conversations, label the assistant's words alone; of prompt and completion, the completion.
             Texts are always labelled whole. A message of ``weight: 0`` is not labelled.
@@ -137,6 +140,7 @@ def _encode_chunk(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first:
 
 def _each_encoded(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first: int) -> list[Encoded]:
     tokenizer = renderer.tokenizer
+    rows = as_turns(tokenizer, rows)
     result: list[Encoded | None] = [None] * len(rows)
     texts: list[int] = []
     chats: list[int] = []
@@ -154,8 +158,8 @@ def _each_encoded(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first:
         for i, encoded in zip(chats, encoded_chats, strict=True):
             result[i] = encoded
     if texts:
-        for i, ids in zip(texts, tokenizer([rows[i]["text"] for i in texts])["input_ids"], strict=True):
-            whole = _ended(tokenizer, ids)
+        for i, ids in zip(texts, text_ids(tokenizer, [rows[i]["text"] for i in texts]), strict=True):
+            whole = ended(tokenizer, ids, rows[i]["text"])
             result[i] = {"input_ids": whole, "labels": whole}
     return [encoded for encoded in result if encoded is not None]
 
@@ -173,8 +177,9 @@ def _encoded_before(tokenizer: Any, row: dict[str, Any], number: int) -> Encoded
 
 def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: bool) -> Encoded:
     """Both in one piece, as they are met; where a token spans the border, it counts as the completion's."""
-    prompt = tokenizer(row["prompt"])["input_ids"]
-    ids = _ended(tokenizer, tokenizer(row["prompt"] + row["completion"])["input_ids"])
+    text = row["prompt"] + row["completion"]
+    prompt, ids = text_ids(tokenizer, [row["prompt"], text])
+    ids = ended(tokenizer, ids, text)
     shared = _shared(prompt, ids)
     return {"input_ids": ids, "labels": [IGNORED] * shared + ids[shared:] if completion_only else ids}
 
@@ -182,11 +187,6 @@ def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: boo
 def _shared(part: list[int], whole: list[int]) -> int:
     """How many tokens two texts begin with in common."""
     return next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), len(part))
-
-
-def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    return ids if ids[-1:] == end else ids + end
 
 
 def _encode_chats(renderer: ChatRenderer, numbered: list[tuple[int, dict[str, Any]]]) -> list[Encoded]:
@@ -234,7 +234,7 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[dict[str, Any]]) -> list[i
     """Token ids of a text, or of a conversation up to where the assistant's answer begins."""
     with tokenizer_errors(tokenizer):
         if isinstance(prompt, str):
-            return list(tokenizer(prompt)["input_ids"])
+            return text_ids(tokenizer, [prompt])[0]
         rows = list(prompt)
         encoded = tokenizer.apply_chat_template(
             rows, tokenize=True, return_dict=True, add_generation_prompt=True
@@ -252,8 +252,8 @@ def require_chat_template(tokenizer: Any) -> str:
         raise GymError(
             ErrorCode.DATA_INVALID,
             "the rows are conversations, but the model's tokenizer has no chat template",
-            "set chat_template in a training config (a file, Jinja, or a name such as chatml), use rows with text, "
-            "or a chat model such as gym-nano",
+            "set chat_template in a training config (a file, Jinja, or a name such as chatml; not none), use rows with "
+            "text, or a chat model such as gym-nano",
         )
     return str(tokenizer.chat_template)
 

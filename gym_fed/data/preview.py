@@ -11,6 +11,8 @@ from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_tem
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.rows import kind_of, place_of
 from gym_fed.data.steps import Row
+from gym_fed.data.string_rows import as_turns
+from gym_fed.data.text_tokens import text_ids
 from gym_fed.tokenizer_errors import tokenizer_errors
 
 
@@ -127,6 +129,7 @@ def sequences_of(
         GymError: ``DATA_INVALID`` when the tokenizer cannot encode it; see ``encode_rows``.
     """
     found = []
+    (row,) = as_turns(tokenizer, [row])
     kind = kind_of(row)
     if kind in ("preference", "unpaired", "prompt"):
         sequences = _of_prompt(tokenizer, row, str(kind), reasoning)
@@ -166,7 +169,7 @@ def _answered(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> En
 def _ids(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> list[int]:
     with tokenizer_errors(tokenizer):
         if isinstance(row["prompt"], str):
-            return list(tokenizer(row["prompt"])["input_ids"])
+            return text_ids(tokenizer, [row["prompt"]])[0]
         require_chat_template(tokenizer)
         text = write_answered(
             tokenizer, row["prompt"], answer, row.get("tools") or None, place_of(row, 1), reasoning=reasoning

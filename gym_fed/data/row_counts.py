@@ -51,6 +51,9 @@ class RowCounts:
     unread: dict[str, int] = field(default_factory=dict, compare=False)
     """In how many rows each key stood that nobody reads; see ``rows.unread_keys``."""
 
+    forms: dict[str, int] = field(default_factory=dict, compare=False)
+    """How many rows of plain strings became what; see ``string_rows.count_forms``."""
+
     max_length: int | None = field(default=None, compare=False)
     """What rows were cut to, where that is not the run's own."""
 
@@ -90,8 +93,8 @@ class RowCounts:
 
     def as_dict(self) -> dict[str, Any]:
         """Names and counts, for JSON and tables."""
-        unread = {"unread": self.unread} if self.unread else {}
-        return {**{name: getattr(self, name) for name in _COUNTS}, **unread}
+        extra = {name: getattr(self, name) for name in ("unread", "forms") if getattr(self, name)}
+        return {**{name: getattr(self, name) for name in _COUNTS}, **extra}
 
     def describe(self, max_length: int | None) -> str:
         """The counts in words, on one line."""

@@ -41,7 +41,7 @@ def grade(
     Args:
         model: A causal LM.
         tokenizer: Its tokenizer, with a chat template.
-        rows: Prompts as messages, or conversations, whose last answer becomes the column ``answer``.
+        rows: Prompts (strings or messages), or conversations, whose last answer becomes the column ``answer``.
         graders: Set up here and torn down at the end.
         max_new_tokens: Longer answers are cut.
         batch_size: Prompts per generation.
@@ -50,9 +50,10 @@ def grade(
         GymError: ``DATA_INVALID`` for no rows or rows without prompts; what the graders raise.
     """
     from gym_fed.data.rows import as_kind
+    from gym_fed.data.string_rows import as_turns
     from gym_fed.evaluation.generation import generate_batch
 
-    prompts = as_kind(rows, "prompt")
+    prompts = as_turns(tokenizer, as_kind(rows, "prompt"))
     for number, row in enumerate(prompts, 1):
         if isinstance(row["prompt"], str):
             raise GymError(

@@ -150,7 +150,9 @@ def _questions(
 
 def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _Question | None:
     from gym_fed.data.encoding import encode_one, prompt_ids, require_chat_template
+    from gym_fed.data.string_rows import as_turns
 
+    (row,) = as_turns(tokenizer, [row])
     if row.get("images"):
         raise GymError(
             ErrorCode.DATA_INVALID,

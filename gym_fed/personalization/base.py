@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gym_fed.data.chat_templates.choice import NONE, use_chat_template
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, model_name
+from gym_fed.personalization.rows import PersonalRows
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class Base:
             with torch.no_grad():
                 for name, tensor in kept.items():
                     tensors[name].copy_(tensor)
+
+    def for_rows(self, rows: PersonalRows) -> Base:
+        """Return the base with the tokenizer that these rows are trained and measured with."""
+        return replace(self, tokenizer=use_chat_template(self.tokenizer, NONE)) if rows.raw else self
 
     def opened(self, path: Path) -> DeltaFile:
         """A delta of this base, checked. Close it.

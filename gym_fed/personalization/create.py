@@ -67,6 +67,7 @@ def create(
     begin(listener, f"loading {base_model}")
     base = Base.load(base_model, device)
     rows = request.rows.formed(base.tokenizer, request.as_chat)
+    base = base.for_rows(rows)
     folder = request.output or writer.work_folder(request.name)
     if request.overwrite:
         _forget(folder)

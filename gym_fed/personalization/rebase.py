@@ -102,7 +102,8 @@ def rebase(
         require_shapes(delta, base.spec)
         if request.rows is not None:
             as_chat = _learnt_as_chat(delta) if request.as_chat is None else request.as_chat
-            request = replace(request, rows=request.rows.formed(base.tokenizer, as_chat))
+            formed = request.rows.formed(base.tokenizer, as_chat)
+            request, base = replace(request, rows=formed), base.for_rows(formed)
         folder = writer.work_folder(f"{request.output_name}.rebase-{record.sha256[:12]}")
         if request.overwrite and folder.exists():
             shutil.rmtree(folder)

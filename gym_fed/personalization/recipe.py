@@ -19,6 +19,7 @@ from gym_fed.config.delta import ROW, CodecPolicy
 from gym_fed.config.train.defaults import LARGE, as_given, learning_rate
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import validate
+from gym_fed.data.chat_templates.choice import NONE
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
 
@@ -115,6 +116,8 @@ def training_config(
             values["eval_steps"] = math.ceil(_steps(given, len(rows.train), batch, steps) / _EVALUATIONS)
     values |= given
     values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
+    if rows.raw:
+        values["chat_template"] = NONE
     if num_weights > LARGE:
         values = {"warmup_ratio": 0.1, **values} if "warmup_steps" not in given else values
     return as_given(validate(values, TrainingConfig, "training"))

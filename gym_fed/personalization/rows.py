@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from gym_fed.data.columns import renaming
 from gym_fed.data.reading import Rename, converted, iter_rows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
+from gym_fed.data.string_rows import as_turns, is_string_row
 from gym_fed.errors import ErrorCode, GymError
 
 PersonalKind = Literal["supervised", "preference"]
@@ -49,6 +50,8 @@ class PersonalRows:
     held_out: list[Row]
     digest: str
     learnt_as: str = ""
+    raw: bool = False
+    """True if rows of plain strings stay bare text although the base has a chat template (``--plain``)."""
 
     @property
     def form(self) -> Form:
@@ -56,17 +59,16 @@ class PersonalRows:
         return "chat" if any(_is_conversation(row) for row in (*self.train, *self.held_out)) else "plain"
 
     def formed(self, tokenizer: Any, as_chat: bool | None = None) -> PersonalRows:
-        """Turn prompts and answers that are plain strings into a user's message and the assistant's answer.
+        """Decide whether rows of plain strings are trained as chat turns or as bare text.
 
-        A chat, and ``/v1/chat/completions``, render them so, by the chat template. The same rows are held out.
-        Conversations and texts stay as they are.
+        The same rows are held out. Conversations and texts stay as they are.
 
         Args:
-            tokenizer: Of the base.
+            tokenizer: The base's.
             as_chat: False leaves bare text; None does where the base has no chat template.
 
         Raises:
-            GymError: ``USAGE`` for a chat where the base has no chat template.
+            GymError: ``USAGE`` for a chat where the base has no chat template, and for bare text beside conversations.
         """
         templated = bool(tokenizer.chat_template)
         if as_chat and not templated:
@@ -75,13 +77,18 @@ class PersonalRows:
                 "the rows are to be turns of a chat, and the base has no chat template",
                 "let them be bare text: --plain, as_chat=False",
             )
-        if not any(_is_bare_pair(row) for row in (*self.train, *self.held_out)):
+        if not any(is_string_row(row) for row in (*self.train, *self.held_out)):
             return replace(self, learnt_as="conversations" if self.form == "chat" else "texts")
         if as_chat is False or not templated:
+            if templated and self.form == "chat":
+                raise GymError(
+                    ErrorCode.USAGE,
+                    "some rows are conversations, and rows of plain strings are to stay bare text",
+                    "leave out --plain (as_chat=False), or give rows of one form",
+                )
             why = "as given" if templated else "the base has no chat template"
-            return replace(self, learnt_as=f"prompts continued as bare text ({why})")
-        train = [_as_turns(row) for row in self.train]
-        held = [_as_turns(row) for row in self.held_out]
+            return replace(self, learnt_as=f"prompts continued as bare text ({why})", raw=templated)
+        train, held = as_turns(tokenizer, self.train), as_turns(tokenizer, self.held_out)
         words = "turns of a chat: prompts the user's, answers the assistant's"
         return PersonalRows(self.kind, train, held, _digest(train, held), words)
 
@@ -192,29 +199,6 @@ def _digest(train: list[Row], held: list[Row]) -> str:
 
 def _is_conversation(row: Row) -> bool:
     return "messages" in row or isinstance(row.get("prompt"), list)
-
-
-def _is_bare_pair(row: Row) -> bool:
-    """A prompt and its answer, or answers, that are all strings."""
-    keys = ("prompt", "chosen", "rejected") if "chosen" in row else ("prompt", "completion")
-    return not _is_conversation(row) and all(isinstance(row.get(key), str) for key in keys)
-
-
-def _as_turns(row: Row) -> Row:
-    if not _is_bare_pair(row):
-        return row
-    rest = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
-    question = [{"role": "user", "content": row["prompt"]}]
-
-    def answer(key: str) -> list[dict[str, str]]:
-        return [{"role": "assistant", "content": row[key]}]
-
-    turns = (
-        {**rest, "prompt": question, "chosen": answer("chosen"), "rejected": answer("rejected")}
-        if "chosen" in row
-        else {**rest, "messages": [*question, *answer("completion")]}
-    )
-    return PlacedDict.like(turns, row)
 
 
 def _key(row: Row) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.data.encoding import IGNORED, encode_rows
+from gym_fed.data.string_rows import as_turns
 from gym_fed.delta.encode import Coded, Refine
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization.config import Calibration
@@ -77,6 +78,7 @@ def _sequences(calibration: CalibrationText, tokenizer: Any, max_length: int) ->
         )
     if not rows:
         raise GymError(ErrorCode.DATA_INVALID, "calibration has no rows", "give at least one text")
+    rows = as_turns(tokenizer, rows)
     texts = [row for row in rows if "messages" not in row]
     chats = [row for row in rows if "messages" in row]
     encoded = encode_rows(tokenizer, texts, max_length=max_length, packing=True) if texts else []

@@ -113,6 +113,11 @@ class PlainTokenizer:
         return {token.content: at for at, token in sorted(self.added_tokens_decoder.items())}
 
     @property
+    def bos_token_id(self) -> int | None:
+        """The id of ``bos_token``."""
+        return self.convert_tokens_to_ids(self.special_tokens_map.get("bos_token"))
+
+    @property
     def eos_token(self) -> str | None:
         """What ends an answer."""
         return self.special_tokens_map.get("eos_token")

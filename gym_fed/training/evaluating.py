@@ -40,7 +40,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     """
     from transformers import PrinterCallback
 
-    from gym_fed.training.rows.run_kind import rows_to_learn
+    from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
     from gym_fed.training.rows.sources import rows_of
 
     check_config(config)
@@ -53,6 +53,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     model, tokenizer = load_for_training(config)
     tokenizer = use_chat_template(tokenizer, config.chat_template)
     model = apply_features(model, config)
+    rows = rows_to_encode(config, tokenizer, rows)
     encoded = algorithm.encode(config, tokenizer, rows)
     if not is_placed(model, config):
         model = model.to(pick_device(config.device))

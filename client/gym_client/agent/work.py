@@ -31,6 +31,7 @@ from gym_fed.failpoints import failpoint
 from gym_fed.text import plain
 
 if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
     from gym_fed.delta.encode import Refine
     from gym_fed.training.rows.last_encoded import LastEncoded
     from gym_fed.training.run.result import TrainResult
@@ -186,11 +187,28 @@ def _train(
         on_step=lambda step, total, loss: hooks.progress("train", step, total, loss),
         should_stop=lambda: hooks.should_stop() or time.monotonic() > until,
         last_encoded=_last_encoded(),
+        on_rows=lambda name, counts: _report_rows(name, counts, spec.recipe.max_length),
     )
     try:
         return trainer.train(dataset=data.rows, resume=True)
     except GymError as error:
         raise _with_cause(error, hooks, policy, until) from error
+
+
+def _report_rows(name: str, counts: RowCounts, max_length: int) -> None:
+    """Print what becomes of the rows, once for all rounds that learn the same ones."""
+    from gym_fed.data.string_rows import forms_in_words
+
+    for sentence in (*forms_in_words(counts.forms), counts.warning(max_length)):
+        if sentence is not None:
+            _print_once(f"{name}: {sentence}")
+
+
+@cache
+def _print_once(line: str) -> None:
+    from gym_fed.console import err
+
+    err.print(line, markup=False)
 
 
 def _with_cause(error: GymError, hooks: Hooks, policy: Policy, until: float) -> GymError:

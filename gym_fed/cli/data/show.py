@@ -189,14 +189,14 @@ def _of_config(
     from gym_fed.data.rows import place_of, unread_keys
     from gym_fed.kinds import ALGORITHMS
     from gym_fed.models import load_tokenizer
-    from gym_fed.training.rows.run_kind import rows_to_learn
+    from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
     from gym_fed.training.rows.sources import rows_of
 
     algorithm = ALGORITHMS.new(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer
     name = model or given or "gym-nano"
     tokenizer = use_chat_template(load_tokenizer(name), config.chat_template)
-    rows = rows_to_learn(config, rows_of(config))[:limit]
+    rows = rows_to_encode(config, tokenizer, rows_to_learn(config, rows_of(config))[:limit])
     for number, row in enumerate(rows, 1):
         contamination.find(place_of(row, number), row)
     default = algorithm.assistant_only_default

@@ -60,9 +60,12 @@ def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
     """What ``Trainer`` is given as ``on_rows``: a line of counts, and a warning where much is lost."""
 
     from gym_fed.data.rows import unread_in_words
+    from gym_fed.data.string_rows import forms_in_words
 
     def report(name: str, counts: RowCounts) -> None:
         err.print(f"{name}: {counts.describe(max_length)}")
+        for sentence in forms_in_words(counts.forms):
+            err.print(f"{name}: {sentence}")
         if (unread := unread_in_words(counts.unread)) is not None:
             err.print(f"{name}: {unread}")
         if (problem := counts.warning(max_length)) is not None:

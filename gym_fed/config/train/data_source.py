@@ -152,9 +152,10 @@ class DataSections(StrictModel):
     place (Qwen3's): so the model is prompted where thinking is switched off. It is for ``sft`` and ``pretrain``. A row
     whose reasoning the chat template cannot show is refused unless it is dropped."""
 
-    chat_template: str | None = Field(default=None, min_length=1)
+    chat_template: Literal["none"] | Annotated[str, Field(min_length=1)] | None = None
     """Instead of the tokenizer's chat template: the path of a Jinja file, Jinja itself, or a name such as ``chatml``
-    (docs/chat-templates.md lists them). It is saved with the result."""
+    (docs/chat-templates.md lists them). ``none`` removes the template: prompts and answers that are plain strings are
+    then trained as bare text, and else as chat turns. It is saved with the result."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""``chat_template:`` of a config: a file, Jinja, or a name, put in the place of the tokenizer's template."""
+"""``chat_template:`` of a config: a file, Jinja, a name, or ``none``; it replaces the tokenizer's template."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from gym_fed.data.chat_templates.rendering import Message, Template, template_of
 from gym_fed.errors import ErrorCode, GymError
 
 _MOST_CHARACTERS = 200_000
+NONE = "none"
+"""The value of ``chat_template:`` that takes the template off the tokenizer."""
 _TURNS: list[Message] = [
     {"role": "user", "content": "question"},
     {"role": "assistant", "content": "answer"},
@@ -24,13 +26,15 @@ _TURNS: list[Message] = [
 _SYSTEM: Message = {"role": "system", "content": "instructions"}
 
 
-def read_chat_template(value: str) -> str:
-    """The Jinja that ``chat_template:`` stands for.
+def read_chat_template(value: str) -> str | None:
+    """Return the Jinja that ``chat_template:`` stands for; None for ``none``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an unknown name, a file that cannot be read, or Jinja that writes no
             conversation.
     """
+    if value == NONE:
+        return None
     source = _source(value)
     if len(source) > _MOST_CHARACTERS:
         raise _bad(
@@ -53,10 +57,10 @@ def read_chat_template(value: str) -> str:
 
 
 def use_chat_template(tokenizer: Any, value: str | None) -> Any:
-    """The tokenizer (or processor) with the template of ``chat_template:``; a copy, when anything changes.
+    """Return the tokenizer (or processor) with the template of ``chat_template:``; a copy, when anything changes.
 
-    A name whose format is what the tokenizer's own template writes keeps that one, which may know tools, too; and so
-    does a processor, whose template has places for images.
+    ``none`` removes the template. A name whose format is what the tokenizer's own template writes keeps that one, which
+    may know tools, too; and so does a processor, whose template has places for images.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``read_chat_template``.
@@ -66,7 +70,12 @@ def use_chat_template(tokenizer: Any, value: str | None) -> Any:
     source = read_chat_template(value)
     own = getattr(tokenizer, "chat_template", None)
     is_processor = getattr(tokenizer, "image_processor", None) is not None
-    if value in NAMED and own and (is_processor or _writes_the_same(tokenizer, source)):
+    if (
+        source is not None
+        and value in NAMED
+        and own
+        and (is_processor or _writes_the_same(tokenizer, source))
+    ):
         return tokenizer
     changed = copy.copy(tokenizer)
     changed.chat_template = source
@@ -94,10 +103,10 @@ def _source(value: str) -> str:
             raise _bad(f"{value} is a folder", "give the file in it, such as chat_template.jinja")
     except (OSError, UnicodeDecodeError) as error:
         raise _bad(f"the file {value} cannot be read: {error}", "give a Jinja file in UTF-8") from error
-    near = get_close_matches(value[:200], NAMED, n=1)
+    near = get_close_matches(value[:200], (*NAMED, NONE), n=1)
     raise _bad(
         f"{value[:200]!r} is no file, no Jinja, and no known name{f' (nearest: {near[0]})' if near else ''}",
-        f"give a path, a template, or one of: {', '.join(NAMED)}",
+        f"give a path, a template, or one of: {', '.join((*NAMED, NONE))}",
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from gym_fed.data.generated import generate
 from gym_fed.data.rows import as_kind
+from gym_fed.data.string_rows import as_turns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TASKS
 
@@ -110,7 +111,7 @@ def _docstrings() -> Iterator[str]:
 
 def _texts_of(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> Iterator[str]:
     for row in rows:
-        for supervised in as_kind([dict(row)], "supervised"):
+        for supervised in as_turns(tokenizer, as_kind([dict(row)], "supervised")):
             yield _text(supervised, tokenizer)
 
 

@@ -10,6 +10,7 @@ from queue import LifoQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.data.text_tokens import without_second_bos
 from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.content_parts import ContentParts
 from gym_fed.serving.openai.message_pictures import MessagePictures
@@ -238,7 +239,8 @@ class Prompts:
 
     def _tokens(self, text: str, *, special: bool) -> list[int]:
         with self._a_tokenizer() as tokenizer:
-            return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+            ids = list(tokenizer(text, add_special_tokens=special)["input_ids"])
+            return without_second_bos(tokenizer, ids) if special else ids
 
     @contextmanager
     def _a_tokenizer(self) -> Iterator[Any]:

@@ -1,27 +1,38 @@
-"""The rows that an algorithm learns from, with the system message of the config."""
+"""Brings rows into the form that an algorithm learns from: their kind, chat turns, and the default system message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.rows import PlacedDict, Row, as_kind
+from gym_fed.data.string_rows import as_turns
 from gym_fed.kinds import ALGORITHMS
 
 
 def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> list[Row]:
-    """Rows of the kind of ``config.algorithm``; conversations without a system message begin with ``default_system``.
+    """Convert rows to the kind of ``config.algorithm``.
 
     Raises:
         GymError: See ``as_kind``.
     """
-    found = as_kind(rows, ALGORITHMS.type_of(config.algorithm).row_kind)
+    return as_kind(rows, ALGORITHMS.type_of(config.algorithm).row_kind)
+
+
+def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
+    """Turn rows of ``rows_to_learn`` into what ``Algorithm.encode`` takes.
+
+    Rows of plain strings become chat turns where the tokenizer has a chat template, and conversations without a system
+    message get ``default_system``.
+    """
+    turns = as_turns(tokenizer, rows)
     if config.default_system is None:
-        return found
-    return [_begun(row, config.default_system) for row in found]
+        return turns
+    return [_with_system(row, config.default_system) for row in turns]
 
 
-def _begun(row: Row, system: str) -> Row:
+def _with_system(row: Row, system: str) -> Row:
     key = "messages" if "messages" in row else "prompt"
     messages = row.get(key)
     if not isinstance(messages, list) or any(message["role"] == "system" for message in messages):

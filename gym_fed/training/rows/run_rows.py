@@ -11,10 +11,11 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import unread_keys
+from gym_fed.data.string_rows import count_forms
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import on_main
-from gym_fed.training.rows.run_kind import rows_to_learn
+from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
 from gym_fed.training.vision.conversations import require_no_images
 
 
@@ -82,7 +83,22 @@ def encode_run(
     data: list[dict[str, Any]],
     eval_data: list[dict[str, Any]] | None,
 ) -> RunRows:
-    """Rows of ``rows_of_run`` as the trainer takes them; those of ``tokenized_path``, where it holds some."""
+    """Encode the rows of ``rows_of_run``, or read those of ``tokenized_path`` where it holds some."""
+    forms = count_forms(tokenizer, data)
+    data = rows_to_encode(config, tokenizer, data)
+    eval_data = None if eval_data is None else rows_to_encode(config, tokenizer, eval_data)
+    rows = _encoded_or_stored(config, algorithm, tokenizer, data, eval_data)
+    rows.counts.forms = rows.counts.forms or forms
+    return rows
+
+
+def _encoded_or_stored(
+    config: TrainingConfig,
+    algorithm: Algorithm,
+    tokenizer: Any,
+    data: list[dict[str, Any]],
+    eval_data: list[dict[str, Any]] | None,
+) -> RunRows:
     if config.tokenized_path is None:
         return _encode(config, algorithm, tokenizer, data, eval_data)
     from gym_fed.training.rows.tokenized import TokenizedRows

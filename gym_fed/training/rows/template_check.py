@@ -13,10 +13,11 @@ from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.rows import PlacedDict, Row, place_of
+from gym_fed.data.string_rows import is_string_row
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_tokenizer
 from gym_fed.training.algorithms.sft import Sft
-from gym_fed.training.rows.run_kind import rows_to_learn
+from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
 from gym_fed.training.vision.conversations import is_vision_model
 
 MOST_ROWS = 1000
@@ -34,10 +35,13 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
     """
     algorithm = ALGORITHMS.new(config.algorithm)
     placed = [PlacedDict.of(row, place) for place, row in islice(rows, MOST_ROWS)]
-    chats = [row for row in rows_to_learn(config, placed) if _is_chat(row)]
-    if not chats:
+    learned = rows_to_learn(config, placed)
+    if not any(_is_chat(row) or is_string_row(row) for row in learned):
         return len(placed)
     tokenizer = use_chat_template(load_tokenizer(_tokenizer_name(config)), config.chat_template)
+    chats = [row for row in rows_to_encode(config, tokenizer, learned) if _is_chat(row)]
+    if not chats:
+        return len(placed)
     require_chat_template(tokenizer)
     if not isinstance(algorithm, Sft):
         for number, row in enumerate(chats, 1):

@@ -24,7 +24,7 @@ from gym_fed.modeling.processors import is_processor
 from gym_fed.text import plain
 from gym_fed.training.vision.conversations import is_vision_model
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Also counts the rules of encoding: rows that were kept under others are not read again."""
 
 _KEYS = (

@@ -22,7 +22,7 @@ from gym_fed.data.rows import PlacedDict
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.algorithms.preference._answers import encode_answers
-from gym_fed.training.rows.run_kind import rows_to_learn
+from gym_fed.training.rows.run_kind import rows_to_encode
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import CONVERSATIONS, answer, byte_tokenizer, system, user
 
@@ -217,12 +217,15 @@ def test_an_empty_thought_is_learned_unless_reasoning_is_off() -> None:
 def test_conversations_without_a_system_message_begin_with_the_one_of_the_config() -> None:
     own = [{"role": "system", "content": "mine"}, *TWO["messages"]]
     rows = [TWO, {"messages": own}, {"text": "a text"}]
-    found = rows_to_learn(TrainingConfig(default_system="Be brief."), rows)
+    config, tokenizer = TrainingConfig(default_system="Be brief."), load_tokenizer("gym-nano")
+    found = rows_to_encode(config, tokenizer, rows)
     assert found[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     assert found[0]["messages"][1:] == TWO["messages"]
     assert found[1:] == rows[1:]
     pair = {"prompt": TWO["messages"][:1], "chosen": TWO["messages"][1:2], "rejected": TWO["messages"][1:2]}
-    (found_pair,) = rows_to_learn(TrainingConfig(algorithm="dpo", default_system="Be brief."), [pair])
+    (found_pair,) = rows_to_encode(config, tokenizer, [pair])
+    (found_strings,) = rows_to_encode(config, tokenizer, [{"prompt": "Hi", "completion": "Ho"}])
+    assert [message["role"] for message in found_strings["messages"]] == ["system", "user", "assistant"]
     assert [message["role"] for message in found_pair["prompt"]] == ["system", "user"]
     assert "system" not in {message["role"] for message in TWO["messages"]}
 

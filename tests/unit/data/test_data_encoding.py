@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gym_fed.data import encode_rows
+from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.encoding import IGNORED
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
@@ -135,6 +136,7 @@ def test_a_row_that_the_template_refuses_is_named() -> None:
 
 
 def test_of_prompt_and_completion_only_the_completion_is_learnt(tokenizer: Any) -> None:
+    tokenizer = use_chat_template(tokenizer, "none")
     row = {"prompt": "one plus one is", "completion": " two"}
     (encoded,) = encode_rows(tokenizer, [row], max_length=100)
     assert tokenizer.decode(encoded["input_ids"]) == "one plus one is two<|im_end|>"

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.rows import place_of
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_tokenizer
 from gym_fed.personalization.rows import MIN_ROWS, read_rows
 
 PAIR = {"prompt": "hello", "chosen": "good day", "rejected": "what"}
@@ -64,14 +66,8 @@ def test_with_too_few_rows_none_is_held_out_and_that_is_said() -> None:
     assert read_rows(texts(30), held_out=0.0).held_out == []
 
 
-class Tokenizer:
-    """A tokenizer with or without a chat template."""
-
-    def __init__(self, chat_template: str | None) -> None:
-        self.chat_template = chat_template
-
-
-CHATS, CHATS_NOT = Tokenizer("{{ messages }}"), Tokenizer(None)
+CHATS = load_tokenizer("gym-nano")
+CHATS_NOT = use_chat_template(CHATS, "none")
 
 
 def test_prompts_and_answers_are_turns_of_a_chat_where_the_base_chats(tmp_path: Path) -> None:

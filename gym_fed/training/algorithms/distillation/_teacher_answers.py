@@ -20,6 +20,7 @@ from gym_fed.config.algorithms.distillation import SequenceDistillationSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
+from gym_fed.data.text_tokens import text_ids
 from gym_fed.files import drop_torn_line
 
 _LINES_OF_PROGRESS = 10
@@ -128,13 +129,12 @@ class TeacherAnswers:
 
 def _prompt_ids(tokenizer: Any, row: Row) -> list[int]:
     if isinstance(row["prompt"], str):
-        ids: list[int] = tokenizer(row["prompt"])["input_ids"]
-        return ids
+        return text_ids(tokenizer, [row["prompt"]])[0]
     require_chat_template(tokenizer)
     encoded = tokenizer.apply_chat_template(
         row["prompt"], tools=row.get("tools"), tokenize=True, return_dict=True, add_generation_prompt=True
     )
-    ids = encoded["input_ids"]
+    ids: list[int] = encoded["input_ids"]
     return ids
 
 

@@ -10,6 +10,7 @@ from gym_fed.config.algorithms.reinforcement import RolloutSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import prompt_ids, require_chat_template
 from gym_fed.data.rows import Row, RowKind
+from gym_fed.data.text_tokens import text_ids
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.run.job import Job
@@ -156,7 +157,7 @@ def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
 def _require_length(tokenizer: Any, rows: list[Row], start: int, max_length: int) -> None:
     prompts = [row["prompt"] for row in rows]
     if isinstance(prompts[0], str):
-        ids = tokenizer(text=prompts)["input_ids"]
+        ids = text_ids(tokenizer, prompts)
     else:
         ids = tokenizer.apply_chat_template(
             prompts, tokenize=True, return_dict=True, add_generation_prompt=True

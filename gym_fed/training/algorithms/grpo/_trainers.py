@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
+from gym_fed.data.text_tokens import without_second_bos
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._combined import CombinedGrader
 from gym_fed.evaluation.graders.base import Grader, Sample
@@ -38,6 +39,9 @@ class Rollouts(_Trainer):  # type: ignore[misc]
     """
 
     _buffered_inputs: Any
+    prompts: Sequence[Any]
+    """Set after construction: the prompt of each row that the dataset's column ``row`` counts."""
+
     _num_tokens = 0
     """Seen since this process began; the trainer's own count is that of the whole run."""
 
@@ -83,6 +87,17 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         generated = super()._generate(prompts)
         self._num_tokens += self.state.num_input_tokens_seen - before
         return generated
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        """TRL's own, with one BOS where a text prompt was templated beforehand."""
+        prompt_ids, *rest = super()._tokenize_prompts(prompts)
+        return [without_second_bos(self.processing_class, ids) for ids in prompt_ids], *rest
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's own, on the prompts as they are: the dataset's Arrow table would give all messages the same keys."""
+        prompted = [{**row, "prompt": self.prompts[row["row"]]} for row in inputs]
+        batch: dict[str, Any] = super()._generate_and_score_completions(prompted)
+        return batch
 
     def use_reference(self, beta: float, reference: Any | None) -> None:
         """Weigh the divergence from a reference by ``beta``; None is the model itself with its adapter switched off."""
@@ -188,6 +203,7 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
         eval_dataset=None if job.eval_encoded is None else _prompts(job.eval_encoded, len(job.encoded)),
         **more,
     )
+    trainer.prompts = [row["prompt"] for row in rows]
     trainer.use_reference(beta, reference)
     return trainer
 
@@ -245,9 +261,10 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
 
 
 def _prompts(rows: Sequence[dict[str, Any]], start: int) -> Any:
-    """The columns that TRL reads. Others stay outside, because Arrow would require one type for each."""
+    """Make the dataset that TRL draws from: row numbers, and a column of its name for prompts.
+
+    The prompts themselves stay outside, because Arrow would require one type for each of their values.
+    """
     from datasets import Dataset
 
-    return Dataset.from_dict(
-        {"prompt": [row["prompt"] for row in rows], "row": list(range(start, start + len(rows)))}
-    )
+    return Dataset.from_dict({"prompt": [""] * len(rows), "row": list(range(start, start + len(rows)))})

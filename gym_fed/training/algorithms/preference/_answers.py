@@ -11,6 +11,7 @@ from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row, place_of
+from gym_fed.data.text_tokens import ended, text_ids
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 
@@ -189,10 +190,9 @@ def _tokenise(
         for i, ids in zip(chats, tokenizer(rendered, add_special_tokens=False)["input_ids"], strict=True):
             result[i] = ids
     if texts:
-        end = [] if answer is None or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         words = [rows[i]["prompt"] + (rows[i][answer] if answer else "") for i in texts]
-        for i, ids in zip(texts, tokenizer(words)["input_ids"], strict=True):
-            result[i] = ids if ids[-1:] == end else ids + end
+        for i, text, ids in zip(texts, words, text_ids(tokenizer, words), strict=True):
+            result[i] = ids if answer is None else ended(tokenizer, ids, text)
     return result
 
 
