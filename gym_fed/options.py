@@ -43,6 +43,10 @@ ColumnsOption = Annotated[
         show_default=False,
     ),
 ]
+AgreeOption = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Accept the guess of columns that have other names; it is printed."),
+]
 LicenceOption = Annotated[
     str | None,
     typer.Option(

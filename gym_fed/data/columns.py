@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,25 +16,61 @@ _SHOWN_CHARACTERS = 40
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
-    """The value of ``--columns``: names of the file's columns, by the names that the format expects.
+    """Parse the value of ``--columns``: names of the file's columns, by the names that the format expects.
+
+    Two spellings: ``ours=theirs`` pairs with a comma between them, and a JSON object for names that hold a comma or
+    begin or end with a space.
 
     Raises:
-        GymError: ``USAGE`` for anything but ``ours=theirs`` pairs with a comma between them, each name once.
+        GymError: ``USAGE`` for anything else, and for a name that stands there twice.
     """
     columns: dict[str, str] = {}
+    for ours, theirs in _pairs(text or ""):
+        if ours in columns or theirs in columns.values():
+            twice = ours if ours in columns else theirs
+            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is named twice", "name each column once")
+        columns[ours] = theirs
+    return columns
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    if text.lstrip().startswith("{"):
+        try:
+            pairs = list(json.loads(text, object_pairs_hook=list))
+        except (ValueError, TypeError, RecursionError):
+            pairs = []
+        if pairs and all(isinstance(word, str) and word for pair in pairs for word in pair):
+            return [(str(ours), str(theirs)) for ours, theirs in pairs]
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--columns: {plain(text, _SHOWN_CHARACTERS)} is no JSON object of names",
+            """write '{"prompt": "question", "completion": "answer"}'""",
+        )
+    pairs = []
     for part in text.split(",") if text else ():
         ours, equals, theirs = (word.strip() for word in part.partition("="))
         if not (ours and equals and theirs):
             raise GymError(
                 ErrorCode.USAGE,
                 f"--columns: {part!r} is no pair of names",
-                "write OURS=THEIRS with commas between, such as prompt=question,completion=answer",
+                "write OURS=THEIRS with commas between, such as prompt=question,completion=answer; for a name with a "
+                "comma, a JSON object",
             )
-        if ours in columns or theirs in columns.values():
-            twice = ours if ours in columns else theirs
-            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is named twice", "name each column once")
-        columns[ours] = theirs
-    return columns
+        pairs.append((ours, theirs))
+    return pairs
+
+
+def columns_option(columns: Mapping[str, str]) -> str:
+    """Return ``--columns ...``, quoted for a shell."""
+    return f"--columns {shlex.quote(columns_text(columns))}"
+
+
+def columns_text(columns: Mapping[str, str]) -> str:
+    """Return what ``parse_columns`` reads as these columns."""
+    text = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items())
+    if any("," in theirs or theirs != theirs.strip() for theirs in columns.values()):
+        return json.dumps(dict(columns), ensure_ascii=False)
+    return text
 
 
 def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
@@ -50,7 +88,8 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
             names = [plain(str(key), _SHOWN_CHARACTERS) for key in row]
             shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
             raise BadRow(
-                f"has no column {missing[0]!r}", f"columns names it, and the row has {shown or 'no columns'}"
+                f"has no column {missing[0]!r}, or nothing in it",
+                f"columns names it, and the row has {shown or 'no columns'}",
             )
         rest = {key: value for key, value in row.items() if key not in columns.values()}
         return {**rest, **{ours: row[theirs] for ours, theirs in columns.items()}}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gym_fed.data.column_guess import ColumnGuess, guess_columns
 from gym_fed.data.columns import renaming
 from gym_fed.data.files import Placed, read_raw
 from gym_fed.data.formats.base import BadRow, Format, MediaRow, as_object, unread_noted
@@ -14,9 +15,11 @@ from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.rows import PlacedDict, Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
+from gym_fed.text import plain
 
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
+_SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
 
 
 def load_rows(
@@ -137,10 +140,21 @@ def format_of(row: Row) -> Format:
             if found.matches(row):
                 format: Format = found()
                 return format
-    raise BadRow(
-        f"no format is known with the keys {sorted(map(str, row))}",
+    raise unknown_format(row, guess_columns([row]))
+
+
+def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:
+    """Return the refusal of a row that no format reads, with the option that names its columns where one is guessed."""
+    names = [plain(str(name), _SHOWN_CHARACTERS) for name in row]
+    shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", ..." if len(names) > _SHOWN_NAMES else "")
+    needed = (
         "rows need messages, conversations (ShareGPT), instruction and output (Alpaca), prompt, or text; "
-        "columns names them otherwise, such as --columns prompt=question,completion=answer",
+    )
+    return BadRow(
+        f"no format is known with the columns {shown or '(none)'}",
+        f"if this is right, add: {guess.option}"
+        if guess is not None
+        else f"{needed}name other columns, such as --columns prompt=question,completion=answer",
     )
 
 

@@ -141,8 +141,16 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     raise GymError(
         ErrorCode.DATA_INVALID,
         f"{place_of(row, number)} {problem}, and {kind} rows are needed",
-        _REMEDY[kind],
+        f"{_REMEDY[kind]}{_column_remedy(row, kind) if found in (None, 'prompt') else ''}",
     )
+
+
+def _column_remedy(row: Row, kind: RowKind) -> str:
+    """Name the option for a row whose answer stands in a column of another name."""
+    from gym_fed.data.column_guess import guess_columns
+
+    guess = guess_columns([row], kind)
+    return "" if guess is None or "text" in guess.columns else f"; or, if this is right: {guess.option}"
 
 
 def _require_types(row: Row, kind: RowKind | None, number: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +30,10 @@ from gym_fed.kinds import FORMATS
 from gym_fed.old_names import old_options
 from gym_fed.options import DEVICE, ColumnsOption
 from gym_fed.text import counted
+
+if TYPE_CHECKING:
+    from gym_client.cli.join import JoinOptions
+    from gym_client.display import Display
 
 app = typer.Typer(
     name="gym-client",
@@ -147,6 +152,7 @@ def join(
         folder = open_home(home, passphrase_file)
         with folder.locked():
             consent = TerminalConsent(yes, as_json, accept_restore, accept or ())
+            options = replace(options, columns=_agreed(options, display, yes))
             result = run_join(folder, options, consent, display)
     except GymError as error:
         display.close()
@@ -165,6 +171,20 @@ def join(
     balance = "unknown" if result.balance is None else f"{result.balance} credits"
     sent = f"{counted(result.num_submitted, 'update')} sent; balance {balance}; receipts in {folder.receipts_path}"
     out.print(sent)
+
+
+def _agreed(options: JoinOptions, display: Display, yes: bool) -> str | None:
+    """The columns of a new file: those given, or a guess that the contributor agrees to."""
+    if options.data is None or str(options.data) == "example":
+        return options.columns
+    from gym_fed.data.column_question import agreed_columns
+    from gym_fed.data.columns import columns_text, parse_columns
+
+    display.busy("")  # a question may follow
+    columns = agreed_columns(
+        options.data.expanduser(), options.data_format or "auto", parse_columns(options.columns), yes=yes
+    )
+    return columns_text(columns) or None
 
 
 @app.command()

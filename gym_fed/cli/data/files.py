@@ -13,7 +13,7 @@ import typer
 from gym_fed.console import AsJson, MemberName, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
-from gym_fed.options import ColumnsOption, FormatOption
+from gym_fed.options import AgreeOption, ColumnsOption, FormatOption
 from gym_fed.text import harmless
 
 _EXAMPLES = 5
@@ -68,9 +68,11 @@ def convert(
         bool, typer.Option("--allow-loss", help="Also pairs as judgements, or as their chosen answer.")
     ] = False,
     overwrite: OverwriteOption = False,
+    yes: AgreeOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a dataset in another format. A row that would lose something is refused by its place."""
+    from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.formats.base import BadRow
     from gym_fed.data.reading import iter_rows
@@ -78,7 +80,7 @@ def convert(
     from gym_fed.data.writing import check_output, convert_row, write_rows
 
     check_output(file, overwrite)
-    rename = renaming(parse_columns(columns))
+    rename = renaming(agreed_columns(source, format, parse_columns(columns), yes=yes))
     unread: Counter[str] = Counter()
 
     def converted() -> Iterator[dict[str, Any]]:

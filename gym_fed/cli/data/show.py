@@ -13,7 +13,7 @@ import typer
 from gym_fed.cli.data.files import counted
 from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
+from gym_fed.options import AgreeOption, ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
 from gym_fed.text import harmless
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def show(
         ),
     ] = None,
     ignore_unsupported: IgnoreUnsupported = False,
+    yes: AgreeOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""
@@ -83,7 +84,7 @@ def show(
         view = _of_config(config, model, limit, contamination)
     else:
         _refuse(of_configs, "training configs", "omit it")
-        view = _of_file(source, model, format, columns, max_length, limit, contamination)
+        view = _of_file(source, model, format, columns, yes, max_length, limit, contamination)
 
     from gym_fed.data.preview import Statistics
     from gym_fed.data.row_counts import RowCounts
@@ -150,19 +151,19 @@ def _of_file(
     model: str | None,
     format: str,
     columns: str | None,
+    yes: bool,
     max_length: int | None,
     limit: int | None,
     contamination: ContaminationCheck,
 ) -> _View:
+    from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns, renaming
-    from gym_fed.data.locations import find_files
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.reading import iter_rows
     from gym_fed.data.rows import Row, unread_keys
     from gym_fed.models import load_tokenizer
 
-    rename = renaming(parse_columns(columns))
-    find_files(source)  # a mistyped name is reported before a tokenizer is loaded
+    rename = renaming(agreed_columns(source, format, parse_columns(columns), yes=yes))
     name = model or "gym-nano"
     tokenizer = load_tokenizer(name)
     unread: Counter[str] = Counter()

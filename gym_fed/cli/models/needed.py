@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 YesOption = Annotated[
     bool,
-    typer.Option(
-        "--yes", "-y", help="Consent to downloads from the Hub; their bytes and licence are printed."
-    ),
+    typer.Option("--yes", "-y", help="Consent to downloads, and accept guessed columns; both are printed."),
 ]
 _T = TypeVar("_T")
 

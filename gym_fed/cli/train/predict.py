@@ -31,11 +31,13 @@ def predict(
     --columns are those of the config's first source.
     """
     from gym_fed.config.llamafactory.files import load_predict_config
+    from gym_fed.data.column_question import with_agreed_columns
     from gym_fed.data.columns import parse_columns
 
     named = parse_columns(columns)
     renamed = [f"eval_data.0.columns={json.dumps(named)}"] if named else []
     settings, notes = load_predict_config(config, [*(set_ or []), *renamed])
+    settings = with_agreed_columns(settings, "supervised", yes)
     for note in notes:
         err.print(f"note: {note}")
     adapters = [settings.adapter] if isinstance(settings.adapter, str) else settings.adapter or []

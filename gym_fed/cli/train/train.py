@@ -71,14 +71,17 @@ def train(
         return
     if not overwrite:
         _require_plugins(config, set_ or [])
+    from gym_fed.data.column_question import with_agreed_columns
     from gym_fed.training.processes.ranks import is_main, world_size
 
     out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes prints
 
     def load() -> tuple[TrainingConfig, list[str]]:
-        return load_training_config(
+        settings, notes = load_training_config(
             config, set_ or [], ignore_unsupported=ignore_unsupported, processes=nproc or world_size()
         )
+        kind = ALGORITHMS.type_of(settings.algorithm).row_kind
+        return with_agreed_columns(settings, kind, yes), notes
 
     if plan:
         settings, notes = load()  # a plan fetches nothing

@@ -114,9 +114,11 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a variant from a person's own rows. The same command resumes stopped work."""
+    from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
+    named = agreed_columns(data, columns=parse_columns(columns), kind="supervised", yes=yes)
     ensure_models([base], yes)
     with listening() as listener:
         created = PersonalizedTrainer(
@@ -133,7 +135,7 @@ def create(
             data=data,
             name=name,
             held_out=held_out,
-            columns=parse_columns(columns),
+            columns=named,
             as_chat=as_chat,
             replace=replace,
             output=output,
@@ -202,9 +204,13 @@ def rebase(
     as_json: AsJson = False,
 ) -> None:
     """Carry a variant to a new global version of its base; prints the loss before and after."""
+    from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
+    named = parse_columns(columns)
+    if data is not None:
+        named = agreed_columns(data, columns=named, kind="supervised", yes=yes)
     if base is None:
         with open_store(store) as opened:
             base = opened.get(name).base_model
@@ -223,7 +229,7 @@ def rebase(
             data=data,
             steps=steps,
             held_out=held_out,
-            columns=parse_columns(columns),
+            columns=named,
             as_chat=as_chat,
             force=force,
             output_name=output_name,

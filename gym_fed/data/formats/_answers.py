@@ -8,6 +8,7 @@ from gym_fed.data.formats._turns import conversation
 from gym_fed.data.formats.base import BadRow, Message, Raw, string, system_of
 
 ALPACA_KEYS = ("instruction", "input", "output", "history")
+_DOLLY = {"context": "input", "response": "output"}
 PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
 """Where a prompt may stand."""
 
@@ -44,6 +45,13 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
             return _whole_conversations(prompt, answers, keys)
         prompt = [*system_of(row), {"role": "user", "content": prompt}]
     return prompt, [_without(prompt, _as_messages(answer)) for answer in answers]
+
+
+def alpaca_row(row: Raw) -> Raw:
+    """The row with Dolly's ``context`` and ``response`` under Alpaca's names, where it has no ``output``."""
+    if "output" in row or "response" not in row:
+        return row
+    return {_DOLLY.get(key, key) if _DOLLY.get(key) not in row else key: value for key, value in row.items()}
 
 
 def alpaca_question(row: Raw) -> list[Message]:

@@ -1,7 +1,7 @@
 """Conversations as they are written: OpenAI's role and content, ShareGPT's from and value, tool calls, parts.
 
 Two more keys of a message are read in either form. ``weight`` is 0 where a turn is not to be learned, which is also
-written ``train: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory); 1 is what a turn of the assistant has without
+written ``train: false`` or ``training: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory); 1 is what a turn of the assistant has without
 it, and is left away. ``reasoning_content`` is what the assistant thought, also called ``thinking`` and ``reasoning``.
 """
 
@@ -43,7 +43,9 @@ _SPEAKERS = {
     "tool": "tool",
 }
 _SHOWN_ROLES = "system, user, assistant, tool"
-_WEIGHTS = ("weight", "train", "loss_weight")
+_WEIGHTS = ("weight", "train", "training", "loss_weight")
+_SWITCHES = ("train", "training")
+"""Of these, the ones that are true or false."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),
@@ -201,10 +203,10 @@ def _weight(turn: Raw, role: str) -> Message:
     for key, weight in given.items():
         if not (
             isinstance(weight, bool)
-            if key == "train"
+            if key in _SWITCHES
             else isinstance(weight, int | float) and weight in (0, 1)
         ):
-            wanted = "true or false" if key == "train" else "0 or 1"
+            wanted = "true or false" if key in _SWITCHES else "0 or 1"
             raise BadRow(
                 f"{key!r} of the {role}'s turn is {weight!r}, expected {wanted}",
                 "a turn is learned or it is not; round the weight, or drop the row",

@@ -1,8 +1,8 @@
-"""Alpaca: instruction, input and output, with LLaMA-Factory's system and history."""
+"""Alpaca: instruction, input and output, with LLaMA-Factory's system and history; Dolly: context and response."""
 
 from __future__ import annotations
 
-from gym_fed.data.formats._answers import ALPACA_KEYS, alpaca_question
+from gym_fed.data.formats._answers import ALPACA_KEYS, alpaca_question, alpaca_row
 from gym_fed.data.formats.base import BadRow, Format, Raw, conversation_of, string, with_context
 
 
@@ -16,6 +16,7 @@ class Alpaca(Format):
         return "instruction" in row
 
     def read(self, row: Raw) -> Raw:
+        row = alpaca_row(row)
         messages = [*alpaca_question(row), {"role": "assistant", "content": string(row, "output")}]
         return with_context(row, {"messages": messages}, *ALPACA_KEYS)
 

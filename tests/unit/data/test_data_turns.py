@@ -44,14 +44,18 @@ def gym(*words: object) -> Result:
     return CliRunner().invoke(app, ["data", *(str(word) for word in words)])
 
 
-@pytest.mark.parametrize("key", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"loss_weight": 0}])
+@pytest.mark.parametrize(
+    "key", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"loss_weight": 0}]
+)
 def test_every_way_to_say_do_not_learn_becomes_weight_0(key: dict[str, Any], tmp_path: Path) -> None:
     expected = {"messages": [ASK, {**SAY, "weight": 0}, ASK, SAY]}
     assert read(tmp_path, {"messages": [ASK, {**SAY, **key}, ASK, SAY]}) == expected
     assert read(tmp_path, {"conversations": [HUMAN, {**GPT, **key}, HUMAN, GPT]}) == expected
 
 
-@pytest.mark.parametrize("key", [{"weight": 1}, {"train": True}, {"loss_weight": 1.0}, {"weight": None}])
+@pytest.mark.parametrize(
+    "key", [{"weight": 1}, {"train": True}, {"training": True}, {"loss_weight": 1.0}, {"weight": None}]
+)
 def test_a_weight_of_1_is_what_an_answer_has_anyway(key: dict[str, Any], tmp_path: Path) -> None:
     assert read(tmp_path, {"messages": [ASK, {**SAY, **key}]}) == {"messages": [ASK, SAY]}
 
@@ -164,7 +168,7 @@ def test_convert_refuses_what_the_format_would_lose_by_row_and_key(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("key", [{"weight": 0}, {"train": False}, {"loss_weight": 0.0}])
+@pytest.mark.parametrize("key", [{"weight": 0}, {"train": False}, {"training": False}, {"loss_weight": 0.0}])
 def test_what_a_file_says_not_to_learn_has_no_label(key: dict[str, Any], tmp_path: Path) -> None:
     row = {"conversations": [HUMAN, {**GPT, "value": "never this", **key}, HUMAN, GPT]}
     tokenizer = load_tokenizer("gym-nano")

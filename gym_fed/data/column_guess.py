@@ -1,0 +1,192 @@
+"""Guesses which columns of a file are the question and the answer, by their names and, last, by their texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.data.columns import columns_option
+from gym_fed.data.rows import RowKind
+
+Raw = dict[str, Any]
+
+_QUESTIONS = (
+    ("prompt", "question", "instruction", "query", "problem", "input", "task", "request", "inquiry", "q"),
+    (
+        "human",
+        "user",
+        "customer",
+        "client",
+        "ticket",
+        "message",
+        "q",
+        "sentence",
+        "source",
+        "text",
+        "content",
+    ),
+)
+_ANSWERS = (
+    ("completion", "answer", "response", "output", "reply", "solution", "a"),
+    (
+        "assistant",
+        "bot",
+        "gpt",
+        "chatbot",
+        "agent",
+        "model",
+        "resolution",
+        "target",
+        "label",
+        "category",
+        "a",
+    ),
+)
+"""Names that say it, and names that only say it where no other column does."""
+_CHOSEN = ("chosen", "preferred", "better", "accepted", "winner", "win", "good")
+_REJECTED = ("rejected", "dispreferred", "worse", "refused", "loser", "lose", "bad")
+_FILLERS = {
+    *(
+        "customer",
+        "client",
+        "user",
+        "human",
+        "our",
+        "your",
+        "my",
+        "the",
+        "a",
+        "an",
+        "agent",
+        "support",
+        "expected",
+    ),
+    *(
+        "correct",
+        "gold",
+        "reference",
+        "ideal",
+        "best",
+        "final",
+        "full",
+        "model",
+        "bot",
+        "assistant",
+        "generated",
+    ),
+    *("original", "text", "column", "field", "value"),
+}
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+_TURN_KEYS = {"role": "messages", "from": "conversations"}
+_SPACED_TEXT = 0.5
+"""Share of the sample in which a column of texts, not of codes or dates, has several words."""
+
+
+@dataclass(frozen=True)
+class ColumnGuess:
+    """Columns of a file by the names that formats expect.
+
+    Attributes:
+        columns: Names in the file, by ours.
+        unread: The file's other columns.
+        by_length: True if a column was chosen by the length of its texts, as its name says nothing.
+    """
+
+    columns: dict[str, str]
+    unread: tuple[str, ...]
+    by_length: bool = False
+
+    @property
+    def option(self) -> str:
+        """The option that names these columns, quoted for a shell."""
+        return columns_option(self.columns)
+
+
+def guess_columns(sample: Sequence[Raw], kind: RowKind = "any") -> ColumnGuess | None:
+    """Guess the columns of rows that no format recognises.
+
+    Args:
+        sample: The first raw rows of a file.
+        kind: The kind of rows that is needed.
+
+    Returns:
+        None where no column can be the answer.
+    """
+    names = list(dict.fromkeys(str(name) for row in sample for name in row))
+    for name in names:
+        if (ours := _turns(row.get(name) for row in sample)) is not None:
+            return _guess({ours: name}, names)
+    texts = [name for name in names if _is_text(row.get(name) for row in sample)]
+    prompt = _best(texts, _QUESTIONS)
+    chosen, rejected = _best(texts, (_CHOSEN,), any_word=True), _best(texts, (_REJECTED,), any_word=True)
+    if chosen and rejected and chosen != rejected:
+        prompt = prompt if prompt not in (chosen, rejected) else None
+        prompt = prompt or _longest([name for name in texts if name not in (chosen, rejected)], sample)
+        first = {} if prompt is None else {"prompt": prompt}
+        return _guess({**first, "chosen": chosen, "rejected": rejected}, names)
+    if kind in ("preference", "unpaired") or not texts:
+        return None
+    answer = _best([name for name in texts if name != prompt], _ANSWERS)
+    if prompt is not None and answer is not None:
+        return _guess({"prompt": prompt, "completion": answer}, names)
+    return _by_length(prompt, answer, texts, names, sample)
+
+
+def _by_length(
+    prompt: str | None, answer: str | None, texts: list[str], names: list[str], sample: Sequence[Raw]
+) -> ColumnGuess | None:
+    """Fill in what names do not say: the longest texts are the answer."""
+    spaced = [name for name in texts if _has_words(row.get(name) for row in sample)]
+    answer = answer or _longest([name for name in spaced if name != prompt], sample)
+    prompt = prompt or _longest([name for name in spaced if name != answer], sample)
+    if answer is None:
+        return None
+    if prompt is None:
+        return _guess({"text": answer}, names, by_length=True)
+    return _guess({"prompt": prompt, "completion": answer}, names, by_length=True)
+
+
+def _guess(columns: dict[str, str], names: Iterable[str], *, by_length: bool = False) -> ColumnGuess:
+    unread = tuple(name for name in names if name not in columns.values())
+    return ColumnGuess(columns, unread, by_length)
+
+
+def _best(names: Sequence[str], tables: Sequence[tuple[str, ...]], *, any_word: bool = False) -> str | None:
+    """The name that matches an earlier table, first as it is, then without filler words, then by any of its words."""
+    ranked = []
+    for position, name in enumerate(names):
+        words = [word.lower() for word in _WORDS.findall(name)]
+        spellings = ["".join(words), "".join(word for word in words if word not in _FILLERS)]
+        spellings += words if any_word else ()
+        ranked += [
+            (tier, rank, table.index(word), position)
+            for tier, table in enumerate(tables)
+            for rank, word in enumerate(spellings)
+            if word in table
+        ]
+    return names[min(ranked)[3]] if ranked else None
+
+
+def _turns(values: Iterable[Any]) -> str | None:
+    """``messages`` or ``conversations`` where a column holds lists of turns."""
+    for value in values:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return next((ours for key, ours in _TURN_KEYS.items() if key in value[0]), None)
+    return None
+
+
+def _is_text(values: Iterable[Any]) -> bool:
+    found = [value for value in values if value is not None]
+    return bool(found) and all(isinstance(value, str) for value in found)
+
+
+def _has_words(values: Iterable[Any]) -> bool:
+    found = [value for value in values if isinstance(value, str)]
+    return sum(len(value.split()) > 1 for value in found) >= _SPACED_TEXT * len(found)
+
+
+def _longest(names: Sequence[str], sample: Sequence[Raw]) -> str | None:
+    lengths = {name: sum(len(row.get(name) or "") for row in sample) for name in names}
+    return max(names, key=lambda name: lengths[name]) if names else None

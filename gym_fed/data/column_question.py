@@ -1,0 +1,125 @@
+"""Asks on a terminal whether the guess of a file's columns is right; elsewhere the guess is refused with its option."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+from pydantic import BaseModel
+
+from gym_fed.console import err
+from gym_fed.data.column_guess import ColumnGuess, Raw, guess_columns
+from gym_fed.data.files import read_raw
+from gym_fed.data.formats.base import BadRow
+from gym_fed.data.locations import find_files
+from gym_fed.data.reading import format_of, unknown_format
+from gym_fed.data.rows import RowKind
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+Config = TypeVar("Config", bound=BaseModel)
+_SAMPLE_ROWS = 20
+_SHOWN_CHARACTERS, _NAME_CHARACTERS, _NAMES = 60, 40, 12
+_AGREED = "GYM_AGREED_COLUMNS"
+"""Environment variable with what was agreed to, by the file's columns: a command asks once, and its processes know."""
+
+
+def agreed_columns(
+    path: str | Path,
+    format: str = "auto",
+    columns: Mapping[str, str] | None = None,
+    *,
+    kind: RowKind = "any",
+    yes: bool = False,
+) -> dict[str, str]:
+    """Return the columns to read a file with: those given, or a guess that the user agrees to.
+
+    Args:
+        path: A file, folder, pattern or URL.
+        format: Its format; a guess is made for ``auto`` only.
+        columns: Names of columns that are given already.
+        kind: The kind of rows that is needed.
+        yes: Accept the guess, and print it.
+
+    Returns:
+        Nothing for a file whose layout is known, or whose columns cannot be guessed: reading it reports that.
+
+    Raises:
+        GymError: ``DATA_INVALID`` with the complete option where there is no terminal to ask on; ``USAGE`` where the
+            user declines; what reading the file raises.
+    """
+    if columns or format != "auto":
+        return dict(columns or {})
+    file = next(iter(find_files(path)))
+    rows = list(islice(read_raw(file), _SAMPLE_ROWS))
+    sample = [row for _, row in rows if isinstance(row, dict)]
+    if not sample or len(sample) < len(rows) or _is_known(sample[0], kind):
+        return {}
+    guess = guess_columns(sample, kind)
+    if guess is None:
+        return {}
+    agreed = json.loads(os.environ.get(_AGREED, "{}"))
+    key = json.dumps([*guess.columns.items(), *guess.unread])
+    if key in agreed:
+        return guess.columns
+    if not yes and not (sys.stdin.isatty() and err.is_terminal):
+        refused = unknown_format(sample[0], guess)
+        raise GymError(ErrorCode.DATA_INVALID, f"{rows[0][0]}: {refused.problem}", refused.remedy)
+    _show(file.name, guess, sample)
+    if not yes and not typer.confirm("Read the file so?", default=True, err=True):
+        raise GymError(
+            ErrorCode.USAGE, f"{file.name}: its columns are not agreed", f"name them: {guess.option}"
+        )
+    os.environ[_AGREED] = json.dumps({**agreed, key: True})
+    return guess.columns
+
+
+def with_agreed_columns(config: Config, kind: RowKind, yes: bool) -> Config:
+    """Return the config with agreed columns for each file of ``data`` and ``eval_data`` whose layout is unknown.
+
+    Raises:
+        GymError: As ``agreed_columns``.
+    """
+    changed = {}
+    for key in ("data", "eval_data"):
+        sources = [
+            source
+            if source.path is None
+            else source.model_copy(
+                update={
+                    "columns": agreed_columns(source.path, source.format, source.columns, kind=kind, yes=yes)
+                }
+            )
+            for source in getattr(config, key, ())
+        ]
+        if sources != list(getattr(config, key, ())):
+            changed[key] = sources
+    return config.model_copy(update=changed) if changed else config
+
+
+def _is_known(row: Raw, kind: RowKind) -> bool:
+    """True if a format reads the row; a prompt beside other columns is not enough where answers are needed."""
+    try:
+        found = format_of(row)
+    except BadRow:
+        return False
+    return found.kind != "prompt" or kind in ("prompt", "any")
+
+
+def _show(name: str, guess: ColumnGuess, sample: Sequence[Raw]) -> None:
+    err.print(f"{name}: no known layout; its columns are read as:", markup=False)
+    for ours, theirs in guess.columns.items():
+        value = next((row[theirs] for row in sample if row.get(theirs)), "")
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+        named = json.dumps(plain(theirs, _NAME_CHARACTERS), ensure_ascii=False)
+        err.print(f"  {ours:<10} <- {named}: {plain(shown, _SHOWN_CHARACTERS)}", markup=False)
+    if guess.unread:
+        unread = ", ".join(plain(each, _NAME_CHARACTERS) for each in guess.unread[:_NAMES])
+        err.print(f"  not read:     {unread}{', ...' if len(guess.unread) > _NAMES else ''}", markup=False)
+    err.print(f"to choose others: {guess.option}", style="dim", markup=False, soft_wrap=True)
