@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer, Reasoning, RenderedConversation
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
@@ -125,7 +126,7 @@ def encode_one(
 
 
 def _stream(renderer: ChatRenderer, rows: Iterable[dict[str, Any]]) -> Iterator[Encoded]:
-    source = iter(rows)
+    source = iter(memory_rows(rows))
     first = 1
     while chunk := list(islice(source, _CHUNK_ROWS)):
         yield from _encode_chunk(renderer, chunk, first)

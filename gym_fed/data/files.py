@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.locations import DataFile
 from gym_fed.errors import ErrorCode, GymError
 
@@ -220,7 +221,7 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
         for batch in parquet.ParquetFile(stream).iter_batches(batch_size=_PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
-                yield f"{name}: row {number}", {k: v for k, v in row.items() if v is not None}
+                yield f"{name}: row {number}", without_filled_nulls(row)
     except pyarrow.ArrowException as error:
         raise GymError(
             ErrorCode.DATA_INVALID, f"{name}: not a readable Parquet file: {error}", "write it again"

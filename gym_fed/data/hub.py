@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.files import Placed
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
@@ -60,10 +61,11 @@ def hub_rows(
                 )
             _require_own_files(name, source, builder.config.data_files)
             stream: Any = builder.as_streaming_dataset(split=split)
-            if stream.features:  # of a JSON list nothing is known before it is read, nor to be decoded
+            features = stream.features or {}
+            if features:  # of a JSON list nothing is known before it is read, nor to be decoded
                 stream = stream.decode(False)
             for number, row in enumerate(stream, 1):
-                yield f"{where}: row {number}", {k: v for k, v in row.items() if v is not None}
+                yield f"{where}: row {number}", without_filled_nulls(row, features, json_is_text=True)
     except ConnectionError as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,

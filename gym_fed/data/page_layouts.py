@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.files import after_space, cell_value
 from gym_fed.errors import ErrorCode, GymError
 
@@ -236,7 +237,7 @@ class ParquetRows(PageLayout):
                         number += 1
                         if number <= mark:
                             continue
-                        value = {key: value for key, value in row.items() if value is not None}
+                        value = without_filled_nulls(row)
                         yield (
                             (
                                 f"{self._name}: row {number}",

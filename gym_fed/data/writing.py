@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.files import JSON_CELLS, cell_value
 from gym_fed.data.formats.base import BadRow, Format
 from gym_fed.data.rows import Row, as_kind, kind_of
@@ -187,10 +188,10 @@ def _write_parquet(stream: BinaryIO, rows: Iterable[Row]) -> None:
             names = dict.fromkeys(name for row in batch for name in row)
             padded = [{name: row.get(name) for name in names} for row in batch]
             table = pyarrow.Table.from_pylist(padded, schema=None if writer is None else writer.schema)
-            if not set(names) <= set(table.column_names) or _filled(table.to_pylist()) != _filled(padded):
+            if not set(names) <= set(table.column_names) or without_filled_nulls(table.to_pylist()) != batch:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"rows {number + 1} to {number + len(batch)} have keys that the rows before them lack, "
+                    f"rows {number + 1} to {number + len(batch)} have nulls, or keys that the rows before them lack, "
                     "which Parquet would leave out",
                     "write JSONL instead",
                 )
@@ -205,13 +206,6 @@ def _write_parquet(stream: BinaryIO, rows: Iterable[Row]) -> None:
     finally:
         if writer is not None:
             writer.close()
-
-
-def _filled(value: Any) -> Any:
-    """A value without what is None in it, since Parquet stores absent values so."""
-    if isinstance(value, dict):
-        return {key: _filled(inner) for key, inner in value.items() if inner is not None}
-    return [_filled(inner) for inner in value] if isinstance(value, list) else value
 
 
 _WRITERS: dict[str, Callable[[BinaryIO, Iterable[Row]], None]] = {

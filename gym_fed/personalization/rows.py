@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.columns import renaming
 from gym_fed.data.reading import Rename, converted, iter_rows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
@@ -168,7 +169,9 @@ def read_rows(
 def _placed(source: Source, format: str, rename: Rename | None) -> Iterable[tuple[str, Row]]:
     if isinstance(source, str | Path):
         return iter_rows(source, format, rename=rename)
-    return converted(((f"row {number}", dict(row)) for number, row in enumerate(source, 1)), format, rename)
+    return converted(
+        ((f"row {number}", dict(row)) for number, row in enumerate(memory_rows(source), 1)), format, rename
+    )
 
 
 def _called(kind: str | None) -> str:

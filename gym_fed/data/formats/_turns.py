@@ -1,8 +1,9 @@
 """Conversations as they are written: OpenAI's role and content, ShareGPT's from and value, tool calls, parts.
 
 Two more keys of a message are read in either form. ``weight`` is 0 where a turn is not to be learned, which is also
-written ``train: false`` or ``training: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory); 1 is what a turn of the assistant has without
-it, and is left away. ``reasoning_content`` is what the assistant thought, also called ``thinking`` and ``reasoning``.
+written ``train: false`` or ``training: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory); 1 is what a turn of
+the assistant has without it, and is left away. ``reasoning_content`` is what the assistant thought, also called
+``thinking`` and ``reasoning``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import unread_keys
 from gym_fed.data.string_rows import count_forms
@@ -53,7 +54,7 @@ def rows_of_run(
     if dataset is None and not config.data and has_encoded(config):
         return [], None
     dataset, eval_dataset = _named(dataset), _named(eval_dataset)
-    rows = rows_of(config) if dataset is None else list(dataset)
+    rows = rows_of(config) if dataset is None else list(memory_rows(dataset))
     split = config.eval_split
     if eval_dataset is None and not split and split_of is not None:
         split = split_of(count_different(rows))
@@ -61,6 +62,7 @@ def rows_of_run(
         rows, eval_dataset = split_rows(rows, split, seed=config.seed)
     if eval_dataset is None and config.eval_data:
         eval_dataset = rows_of(config, "eval_data")
+    eval_dataset = None if eval_dataset is None else list(memory_rows(eval_dataset))
     for name, part in (("data", rows), ("eval_data", eval_dataset)):
         if part is not None and not part:
             raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
