@@ -1,6 +1,6 @@
 """Reads raw rows from JSON, JSONL, CSV, Parquet and text files, each with the words that name its place.
 
-JSONL, CSV and Parquet are read as they are consumed; a JSON list or a text is held whole while its rows are taken.
+Rows are read as they are consumed, and none may be longer than ``bounded.MAX_ROW_BYTES``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from gym_fed.data.arrow_values import without_filled_nulls
+from gym_fed.data.bounded import (
+    MAX_ROW_BYTES,
+    JsonItems,
+    bounded_lines,
+    bounded_whole,
+    buffered,
+    not_utf8,
+    too_long,
+)
 from gym_fed.data.locations import DataFile
 from gym_fed.errors import ErrorCode, GymError
 
 Placed = tuple[str, Any]
 _BOM = b"\xef\xbb\xbf"
-_MAX_CELL_CHARS = 1 << 26
+_PEEKED_BYTES = 4096
 _PARQUET_ROWS = 256
 JSON_CELLS = (
     "messages",
@@ -47,16 +56,18 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
     """
     try:
         with file.open() as stream:
-            if file.suffix == ".txt":
-                yield from _read_text(file.name, stream, text_lines)
-            elif file.suffix in (".csv", ".tsv"):
-                yield from _read_csv(file.name, stream, "\t" if file.suffix == ".tsv" else ",")
-            elif file.suffix == ".parquet":
+            if file.suffix == ".parquet":
                 yield from _read_parquet(file.name, stream)
-            elif file.suffix == ".json":
-                yield from _read_json(file.name, _decoded(file.name, stream.read()))
+                return
+            reader = buffered(file.name, stream)
+            if file.suffix == ".txt":
+                yield from _read_text(file.name, reader, text_lines)
+            elif file.suffix in (".csv", ".tsv"):
+                yield from _read_csv(file.name, reader, "\t" if file.suffix == ".tsv" else ",")
+            elif file.suffix == ".json" or _begins_a_list(reader):
+                yield from _read_json(file.name, reader)
             else:
-                yield from _read_jsonl(file.name, stream)
+                yield from _read_jsonl(file.name, reader)
     except (EOFError, zlib.error, OSError) as error:
         raise GymError(
             ErrorCode.DATA_INVALID,
@@ -65,18 +76,18 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
         ) from error
 
 
-def _read_text(name: str, stream: BinaryIO, lines: bool) -> Iterator[Placed]:
+def _read_text(name: str, reader: io.BufferedReader, lines: bool) -> Iterator[Placed]:
     if not lines:
-        yield name, {"text": _decoded(name, stream.read())}
+        yield name, {"text": _decoded(name, bounded_whole(name, reader))}
         return
-    for place, line in _lines(name, stream):
+    for place, line in _lines(name, reader):
         yield place, {"text": line.rstrip("\r\n")}
 
 
-def _lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, str]]:
+def _lines(name: str, reader: io.BufferedReader) -> Iterator[tuple[str, str]]:
     """Lines that hold something, with ``file:line``."""
     start = 0
-    for number, line in enumerate(stream, start=1):
+    for number, line in enumerate(bounded_lines(name, reader), start=1):
         text = _decoded(name, line, start)
         start += len(line)
         if text.strip():
@@ -88,19 +99,16 @@ def _decoded(name: str, data: bytes, start: int = 0) -> str:
         return (data.removeprefix(_BOM) if start == 0 else data).decode("utf-8")
     except UnicodeDecodeError as error:
         skipped = len(_BOM) if start == 0 and data.startswith(_BOM) else 0
-        at = start + skipped + error.start
-        raise GymError(
-            ErrorCode.DATA_INVALID, f"{name}: not UTF-8 at byte {at}", "save the file as UTF-8"
-        ) from error
+        raise not_utf8(f"{name}: not UTF-8 at byte {start + skipped + error.start}") from error
 
 
-def _read_jsonl(name: str, stream: BinaryIO) -> Iterator[Placed]:
-    lines = _lines(name, stream)
-    for index, (place, line) in enumerate(lines):
-        if index == 0 and line.lstrip().startswith("["):
-            skipped = "\n" * (int(place.rpartition(":")[2]) - 1)  # so that lines are counted right
-            yield from _read_json(name, skipped + line + _decoded(name, stream.read(), start=1))
-            return
+def _begins_a_list(reader: io.BufferedReader) -> bool:
+    """True if a ``.jsonl`` file is one list. Its first lines may be empty."""
+    return reader.peek(_PEEKED_BYTES).removeprefix(_BOM).lstrip()[:1] == b"["
+
+
+def _read_jsonl(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
+    for place, line in _lines(name, reader):
         try:
             yield place, json.loads(line)
         except json.JSONDecodeError as error:
@@ -115,10 +123,11 @@ def _read_jsonl(name: str, stream: BinaryIO) -> Iterator[Placed]:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: {error}", "drop the row") from error
 
 
-def _read_json(name: str, text: str) -> Iterator[Placed]:
-    """Items of one list, taken one after the other so that each has its line."""
+def _read_json(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
+    """Items of one list, each with its line."""
     try:
-        yield from _items(name, text)
+        for number, (line, value) in enumerate(JsonItems(name, reader), start=1):
+            yield f"{name}:{line}: row {number}", value
     except json.JSONDecodeError as error:
         raise GymError(
             ErrorCode.DATA_INVALID,
@@ -131,29 +140,6 @@ def _read_json(name: str, text: str) -> Iterator[Placed]:
         raise GymError(ErrorCode.DATA_INVALID, f"{name}: {error}", "write it in quotes") from error
 
 
-def _items(name: str, text: str) -> Iterator[Placed]:
-    decoder = json.JSONDecoder()
-    at = after_space(text, 0)
-    if text[at : at + 1] != "[":
-        json.loads(text)
-        raise GymError(ErrorCode.DATA_INVALID, f"{name}: expected a list of rows", "put the rows in [ ]")
-    at = after_space(text, at + 1)
-    line, counted, number = 1, 0, 0
-    while text[at : at + 1] != "]" or number:
-        value, end = decoder.raw_decode(text, at)
-        line, counted, number = line + text.count("\n", counted, at), at, number + 1
-        yield f"{name}:{line}: row {number}", value
-        at = after_space(text, end)
-        if text[at : at + 1] == "]":
-            break
-        if text[at : at + 1] != ",":
-            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
-        at = after_space(text, at + 1)
-    rest = after_space(text, at + 1)
-    if rest != len(text):
-        raise json.JSONDecodeError("Extra data", text, rest)
-
-
 def after_space(text: str, at: int) -> int:
     """Where the next character of a JSON text stands."""
     while text[at : at + 1] in (" ", "\t", "\n", "\r"):
@@ -161,12 +147,25 @@ def after_space(text: str, at: int) -> int:
     return at
 
 
-def _read_csv(name: str, stream: BinaryIO, delimiter: str) -> Iterator[Placed]:
+def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[Placed]:
     """Rows under a header line; empty cells are absent, and cells that are lists elsewhere are read as JSON."""
-    csv.field_size_limit(_MAX_CELL_CHARS)
+    csv.field_size_limit(MAX_ROW_BYTES)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-    reader = csv.DictReader(text, delimiter=delimiter, strict=True)
+    taken = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal taken
+        while line := text.readline(MAX_ROW_BYTES + 1):
+            taken += len(line)
+            if taken > MAX_ROW_BYTES:
+                raise too_long(
+                    f"{name}:{max(reader.line_num + 1, 2)}: the row", "close the quotes, or drop the row"
+                )
+            yield line
+
+    reader = csv.DictReader(lines(), delimiter=delimiter, strict=True)
     while True:
+        taken = 0
         line = max(reader.line_num + 1, 2)  # the header is read with the first row
         try:
             row = next(reader, None)
@@ -175,9 +174,7 @@ def _read_csv(name: str, stream: BinaryIO, delimiter: str) -> Iterator[Placed]:
                 ErrorCode.DATA_INVALID, f"{name}:{line}: not valid CSV: {error}", "quote the cell"
             ) from error
         except UnicodeDecodeError as error:
-            raise GymError(
-                ErrorCode.DATA_INVALID, f"{name}: not UTF-8 near line {line}", "save the file as UTF-8"
-            ) from error
+            raise not_utf8(f"{name}: not UTF-8 near line {line}") from error
         if row is None:
             return
         place = f"{name}:{max(line, 2)}"
@@ -218,11 +215,24 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(stream).iter_batches(batch_size=_PARQUET_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{name}: row {number}", without_filled_nulls(row)
-    except pyarrow.ArrowException as error:
+        opened = parquet.ParquetFile(stream)
+        for index in range(opened.num_row_groups):
+            group = opened.metadata.row_group(index)
+            # Not all of its rows can be short; found before they are unpacked.
+            if group.total_byte_size > MAX_ROW_BYTES * max(1, group.num_rows):
+                raise too_long(
+                    f"{name}: one of the rows {number + 1} to {number + group.num_rows}", "drop the row"
+                )
+            for batch in opened.iter_batches(batch_size=_PARQUET_ROWS, row_groups=[index]):
+                at_once = batch.num_rows if batch.nbytes <= MAX_ROW_BYTES else 1
+                for at in range(0, batch.num_rows, at_once):
+                    part = batch.slice(at, at_once)
+                    if part.nbytes > MAX_ROW_BYTES:
+                        raise too_long(f"{name}: row {number + 1}", "drop the row")
+                    for row in part.to_pylist():
+                        number += 1
+                        yield f"{name}: row {number}", without_filled_nulls(row)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise GymError(
             ErrorCode.DATA_INVALID, f"{name}: not a readable Parquet file: {error}", "write it again"
         ) from error

@@ -13,6 +13,7 @@ from gym_fed.data.files import Placed, read_raw
 from gym_fed.data.formats.base import BadRow, Format, MediaRow, as_object, unread_noted
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.rows import PlacedDict, Row
+from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
 from gym_fed.text import plain
@@ -101,6 +102,8 @@ def converted(
             if "images" in row:
                 row["images"] = [_image(image, folder) for image in row["images"]]
                 _check_places_of_images(row)
+            if (problem := surrogate_in(row)) is not None:
+                raise BadRow(problem, SURROGATE_REMEDY)
         except BadRow as bad:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
         yield place, PlacedDict.of(row, place, unread)

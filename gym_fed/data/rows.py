@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
@@ -116,6 +117,8 @@ def kind_of(row: Row) -> RowKind | None:
 def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     found = kind_of(row)
     _require_types(row, found, number)
+    if getattr(row, "place", None) is None and (problem := surrogate_in(row)) is not None:
+        raise GymError(ErrorCode.DATA_INVALID, f"{place_of(row, number)}: {problem}", SURROGATE_REMEDY)
     if found == kind:
         return [row]
     if found == "preference":

@@ -1,0 +1,212 @@
+"""Reads lines and lists of JSON from a stream in bounded memory: a row is refused before it is held whole.
+
+A packed file of a few megabytes may unpack to gigabytes, so what a file on disk weighs says nothing of its rows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from gym_fed.errors import ErrorCode, GymError
+
+MAX_ROW_BYTES = 64 * 2**20
+"""A longer line, item of a list, cell or text is refused."""
+_CHUNK_BYTES = 1 << 20
+_BLANK = " \t\n\r"
+_IN_NUMBERS = "0123456789.eE+-"
+_NEAR_END = 16
+"""An error so close to the end of what is read may be a token that goes on: ``\\ud83d\\ude0``."""
+_WIDE = (
+    (b"\xff\xfe\x00\x00", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+_HEAD_BYTES = 256
+
+
+class _Unbuffered(io.RawIOBase):
+    """A stream that only has ``read``, for ``io.BufferedReader``."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
+    """Wrap a stream of text, so that its lines can be read up to a length.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for UTF-16 and UTF-32.
+    """
+    reader = io.BufferedReader(_Unbuffered(stream), _CHUNK_BYTES)
+    head = reader.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+    found = next((encoding for mark, encoding in _WIDE if head.startswith(mark)), None)
+    if found is None and head.count(0) > len(head) // 4:  # every other byte of ASCII in UTF-16
+        found = "UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE"
+    if found is not None:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{name}: is {found}, and rows are read in UTF-8",
+            f"convert it: iconv -f {found} -t UTF-8 FILE > NEW",
+        )
+    return reader
+
+
+def bounded_lines(name: str, reader: io.BufferedReader) -> Iterator[bytes]:
+    """Lines with their ends.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the line that is longer than ``MAX_ROW_BYTES``.
+    """
+    number = 0
+    while line := reader.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if len(line) > MAX_ROW_BYTES:
+            raise too_long(f"{name}:{number}: the line")
+        yield line
+
+
+def bounded_whole(name: str, reader: io.BufferedReader) -> bytes:
+    """All of a file that is one row.
+
+    Raises:
+        GymError: ``DATA_INVALID`` where it is larger than ``MAX_ROW_BYTES``.
+    """
+    data = reader.read(MAX_ROW_BYTES + 1)
+    if len(data) > MAX_ROW_BYTES:
+        raise too_long(f"{name}: the text", "split it into files, or write .jsonl with a row a paragraph")
+    return data
+
+
+def too_long(
+    what: str, remedy: str = "shorten or drop the row; a list of rows belongs into a .json file"
+) -> GymError:
+    """The refusal of a row that is too long."""
+    return GymError(ErrorCode.DATA_INVALID, f"{what} is longer than {MAX_ROW_BYTES >> 20} MiB", remedy)
+
+
+class JsonItems:
+    """The items of one JSON list, parsed as they are read.
+
+    Args:
+        name: How messages call the file.
+        reader: At the list's beginning.
+    """
+
+    def __init__(self, name: str, reader: io.BufferedReader) -> None:
+        self._name, self._reader = name, reader
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._parser = json.JSONDecoder()
+        self._text, self._at, self._ended = "", 0, False
+        self._counted, self._line, self._column, self._bytes = 0, 1, 1, 0
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Items, each with the line on which it begins.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for bytes that are not UTF-8, no list, and an item that is too long.
+            JSONDecodeError: With line and column within the file.
+        """
+        if self._next() != "[":
+            self._item(1)  # which names what is no JSON
+            raise GymError(
+                ErrorCode.DATA_INVALID, f"{self._name}: expected a list of rows", "put the rows in [ ]"
+            )
+        self._at += 1
+        number = 0
+        while (character := self._next()) != "]" or number:
+            number += 1
+            self._count_lines()
+            yield self._line, self._item(number)
+            character = self._next()
+            if character == "]":
+                break
+            if character != ",":
+                raise self._error("Expecting ',' delimiter", self._at)
+            self._at += 1
+            self._next()
+        self._at += 1
+        if self._next():
+            raise self._error("Extra data", self._at)
+
+    def _item(self, number: int) -> Any:
+        """The value at the front of the text; more is read while it may not be complete."""
+        step = _CHUNK_BYTES
+        while True:
+            try:
+                value, end = self._parser.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                partial = error.msg.startswith("Unterminated") or error.pos >= len(self._text) - _NEAR_END
+                if self._ended or not partial:
+                    raise self._error(error.msg, error.pos) from error
+            else:
+                behind = self._text[end : end + 1]
+                if self._ended or (behind and behind not in _IN_NUMBERS):  # of 1.5, 1 may have come first
+                    self._at = end
+                    return value
+            self._drop()
+            if len(self._text) > MAX_ROW_BYTES:
+                raise too_long(f"{self._name}:{self._line}: row {number}", "shorten or drop the row")
+            self._read(min(step, MAX_ROW_BYTES + 1 - len(self._text)))
+            step *= 2  # a long item is parsed again each time: few times
+
+    def _next(self) -> str:
+        """The next character that is no blank, left in place; empty at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _BLANK:
+                self._at += 1
+            if self._at < len(self._text) or self._ended:
+                return self._text[self._at : self._at + 1]
+            self._drop()
+            self._read(_CHUNK_BYTES)
+
+    def _drop(self) -> None:
+        """Forget the text before the current place."""
+        self._count_lines()
+        self._text, self._at, self._counted = self._text[self._at :], 0, 0
+
+    def _count_lines(self) -> None:
+        self._line, self._column = self._place(self._at)
+        self._counted = self._at
+
+    def _read(self, size: int) -> None:
+        data = self._reader.read(size)
+        self._ended = not data
+        try:
+            self._text += self._decoder.decode(data, final=self._ended)
+        except UnicodeDecodeError as error:
+            at = self._bytes - len(self._decoder.getstate()[0]) + error.start
+            raise not_utf8(f"{self._name}: not UTF-8 at byte {at}") from error
+        self._bytes += len(data)
+
+    def _place(self, at: int) -> tuple[int, int]:
+        """Line and column of a place at or after the one that is counted already."""
+        lines = self._text.count("\n", self._counted, at)
+        if lines:
+            return self._line + lines, at - self._text.rindex("\n", self._counted, at)
+        return self._line, self._column + at - self._counted
+
+    def _error(self, problem: str, at: int) -> json.JSONDecodeError:
+        error = json.JSONDecodeError(problem, "", 0)
+        error.lineno, error.colno = self._place(at)
+        return error
+
+
+def not_utf8(problem: str) -> GymError:
+    """The refusal of bytes in another encoding."""
+    remedy = (
+        "save the file as UTF-8; text of older Windows programs: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
+    )
+    return GymError(ErrorCode.DATA_INVALID, problem, remedy)
