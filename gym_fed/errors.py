@@ -144,6 +144,7 @@ class ErrorCode(Enum):
         "A hub was restored from a backup, which its contributors accept once.",
     )
     INTERRUPTED = "interrupted", 130, "CANCELLED", 499, "Stopped by the user; can be resumed."
+    TERMINATED = "terminated", 143, "CANCELLED", 499, "Stopped by SIGTERM; can be resumed."
 
 
 class GymError(Exception):

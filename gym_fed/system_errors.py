@@ -104,6 +104,10 @@ _BY_SQLITE: dict[int, _Refusal] = {
 
 _OS_ERROR = re.compile(r"\(os error (\d{1,4})\)")
 """How libraries written in Rust (safetensors, tokenizers, object stores) name an errno."""
+_TORCH_WRITE = re.compile(
+    r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error"
+)
+"""What torch.save raises when a write fails. It drops the errno; the usual cause is a full disk."""
 
 
 def system_error(error: BaseException, *, with_place: bool = True) -> GymError | None:
@@ -111,7 +115,8 @@ def system_error(error: BaseException, *, with_place: bool = True) -> GymError |
 
     Args:
         error: Anything that was raised: an OSError, an error of SQLite (bare, or as SQLAlchemy wraps it), an error of a
-            library that names an errno in its text; or a codec of another package that cannot be used.
+            library that names an errno in its text, a failed write of torch; or a codec of another package that cannot
+            be used.
         with_place: Name the file. False for what goes over the wire: paths are nobody's business there.
     """
     if isinstance(error, GymError):
@@ -154,6 +159,8 @@ def _refusal(error: BaseException) -> _Refusal | None:
         if code_number == sqlite3.SQLITE_IOERR_SHMSIZE:  # the file beside the write-ahead log cannot grow
             return _FULL
         return None if code_number is None else _BY_SQLITE.get(code_number & 0xFF)
+    if isinstance(error, RuntimeError) and _TORCH_WRITE.search(str(error)):
+        return _refusal(error.__context__) if isinstance(error.__context__, OSError) else _FULL
     named = _OS_ERROR.search(str(error)) if isinstance(error, Exception) else None
     return None if named is None else _BY_ERRNO.get(int(named[1]))
 

@@ -115,8 +115,9 @@ def _require_adapter(model: Any, folder: Path) -> None:
 def local(trainer: type) -> Any:
     """A TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
     from gym_fed.training.processes.sharded_checkpoints import ShardedCheckpoints
+    from gym_fed.training.run.checkpoint_saving import SealedCheckpoints
 
-    bases = (LocalOnly, ShardedCheckpoints, trainer)
+    bases = (SealedCheckpoints, LocalOnly, ShardedCheckpoints, trainer)
     return type(f"Local{trainer.__name__}", bases, {"__doc__": f"{trainer.__name__}, local only."})
 
 

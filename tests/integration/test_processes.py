@@ -81,9 +81,11 @@ def test_two_processes_give_the_weights_of_one(name: str, alone: Path, tmp_path:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", quick(["ddp", "fsdp2"]))
-def test_ctrl_c_reaches_every_process_once_and_the_run_goes_on(
-    name: str, alone: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "number"), quick([("ddp", signal.SIGINT), ("ddp", signal.SIGTERM), ("fsdp2", signal.SIGINT)])
+)
+def test_a_signal_reaches_every_process_once_and_the_same_command_resumes(
+    name: str, number: signal.Signals, alone: Path, tmp_path: Path
 ) -> None:
     started = subprocess.Popen(
         command(tmp_path / "run", 2, STRATEGIES[name]),
@@ -96,8 +98,8 @@ def test_ctrl_c_reaches_every_process_once_and_the_run_goes_on(
     for line in started.stderr:
         printed.append(line)
         if line.startswith("step 1/"):
-            os.kill(started.pid, signal.SIGINT)
-    assert started.wait(timeout=60) == 130, "".join(printed)
+            os.kill(started.pid, number)
+    assert started.wait(timeout=60) == 128 + number, "".join(printed)
     assert "a checkpoint is in" in "".join(printed)
     figures = run(tmp_path / "run", 2, STRATEGIES[name])
     assert figures["num_processes"] == 2

@@ -42,9 +42,11 @@ def recipe(folder: Path, **changes: Any) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
-    """A folder in which training got a Ctrl-C in the middle; its exit status and what it said."""
+@pytest.fixture(scope="module", params=[signal.SIGINT, signal.SIGTERM])
+def interrupted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, int, str]:
+    """A folder in which training got Ctrl-C or SIGTERM in the middle; its exit status and what it said."""
     folder = tmp_path_factory.mktemp("interrupted")
     recipe(folder)
     process = subprocess.Popen(
@@ -55,15 +57,17 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, st
     for line in process.stderr:
         said += line
         if line.startswith("step 5/") and said.count("step 5/") == 1:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(request.param)
     return folder, process.wait(timeout=60), said
 
 
-def test_ctrl_c_leaves_a_checkpoint_code_130_and_the_way_to_resume(
-    interrupted: tuple[Path, int, str],
+def test_a_signal_leaves_a_checkpoint_the_code_128_plus_its_number_and_the_way_to_resume(
+    interrupted: tuple[Path, int, str], request: pytest.FixtureRequest
 ) -> None:
     folder, status, said = interrupted
-    assert status == 130
+    number = request.node.callspec.params["interrupted"]
+    assert status == 128 + number
+    assert f"{'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} again stops at once" in said
     assert "of 24; a checkpoint is in run/checkpoints" in said
     assert "resume with: gym train run/config.yaml" in said
     assert "step 24/24" not in said

@@ -1,4 +1,4 @@
-"""Ctrl-C for long work: the first ends it after the current step, the second at once."""
+"""Ctrl-C and SIGTERM for long work: the first ends it after the current step, the second at once."""
 
 from __future__ import annotations
 
@@ -8,24 +8,46 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from gym_fed.errors import ErrorCode, GymError
+
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
 
 @contextmanager
 def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C ends the run after the current step, ``keeping`` something; the second stops at once."""
-    requested = False
+    """End the work in the block after the current step at the first Ctrl-C or SIGTERM, and at once at the second.
+
+    Args:
+        keeping: What the first one keeps, for the message.
+
+    Yields:
+        A function that is true after the first signal.
+
+    Raises:
+        GymError: ``TERMINATED`` instead of ``INTERRUPTED`` if the last signal was SIGTERM, so that supervisors get the
+            exit status 128 + 15.
+    """
+    received: list[int] = []
 
     def handler(number: int, frame: object) -> None:
-        nonlocal requested
-        if requested:
+        received.append(number)
+        if len(received) > 1:
             raise KeyboardInterrupt
-        requested = True
         # Not through the console: the signal may have come while it was writing.
-        os.write(
-            sys.stderr.fileno(), f"\nstopping after this step{keeping}; Ctrl-C again stops at once\n".encode()
-        )
+        text = f"\nstopping after this step{keeping}; {_NAMES[signal.Signals(number)]} again stops at once\n"
+        os.write(sys.stderr.fileno(), text.encode())
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = {number: signal.signal(number, handler) for number in _NAMES}
     try:
-        yield lambda: requested
+        yield lambda: bool(received)
+    except KeyboardInterrupt as error:
+        if received[-1:] == [signal.SIGTERM]:
+            raise GymError(ErrorCode.TERMINATED, "stopped at once by SIGTERM") from error
+        raise
+    except GymError as error:
+        if error.code is ErrorCode.INTERRUPTED and received[-1:] == [signal.SIGTERM]:
+            raise GymError(ErrorCode.TERMINATED, error.message, error.hint) from error
+        raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed.files import drop_torn_line
+from gym_fed.files import drop_torn_line, write_atomically
 from gym_fed.tracking.lines import read_lines
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
@@ -56,4 +56,4 @@ def _append(file: Path, line: Mapping[str, Any]) -> None:
 def _cut(file: Path, last_step: int) -> None:
     """Drop lines of steps that will be repeated."""
     kept = [line for line in read_lines(file) if line["step"] <= last_step]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+    write_atomically(file, "".join(f"{json.dumps(line)}\n" for line in kept).encode("utf-8"))

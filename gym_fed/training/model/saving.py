@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.files import full_disk_named
 from gym_fed.kinds import TUNING
 from gym_fed.modeling.adapters import WEIGHTS, write_base_adapters
 from gym_fed.modeling.rope import BASE_CHANGES, write_base_changes
@@ -22,7 +23,7 @@ from gym_fed.training.tuning._peft import name_base
 def save_final(
     trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, folder: Path
 ) -> None:
-    """Save beside the run's other files; a kill half-way leaves the run unfinished, never half a model.
+    """Save next to the run's other files; a kill half-way leaves the run unfinished, never half a model.
 
     Args:
         trainer: What has run.
@@ -31,8 +32,23 @@ def save_final(
         algorithm: Writes what it has beside the model.
         config: Gives the tuning method, ``save_dtype`` and the base's name.
         folder: The run folder.
+
+    Raises:
+        GymError: ``DISK_FULL``; what was written is deleted, and the last checkpoint is still there.
     """
     part = folder / ".final.part"
+    try:
+        with full_disk_named(part):
+            _save_final(trainer, model, tokenizer, algorithm, config, part)
+    except Exception:
+        if is_main():
+            shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _save_final(
+    trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, part: Path
+) -> None:
     on_main(lambda: _fresh(part))
     if is_split(config):
         _gather(trainer, config, part)
@@ -44,7 +60,7 @@ def save_final(
         save_tuned(model, config, part)
     algorithm.save(trainer, part)
     tokenizer.save_pretrained(str(part))
-    _move_into(part, folder)
+    _move_into(part, part.parent)
 
 
 def _move_into(part: Path, folder: Path) -> None:

@@ -18,15 +18,15 @@ _SHOWN_LINES = 20
 def launch(arguments: Sequence[str], nproc: int) -> int:
     """Run ``gym ARGUMENTS`` in ``nproc`` processes of this machine and wait for them.
 
-    Process 0 writes to the terminal; what the others write is shown only when one of them fails first. Ctrl-C reaches
-    each process once and gives it time for a checkpoint.
+    Process 0 writes to the terminal; what the others write is shown only when one of them fails first. Ctrl-C or
+    SIGTERM reaches each process once and gives it time for a checkpoint.
 
     Args:
         arguments: What follows ``gym`` on the command line, without ``--nproc``.
         nproc: At least 2.
 
     Returns:
-        The exit code of the run: that of the first process that failed, or 0.
+        The exit code of the run: that of the first process that failed, 128 + N after signal N, or 0.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -52,8 +52,8 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
         command = ["-m", "gym_fed.cli.main", *arguments]
         try:
             elastic_launch(config, sys.executable)(*command)
-        except SignalException:
-            return ErrorCode.INTERRUPTED.exit_code
+        except SignalException as stopped:
+            return 128 + stopped.sigval
         except ChildFailedError as failed:
             rank, failure = failed.get_first_failure()
             if rank != 0:

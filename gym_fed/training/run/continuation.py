@@ -8,6 +8,7 @@ from pathlib import Path
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder
+from gym_fed.training.run.checkpoints import step_of
 
 
 def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
@@ -21,7 +22,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
         GymError: ``CONFIG_INVALID`` when no run of `gym train` has written it, or when it is not this run's newest;
             ``FILE_NOT_FOUND`` for ``resume_from_checkpoint: true`` without any.
     """
-    own = sorted(checkpoints.glob("checkpoint-*"), key=_step)
+    own = sorted(checkpoints.glob("checkpoint-*"), key=step_of)
     if config.resume_from_checkpoint is True and not own:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
@@ -59,16 +60,12 @@ def another_run(named: Path, error: GymError) -> GymError:
     )
 
 
-def copy_checkpoint(named: Path, checkpoints: Path) -> None:
-    """Take a checkpoint of another run into this one, whole or not at all."""
+def copy_checkpoint(named: Path, checkpoints: Path) -> Path:
+    """Copy a checkpoint of another run into this one, whole or not at all; return the copy."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     part = checkpoints.parent / f".{named.name}.part"
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(named, part)
-    part.rename(checkpoints / named.name)
+    copy = part.rename(checkpoints / named.name)
     fsync_folder(checkpoints)
-
-
-def _step(folder: Path) -> int:
-    step = folder.name.rpartition("-")[2]
-    return int(step) if step.isdecimal() else -1
+    return copy

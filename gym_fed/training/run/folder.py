@@ -26,6 +26,7 @@ from gym_fed.files import write_atomically
 from gym_fed.renamed import with_new_names
 from gym_fed.training.model.adapters import adapter_digests
 from gym_fed.training.processes.ranks import world_size
+from gym_fed.training.run.checkpoints import newest_intact, require_intact
 from gym_fed.training.run.continuation import another_run, copy_checkpoint, named_checkpoint
 from gym_fed.training.run.folder_lock import LOCK_FILE, FolderLock
 
@@ -36,12 +37,6 @@ _FREE_KEYS = {
 }
 _FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 """Under ``auto_batch_size`` these are found once, and their product is compared; see ``batch_size.known_sizes``."""
-# DeepSpeed keeps the optimiser in a folder of its own.
-_NEEDED_IN_CHECKPOINT = (
-    ("trainer_state.json",),
-    ("optimizer.pt", "global_step*"),
-    ("scheduler.pt",),
-)
 
 
 class RunFolder:
@@ -53,6 +48,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.result = path / "result.json"
         self._lock: FolderLock | None = None
+        self._verified: Path | None = None
 
     def check(
         self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
@@ -66,7 +62,8 @@ class RunFolder:
             resume: Whether an unfinished run may be continued.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files.
+            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files;
+                ``STATE_CORRUPT`` for a damaged checkpoint that the config names.
         """
         self.require_unfinished()
         if (named := named_checkpoint(config, self.checkpoints)) is not None:
@@ -74,6 +71,7 @@ class RunFolder:
                 RunFolder(named.parent.parent)._require_same(config, data_digest, eval_digest)
             except GymError as error:
                 raise another_run(named, error) from error
+        self._require_intact(config, named)
         if (self.path / "run.json").exists():
             if not self._has_begun():
                 return
@@ -114,25 +112,28 @@ class RunFolder:
         ``counts`` are of the rows of ``data`` and ``eval_data``, and are written down.
 
         Returns:
-            The last complete checkpoint, or None when the run starts at its first step.
+            The newest intact checkpoint, or None when the run starts at its first step.
 
         Raises:
-            GymError: As ``check``; ``STATE_LOCKED`` while another process is at work here.
+            GymError: As ``check``; ``STATE_LOCKED`` while another process is at work here; ``STATE_CORRUPT`` if all
+                checkpoints are damaged.
         """
         if not (self.path / "run.json").exists():  # no lock is left in a folder of other files
             self.check(config, data_digest, eval_digest, resume=resume)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
         self.check(config, data_digest, eval_digest, resume=resume)
+        begun = begun or self.begun()
         if not self._has_begun():
             (self.path / "environment.json").unlink(missing_ok=True)  # of another config, perhaps
+        checkpoint = self.last_checkpoint()
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
         values: dict[str, Any] = {
             "data_sha256": data_digest,
             "eval_data_sha256": eval_digest,
             "num_processes": world_size(),
             **{key: one.as_dict() for key, one in zip(("rows", "eval_rows"), counts, strict=True) if one},
-            "begun": begun or self.begun(),
+            "begun": begun,
         }
         if adapters := adapter_digests(config):
             values["adapters_sha256"] = adapters
@@ -140,8 +141,8 @@ class RunFolder:
             values["plugins"] = as_json(plugins)
         write_atomically(self.path / "run.json", f"{json.dumps(values)}\n".encode())
         if (named := named_checkpoint(config, self.checkpoints)) is not None:
-            copy_checkpoint(named, self.checkpoints)
-        return self.last_checkpoint()
+            checkpoint = copy_checkpoint(named, self.checkpoints)
+        return checkpoint
 
     def begun(self, config: TrainingConfig | None = None) -> str:
         """When the unfinished run that is here began, or the one that ``config`` goes on with; else now.
@@ -206,15 +207,8 @@ class RunFolder:
         lock.release()
 
     def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint that was written to its end; torn ones (from a kill) are removed."""
-        found: list[tuple[int, Path]] = []
-        for folder in self.checkpoints.glob("checkpoint-*"):
-            step = folder.name.rpartition("-")[2]
-            if step.isdecimal() and self._is_complete(folder):
-                found.append((int(step), folder))
-            else:
-                shutil.rmtree(folder)
-        return max(found)[1] if found else None
+        """The newest intact checkpoint; see ``newest_intact``."""
+        return newest_intact(self.checkpoints)
 
     def artifacts(self) -> list[Path]:
         """What the run gave: its config and the files of the model or adapter."""
@@ -241,18 +235,14 @@ class RunFolder:
         )
         return any(any(files) for files in found)
 
-    def _is_complete(self, folder: Path) -> bool:
-        # The trainer's state is what transformers writes last, so one that parses means the rest is there.
-        number = world_size()
-        states = ["rng_state.pth"] if number == 1 else [f"rng_state_{rank}.pth" for rank in range(number)]
-        needed = (*_NEEDED_IN_CHECKPOINT, *((state,) for state in states))
-        if not all(any(any(folder.glob(name)) for name in names) for names in needed):
-            return False
-        try:
-            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            return False
-        return True
+    def _require_intact(self, config: TrainingConfig, named: Path | None) -> None:
+        """Verify the checkpoint that the config names, of another run or of this one; once, as it takes seconds."""
+        if named is None and isinstance(config.resume_from_checkpoint, str):
+            given = Path(config.resume_from_checkpoint).expanduser()
+            named = given if given.is_dir() and given.resolve().parent == self.checkpoints.resolve() else None
+        if named is not None and named != self._verified:
+            require_intact(named)
+            self._verified = named
 
     def _require_same(self, config: TrainingConfig, data_digest: str, eval_digest: str | None) -> None:
         stored = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gym_fed.files import full_disk_named
 from gym_fed.training.processes import group as processes
 from gym_fed.training.run.early_stopping import EarlyStop
 from gym_fed.training.run.folder import RunFolder
@@ -23,15 +24,17 @@ def run_to_end(
     """Train from ``checkpoint`` (or the first step) until the run ends, is stopped, or spikes too often.
 
     Raises:
-        Diverged: When the loss does, or spikes too often; see the callbacks for others.
+        Diverged: When the loss does, or spikes too often.
+        GymError: ``DISK_FULL`` when a checkpoint, figures or weights cannot be written; see the callbacks for others.
     """
     if rollbacks is not None:
         trainer.wrap_dataloader = rollbacks.wrap
     while True:
-        if checkpoint is None:
-            trainer.train()
-        elif not _is_at_end(checkpoint, trainer, hooks, early_stop):
-            trainer.train(resume_from_checkpoint=str(checkpoint))
+        with full_disk_named(folder.path):
+            if checkpoint is None:
+                trainer.train()
+            elif not _is_at_end(checkpoint, trainer, hooks, early_stop):
+                trainer.train(resume_from_checkpoint=str(checkpoint))
         if hooks.spike is None or rollbacks is None:
             return
         checkpoint = _go_back(trainer, hooks, folder, rollbacks)

@@ -54,21 +54,6 @@ def test_a_killed_process_frees_its_folder(tmp_path: Path) -> None:
     FolderLock(tmp_path).release()
 
 
-def test_a_checkpoint_without_the_random_state_of_every_process_is_torn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    folder = tmp_path / "checkpoints/checkpoint-3"
-    folder.mkdir(parents=True)
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
-        (folder / name).touch()
-    (folder / "trainer_state.json").write_text("{}")
-    assert RunFolder(tmp_path).last_checkpoint() == folder
-    (folder / "rng_state_1.pth").unlink()
-    assert RunFolder(tmp_path).last_checkpoint() is None
-    assert not folder.exists()
-
-
 def test_deepspeed_trains_in_the_precision_asked_for_and_never_goes_back(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     split = {"strategy": "deepspeed"}

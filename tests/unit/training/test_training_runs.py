@@ -112,17 +112,6 @@ def test_a_run_that_had_ended_without_saving_its_model_gives_it_again(
     assert_same(weights(first.model), weights(again.model))
 
 
-def test_a_torn_checkpoint_is_passed_over(tiny_base: Path, tmp_path: Path) -> None:
-    settings = config(tmp_path / "run", save_steps=2, save_total_limit=3, save_final=False)
-    first = train(tiny_base, settings)
-    torn = tmp_path / "run/checkpoints/checkpoint-6"
-    (torn / "trainer_state.json").write_text('{"global_st')
-    (tmp_path / "run/checkpoints/checkpoint-4/optimizer.pt").unlink()
-    again = train(tiny_base, settings)
-    assert again.losses == first.losses
-    assert_same(weights(first.model), weights(again.model))
-
-
 def test_what_lies_in_output_dir_is_never_overwritten_silently(tiny_base: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = config(folder, save_steps=3)

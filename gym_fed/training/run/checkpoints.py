@@ -1,0 +1,131 @@
+"""Seal a checkpoint with the digests of its files once it is complete, and verify them before a run resumes from it.
+
+The seal is written last. A checkpoint without one was cut off while it was written, by a kill or a full disk, and can
+be deleted. One whose files differ from its seal was complete and has been damaged since: it is never deleted here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256, fsync_folder, write_atomically
+from gym_fed.training.run.reproducibility import RunWarning
+
+SEAL = "seal.json"
+_DAMAGED = "damaged-"
+
+
+def seal(checkpoint: Path) -> None:
+    """Write the sizes and SHA-256 digests of all files of a complete checkpoint next to them.
+
+    The files are streamed. One GiB takes 0.7 s on a CPU with SHA instructions, while it is still in the page cache.
+    """
+    files = {
+        file.relative_to(checkpoint).as_posix(): {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+        for file in sorted(checkpoint.rglob("*"))
+        if file.is_file() and file.name != SEAL
+    }
+    write_atomically(checkpoint / SEAL, f"{json.dumps({'files': files}, indent=2)}\n".encode())
+
+
+def break_seal(checkpoint: Path) -> None:
+    """Unseal a checkpoint that is about to be written again."""
+    (checkpoint / SEAL).unlink(missing_ok=True)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Describe the first file of a sealed checkpoint that is not as it was written; None if all are."""
+    try:
+        files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))["files"]
+        expected = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return f"{SEAL} cannot be read"
+    for name, (size, _) in expected.items():  # sizes first: they cost nothing
+        file = checkpoint / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size:,} of its {size:,} bytes"
+    for name, (_, digest) in expected.items():
+        try:
+            found = file_sha256(checkpoint / name)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found != digest:
+            return f"{name} has another SHA-256 digest than when it was saved"
+    return None
+
+
+def require_intact(checkpoint: Path) -> None:
+    """Refuse a checkpoint that the config names and that is incomplete or damaged.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` naming the checkpoint and the file.
+    """
+    problem = (
+        damage(checkpoint) if (checkpoint / SEAL).exists() else f"it has no {SEAL}: saving it was cut off"
+    )
+    if problem is not None:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"resume_from_checkpoint: {checkpoint} is damaged: {problem}",
+            "restore the file, or name another checkpoint; without the key a run resumes from its newest intact one",
+        )
+
+
+def newest_intact(checkpoints: Path) -> Path | None:
+    """Find the checkpoint to resume from; None if no checkpoint was ever completed.
+
+    Incomplete checkpoints are deleted. Damaged ones that are newer than the one returned are renamed to
+    ``damaged-checkpoint-N``. Both are reported by a ``RunWarning``.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` if all completed checkpoints are damaged; they are left where they are.
+    """
+    damaged: list[tuple[Path, str]] = []
+    for checkpoint in _newest_first(checkpoints):
+        if not (checkpoint / SEAL).exists():
+            shutil.rmtree(checkpoint)
+            _warn(f"{checkpoint}: deleted, because saving it was cut off")
+        elif (problem := damage(checkpoint)) is not None:
+            damaged.append((checkpoint, problem))
+        else:
+            for other, why in damaged:
+                _set_aside(other, why, checkpoint)
+            return checkpoint
+    if damaged:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"{checkpoints}: no checkpoint is intact: {'; '.join(f'{c.name}: {why}' for c, why in damaged)}",
+            "restore the file, or pass --overwrite to delete the run and start again at the first step",
+        )
+    return None
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step of a folder ``checkpoint-N``; -1 for another name."""
+    step = checkpoint.name.rpartition("-")[2]
+    return int(step) if step.isdecimal() else -1
+
+
+def _newest_first(checkpoints: Path) -> list[Path]:
+    return sorted(checkpoints.glob("checkpoint-*"), key=step_of, reverse=True)
+
+
+def _set_aside(checkpoint: Path, problem: str, intact: Path) -> None:
+    target = checkpoint.with_name(f"{_DAMAGED}{checkpoint.name}")
+    if target.exists():
+        shutil.rmtree(target)
+    checkpoint.rename(target)
+    fsync_folder(checkpoint.parent)
+    _warn(
+        f"{checkpoint} is damaged: {problem}; it is now {target.name}, and the run resumes from {intact.name}"
+    )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RunWarning, stacklevel=3)

@@ -1,0 +1,52 @@
+"""What the first and the second Ctrl-C or SIGTERM do to long work, with real signals to this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
+from gym_fed.errors import ErrorCode, GymError
+
+STOPPED = GymError(ErrorCode.INTERRUPTED, "stopped at step 3", "run it again")
+
+
+def work(*signals: int, ending: GymError = STOPPED) -> None:
+    """Get signals, then end with an error."""
+    with stop_on_ctrl_c() as should_stop:
+        assert not should_stop()
+        for number in signals:
+            os.kill(os.getpid(), number)
+        assert should_stop()
+        raise ending
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, ErrorCode.INTERRUPTED), (signal.SIGTERM, ErrorCode.TERMINATED)]
+)
+def test_the_first_signal_requests_a_stop_and_gives_its_exit_code(
+    number: signal.Signals, code: ErrorCode
+) -> None:
+    with pytest.raises(GymError, match="stopped at step 3") as caught:
+        work(number)
+    assert (caught.value.code, caught.value.hint) == (code, "run it again")
+    assert caught.value.exit_code == 128 + number
+
+
+def test_the_second_signal_stops_at_once_and_the_last_one_gives_the_exit_code() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        work(signal.SIGTERM, signal.SIGINT)
+    with pytest.raises(GymError, match="at once by SIGTERM") as caught:
+        work(signal.SIGINT, signal.SIGTERM)
+    assert caught.value.code is ErrorCode.TERMINATED
+
+
+def test_handlers_and_other_errors_are_left_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    other = GymError(ErrorCode.DATA_INVALID, "a row")
+    with pytest.raises(GymError) as caught:
+        work(signal.SIGTERM, ending=other)
+    assert caught.value is other
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
