@@ -163,12 +163,13 @@ def export(
     if output is None:
         output = _beside(model, chosen.suffix)
     require_new(output, chosen)
-    with ends_well_on_sigterm(), stages() as report:
+    with ends_well_on_sigterm(), stages() as report, options.processes:
         ensure_models([base_needed(model, base), *(adapter or ())], yes)
         rows = load_rows(data) if data is not None else ()
         found = named_delta(model, base=base, variant=variant, store=variants)
         weights = weights_of(model if found is None else found.base)
         require_room(chosen, weights, output, options, check=not skip_check)
+        chosen.start(options.processes, check=not skip_check)
         report(f"loading {model}", 0, 0)
         source = open_source(model, adapter or (), base=base, variant=variant, variants=variants)
         kept = source.dtype if chosen.has_dtype else None

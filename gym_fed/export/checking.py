@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options
 from gym_fed.export.formats.huggingface import cast
 from gym_fed.export.passage import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS
-from gym_fed.export.process import Report, run_module
 from gym_fed.export.readers.of_transformers import OfTransformers
 from gym_fed.export.readers.reading import answers
 from gym_fed.export.source import Source
@@ -88,7 +87,7 @@ class ReadBack:
         self._own = None
         source.forget()
         gc.collect()
-        there = _in_a_fresh_process(parts, self._passage, options.report, part.parent)
+        there = _in_a_fresh_process(parts, self._passage, options, part.parent)
         found["read_back"] = compared(ours, there)
         limits = chosen.limits(options)
         found["read_back"]["tolerance"] = asdict(limits)
@@ -196,7 +195,7 @@ def _require_equal(figures: Mapping[str, Any], limits: Tolerance, what: str, rem
 
 
 def _in_a_fresh_process(
-    parts: Mapping[str, Any], passage: list[int], report: Report, scratch: Path
+    parts: Mapping[str, Any], passage: list[int], options: Options, scratch: Path
 ) -> dict[str, Any]:
     """The answers of the other side, which it writes under ``scratch``, a folder that goes with the export."""
     import torch
@@ -212,7 +211,7 @@ def _in_a_fresh_process(
             "answer": str(answer),
             "tokens": GREEDY_TOKENS,
         }
-        status, last = run_module("gym_fed.export.read_back", job, report)
+        status, last = options.processes.run(READ_BACK, job, options.report)
         if status:
             raise GymError(
                 ErrorCode.EXPORT_DIFFERS,

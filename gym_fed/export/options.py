@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.export.process import Report, no_report
+from gym_fed.export.process import Processes, Report, no_report
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Options:
         rank: Of the LoRA that a delta is exported as; None: the format's own.
         rows: Held-out rows to measure on what that LoRA keeps; or rows that calibrate a quantisation.
         rows_name: What they are called.
+        processes: Run what is done in processes of their own.
     """
 
     dtype: str | None = None
@@ -33,3 +34,4 @@ class Options:
     rank: int | None = None
     rows: Sequence[dict[str, Any]] = ()
     rows_name: str = ""
+    processes: Processes = field(default_factory=Processes, compare=False, repr=False)

@@ -1,9 +1,10 @@
-"""Runs a module of this package in a process of its own, with its progress, and ends it with this one."""
+"""Runs modules of this package in processes of their own, with their progress, and ends them with this one."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import json
 import os
 import re
@@ -11,9 +12,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from importlib import import_module
+from typing import Any, NoReturn
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.portable import SIGKILL
@@ -33,59 +35,100 @@ def no_report(stage: str, done: int = 0, total: int = 0) -> None:
     """Says nothing."""
 
 
-def run_module(module: str, job: Mapping[str, Any], report: Report = no_report) -> tuple[int, list[str]]:
-    """Run ``python -m module`` and wait for it; the job is a line of its standard input.
+class ModuleProcess:
+    """``python -m module`` in a process of its own, which gets one job.
 
-    The process ends with this one, however this one ends: the system ends it (Linux), or it sees its standard input
-    closed. It imports nothing from the working directory (``-P``), and calls no hub.
+    It is started before the job is known, so that it imports its libraries while this process does other work. It ends
+    with this process, however this one ends: the system ends it (Linux), or it sees its standard input closed. It
+    imports nothing from the working directory (``-P``), and calls no hub.
 
     Args:
         module: Whose main code is ``with child_job() as (job, say): ...``.
-        job: JSON; what it is to do.
-        report: Gets the child's own ``say(stage, done, total)``.
-
-    Returns:
-        The exit status, and the last lines of what it wrote to its standard error.
-
-    Raises:
-        OSError: Where a full disk is what ended it.
-        GymError: ``BUSY`` where want of memory is.
+        libraries: Modules to import ahead of the job.
     """
-    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", module],
-        env=variables,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        process_group=0,  # Ctrl-C at the terminal is this process's to answer
-    )
-    last: deque[str] = deque(maxlen=_LAST_LINES)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    assert child.stderr is not None
-    reader = threading.Thread(target=_keep_last, args=(child.stderr, last), daemon=True)
-    reader.start()
-    try:
-        with suppress(BrokenPipeError):  # it ended at once; its last lines say why
-            child.stdin.write(json.dumps(job) + "\n")
-            child.stdin.flush()
-        for line in child.stdout:
-            _pass_on(line, report)
-        status = child.wait()
-    except BaseException:
-        child.kill()
-        child.wait()
-        raise
-    finally:
-        reader.join(timeout=5)
-        for stream in (child.stdin, child.stdout, child.stderr):
+
+    def __init__(self, module: str, libraries: Sequence[str] = ()) -> None:
+        self._module = module
+        variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,  # Ctrl-C at the terminal is this process's to answer
+        )
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._reader = threading.Thread(target=_keep_last, args=(self._child.stderr, self._last), daemon=True)
+        self._reader.start()
+        self._send(list(libraries))
+
+    def run(self, job: Mapping[str, Any], report: Report = no_report) -> tuple[int, list[str]]:
+        """Do the job and wait for its end.
+
+        Args:
+            job: JSON; what is to be done.
+            report: Gets the child's own ``say(stage, done, total)``.
+
+        Returns:
+            The exit status, and the last lines of what the child wrote to its standard error.
+
+        Raises:
+            OSError: If a full disk ended the child.
+            GymError: ``BUSY`` if want of memory did.
+        """
+        assert self._child.stdout is not None
+        try:
+            self._send(job)
+            for line in self._child.stdout:
+                _pass_on(line, report)
+            status = self._child.wait()
+        finally:
+            self.close()
+        _require_no_lack(self._module, status, list(self._last))
+        return status, list(self._last)
+
+    def close(self) -> None:
+        """End the child if it still runs, and give back what it held."""
+        if self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+        self._reader.join(timeout=5)
+        for stream in (self._child.stdin, self._child.stdout, self._child.stderr):
+            assert stream is not None
             with suppress(BrokenPipeError):
                 stream.close()
-    _require_no_lack(module, status, list(last))
-    return status, list(last)
+
+    def _send(self, line: object) -> None:
+        assert self._child.stdin is not None
+        with suppress(BrokenPipeError):  # it ended at once; its last lines say why
+            self._child.stdin.write(json.dumps(line) + "\n")
+            self._child.stdin.flush()
+
+
+class Processes:
+    """The child processes of one export; those that get no job end with the block."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, ModuleProcess] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._started:
+            self._started.popitem()[1].close()
+
+    def start(self, module: str, libraries: Sequence[str] = ()) -> None:
+        """Start ``python -m module`` ahead of its job, unless it waits for one; see ``ModuleProcess``."""
+        if module not in self._started:
+            self._started[module] = ModuleProcess(module, libraries)
+
+    def run(self, module: str, job: Mapping[str, Any], report: Report = no_report) -> tuple[int, list[str]]:
+        """Give the job to the process that was started for it, or to a new one; see ``ModuleProcess.run``."""
+        return (self._started.pop(module, None) or ModuleProcess(module)).run(job, report)
 
 
 def _require_no_lack(module: str, status: int, last: list[str]) -> None:
@@ -108,9 +151,18 @@ def _require_no_lack(module: str, status: int, last: list[str]) -> None:
 
 @contextmanager
 def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
-    """In the child: the job, and what reports its progress. Its prints go to standard error."""
+    """In the child: import the libraries, and give the job and what reports its progress.
+
+    What is printed in the block goes to standard error.
+    """
     _die_with_parent()
-    found: dict[str, Any] = json.loads(_first_line())
+    gc.disable()  # a quarter of the time of these imports, which leave no garbage
+    for name in json.loads(_next_line()):
+        with suppress(ImportError):  # the job reports it, or does without
+            import_module(name)
+    gc.freeze()
+    gc.enable()
+    found: dict[str, Any] = json.loads(_next_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     own = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # libraries print as they like
@@ -122,14 +174,20 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
         yield found, say
 
 
-def _first_line() -> bytes:
-    """Of standard input, and no byte more."""
-    found = bytearray()
-    while not found.endswith(b"\n"):
-        if not (more := os.read(0, _PIPE_BYTES)):
-            os._exit(1)
-        found += more
-    return bytes(found)
+def leave(status: int | None = 0) -> NoReturn:
+    """End a child whose job is done, without the second that Python takes to clear away torch."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
+
+
+def _next_line() -> bytes:
+    """Read one line of standard input, and no byte more: a buffer's lock would hang an end by an error."""
+    with open(0, "rb", buffering=0, closefd=False) as raw:
+        line = raw.readline()
+    if not line.endswith(b"\n"):
+        os._exit(1)  # the parent has gone
+    return line
 
 
 def _die_with_parent() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 
-from gym_fed.export.process import child_job
+from gym_fed.export.process import child_job, leave
 from gym_fed.export.readers.reading import answers
 
 
@@ -27,3 +27,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

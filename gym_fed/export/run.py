@@ -66,12 +66,20 @@ def export(
             hold the model; ``EXPORT_DIFFERS`` where what was written computes something else, and ``DISK_FULL``; then
             nothing is left.
     """
-    begun = time.monotonic()
     chosen, options = settled(format, path, options)
     require_new(path, chosen)
+    with options.processes:
+        return _export(source, chosen, path, options, check=check)
+
+
+def _export(
+    source: Source, chosen: ExportFormat, path: Path, options: Options, *, check: bool
+) -> dict[str, Any]:
+    begun = time.monotonic()
     chosen.check(source)
     if check:
         chosen.require_reader(source)
+    chosen.start(options.processes, check=check)
     record = _about(chosen, source, options)
     reasons = [reason for reason in ("" if check else "the check was left out", chosen.unchecked) if reason]
     record["unchecked"] = "; ".join(reasons) or False

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.process import Report, child_job
+from gym_fed.export.process import Report, child_job, leave
 
 _BATCH = 4
 
@@ -107,3 +107,4 @@ def _drop_tied_head(file: Path) -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

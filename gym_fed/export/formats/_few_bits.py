@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.few_bits.calibration import LENGTH, CalibrationSamples, calibration_of
 from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.export.process import run_module
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
 from gym_fed.models import quiet_loading
@@ -110,7 +109,7 @@ class FewBits(ExportFormat):
                 "ids": calibration.ids,
                 "threads": torch.get_num_threads(),
             }
-            status, last = run_module("gym_fed.export.few_bits.quantise", job, options.report)
+            status, last = options.processes.run("gym_fed.export.few_bits.quantise", job, options.report)
             configs = sorted(out.rglob("config.json"))
             if status or len(configs) != 1:
                 raise GymError(

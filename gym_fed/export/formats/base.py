@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -12,10 +13,13 @@ from typing import Any, ClassVar
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.needs import ExportNeeds, Weights, default_needs
 from gym_fed.export.options import Options
+from gym_fed.export.process import Processes
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
 
 __all__ = ["ExportFormat", "Options"]
+READ_BACK = "gym_fed.export.read_back"
+"""Module whose process reads every format back."""
 
 
 class ExportFormat(ABC):
@@ -148,6 +152,11 @@ class ExportFormat(ABC):
     def changes(self, source: Source, options: Options) -> bool:
         """Whether the model in memory is used up by writing, so that its own answers are taken before."""
         return source.adapted and self.merges
+
+    def start(self, processes: Processes, *, check: bool) -> None:
+        """Start the processes of an export, so that they import their libraries while the model is loaded."""
+        if check:
+            processes.start(READ_BACK, getattr(import_module(self.reading), "LIBRARIES", ()))
 
     def require_reader(self, source: Source) -> None:  # noqa: B027 - most are read by what is always there
         """Refuse a model whose export nothing here can read back; not asked where the check is skipped.

@@ -9,7 +9,8 @@ from typing import Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.gguf.llama_cpp import has_llama_cpp
-from gym_fed.export.gguf.write import refused, write_gguf
+from gym_fed.export.gguf.write import CONVERTER, refused, write_gguf
+from gym_fed.export.process import Processes
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
 
@@ -96,6 +97,12 @@ class Gguf(ExportFormat):
         if architecture not in known_architectures():
             raise refused(source, f"llama.cpp's converter does not know {architecture}")
 
+    def start(self, processes: Processes, *, check: bool) -> None:
+        from gym_fed.export.gguf.convert import LIBRARIES
+
+        processes.start(CONVERTER, LIBRARIES)
+        super().start(processes, check=check)
+
     def require_reader(self, source: Source) -> None:
         if why := why_unread(source.model.config):
             raise GymError(
@@ -115,7 +122,7 @@ class Gguf(ExportFormat):
         )
 
     def write(self, source: Source, target: Path, options: Options) -> None:
-        write_gguf(source, target, self.quantization(options), options.report)
+        write_gguf(source, target, self.quantization(options), options.report, options.processes)
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return source.whole()

@@ -12,14 +12,14 @@ import logging
 import sys
 from functools import cache, partial
 from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
 from gym_fed.export.gguf.k_quants import k_blocks
 from gym_fed.export.gguf.mixtures import PLAIN, tensor_type
 from gym_fed.export.gguf.vocabulary import UnknownTokenizerError, teach
-from gym_fed.export.process import Report, child_job
+from gym_fed.export.process import Report, child_job, leave
 
 FILE_TYPES = {
     "f32": "ALL_F32",
@@ -32,6 +32,8 @@ FILE_TYPES = {
     "q4_0": "MOSTLY_Q4_0",
 }
 """Names of a file's type by ``--quantization``."""
+LIBRARIES = ("torch", "gguf", "transformers.models.llama.configuration_llama", "sentencepiece")
+"""What it imports before it knows its job."""
 UNSUPPORTED = 3
 """Exit status for a tokenizer that no pre-tokenizer of llama.cpp is like, and for an architecture that the installed
 ``gguf`` does not name; the reason is the last line."""
@@ -68,6 +70,7 @@ def _convert(job: dict[str, Any], say: Report) -> int:
     import torch
 
     sys.path.insert(0, str(_converter()))
+    _skip_auto_round()
     gguf.MODEL_ARCH = _Architectures(gguf.MODEL_ARCH)  # type: ignore[assignment,misc]
     logging.disable(logging.WARNING)
     _trust_no_code()
@@ -98,6 +101,14 @@ def _convert(job: dict[str, Any], say: Report) -> int:
         print(error, file=sys.stderr)
         return UNSUPPORTED
     return 0
+
+
+def _skip_auto_round() -> None:
+    """Let the converter import its helper for paths without the rest of auto-round, which takes two seconds."""
+    for name in ("auto_round", "auto_round.utils"):
+        spec = find_spec(name)
+        assert spec is not None
+        sys.modules[name] = module_from_spec(spec)
 
 
 def _model_class(conversion: Any, architecture: str) -> Any:
@@ -198,4 +209,4 @@ class _Architectures:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

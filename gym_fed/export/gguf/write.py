@@ -8,12 +8,21 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.gguf.metadata import metadata_of, require_metadata
-from gym_fed.export.process import Report, no_report, run_module
+from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source
 from gym_fed.models import quiet_loading
 
+CONVERTER = "gym_fed.export.gguf.convert"
+"""Module whose process converts."""
 
-def write_gguf(source: Source, target: Path, quantization: str, report: Report = no_report) -> None:
+
+def write_gguf(
+    source: Source,
+    target: Path,
+    quantization: str,
+    report: Report = no_report,
+    processes: Processes | None = None,
+) -> None:
     """Write the new file ``target``; ``source`` is merged.
 
     Args:
@@ -21,6 +30,7 @@ def write_gguf(source: Source, target: Path, quantization: str, report: Report =
         target: The folder beside it is used meanwhile.
         quantization: One of ``convert.FILE_TYPES``.
         report: Gets the tensors that are converted.
+        processes: Has the converter's process, where that was started ahead.
 
     Raises:
         GymError: ``USAGE`` for what the converter cannot write, ``EXPORT_DIFFERS`` for any other end.
@@ -42,7 +52,7 @@ def write_gguf(source: Source, target: Path, quantization: str, report: Report =
             "quantization": quantization,
             "metadata": metadata,
         }
-        _convert(job, source, report)
+        _convert(job, source, report, processes or Processes())
     require_metadata(target, metadata)
 
 
@@ -53,7 +63,7 @@ def refused(source: Source, why: str) -> GymError:
     )
 
 
-def _convert(job: dict[str, Any], source: Source, report: Report) -> None:
+def _convert(job: dict[str, Any], source: Source, report: Report, processes: Processes) -> None:
     """Run the converter.
 
     Raises:
@@ -61,7 +71,7 @@ def _convert(job: dict[str, Any], source: Source, report: Report) -> None:
     """
     from gym_fed.export.gguf.convert import UNSUPPORTED
 
-    status, last = run_module("gym_fed.export.gguf.convert", job, report)
+    status, last = processes.run(CONVERTER, job, report)
     if not status:
         return
     why = (last or ["no message"])[-1][:500]

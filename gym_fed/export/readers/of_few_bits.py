@@ -7,9 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gym_fed.export.readers.of_transformers import LIBRARIES
 from gym_fed.export.readers.of_transformers import load as load_plain
 from gym_fed.export.readers.reading import LoadedExport
 from gym_fed.imports.quantised import QuantisedImporter
+
+__all__ = ["LIBRARIES", "load"]
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:

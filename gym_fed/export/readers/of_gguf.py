@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gym_fed.export.readers.of_transformers import LIBRARIES as OF_TRANSFORMERS
 from gym_fed.export.readers.of_transformers import OfTransformers
 from gym_fed.export.readers.reading import LoadedExport
+
+LIBRARIES = (*OF_TRANSFORMERS, "gguf", "transformers.modeling_gguf_pytorch_utils")
+"""What the process that reads back imports before it knows its job."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.export.readers.of_llama_cpp import OfLlamaCpp
+from gym_fed.export.readers.of_transformers import LIBRARIES as OF_TRANSFORMERS
 from gym_fed.export.readers.of_transformers import OfTransformers, loaded
 from gym_fed.export.readers.reading import LoadedExport
+
+LIBRARIES = (*OF_TRANSFORMERS, "peft", "gguf")
+"""What the process that reads back imports before it knows its job."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:

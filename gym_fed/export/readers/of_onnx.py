@@ -8,6 +8,9 @@ from typing import Any
 from gym_fed.export.readers.of_program import OfProgram, alone
 from gym_fed.export.readers.reading import LoadedExport
 
+LIBRARIES = ("torch", "onnxruntime", "tokenizers")
+"""What the process that reads back imports before it knows its job."""
+
 
 def load(parts: dict[str, Any]) -> LoadedExport:
     """The program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""

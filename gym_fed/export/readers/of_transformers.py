@@ -7,6 +7,9 @@ from typing import Any
 
 from gym_fed.export.readers.reading import SPECIAL, LoadedExport
 
+LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
+"""What the process that reads back imports before it knows its job."""
+
 
 def load(parts: dict[str, Any]) -> LoadedExport:
     """The model in float32, with the tokenizer that lies beside it."""

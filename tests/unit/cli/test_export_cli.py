@@ -314,9 +314,9 @@ def test_a_child_in_a_long_call_of_c_ends_with_its_parent(tmp_path: Path) -> Non
         "    ctypes.PyDLL(None).sleep(60)  # holds the interpreter's lock, as a converter may\n"
     )
     code = (
-        "import os, signal\nfrom gym_fed.export.process import run_module\n"
+        "import os, signal\nfrom gym_fed.export.process import ModuleProcess\n"
         "def report(stage, done, total):\n    print(stage, flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "run_module('sleeper', {}, report)\n"
+        "ModuleProcess('sleeper').run({}, report)\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -336,7 +336,7 @@ def test_a_child_in_a_long_call_of_c_ends_with_its_parent(tmp_path: Path) -> Non
 def test_the_end_of_a_child_for_want_of_disk_or_memory_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gym_fed.export.process import run_module
+    from gym_fed.export.process import ModuleProcess
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for name, ending, code in (
@@ -347,7 +347,7 @@ def test_the_end_of_a_child_for_want_of_disk_or_memory_says_so(
     ):
         (tmp_path / f"{name}.py").write_text(ending)
         with pytest.raises(GymError) as caught, full_disk_named(tmp_path / "model.gguf"):
-            run_module(name, {})
+            ModuleProcess(name).run({})
         assert caught.value.code is code, name
         assert (str(tmp_path / "model.gguf") in caught.value.message) == (code is ErrorCode.DISK_FULL)
 
