@@ -150,9 +150,18 @@ def _name_taken(path: Path) -> GymError:
     )
 
 
+def real_path(path: Path) -> Path:
+    """Follow every link of a path, whether or not something is there.
+
+    ``Path.resolve`` raises ``RuntimeError`` for a circle of links before Python 3.13 and gives a path from then on;
+    this gives a path on every version.
+    """
+    return Path(os.path.realpath(path))
+
+
 def lies_in(file: Path, folder: Path) -> bool:
     """Whether a file is one of ``folder``, no link to another place; the Hub's cache keeps its files in ``blobs``."""
-    found, own = file.resolve(), folder.resolve()
+    found, own = real_path(file), real_path(folder)
     blobs = own.parent.parent / "blobs"
     return found.is_file() and (
         found.parent == own or (own.parent.name == "snapshots" and found.parent == blobs)

@@ -17,6 +17,7 @@ from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.train.progress import bar, duration
 from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import real_path
 from gym_fed.options import AdapterOption, ServedVariants, SetOption
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _at_once(engine: EngineConfig) -> int:
 
 
 def _refuse_same_file(source: Path, target: Path, errors: Path | None) -> None:
-    named = [path.expanduser().resolve() for path in (source, target, errors) if path is not None]
+    named = [real_path(path.expanduser()) for path in (source, target, errors) if path is not None]
     if len(set(named)) != len(named):
         raise GymError(ErrorCode.USAGE, "IN, OUT and --errors must be different files", "name another one")
 

@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import ipaddress
 import re
+import ssl
 from pathlib import Path
 
 from cryptography import x509
@@ -123,6 +124,18 @@ def certificates_in(pem: bytes) -> bytes:
     except ValueError as error:
         raise GymError(ErrorCode.STATE_CORRUPT, "not a PEM certificate") from error
     return b"".join(one.public_bytes(Encoding.PEM) for one in found)
+
+
+def trusting_context() -> ssl.SSLContext:
+    """A client's TLS context that trusts the authorities of this machine, alike on every Python.
+
+    From 3.13 on Python's default context refuses authorities whose certificates lack extensions that RFC 5280 wants
+    (``VERIFY_X509_STRICT``). Those of companies often do, and other programs of the machine, gRPC included, accept
+    them.
+    """
+    context = ssl.create_default_context()
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 def read_certificate(certificate_pem: bytes) -> x509.Certificate:

@@ -57,7 +57,9 @@ def resolved(base: Path, name: str) -> Path | None:
     """Where a path leads, whether or not something is there; None for one that no system call takes."""
     try:
         found = (base / name).resolve()
-        found.exists()
+        found.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return found
     except (OSError, ValueError, RuntimeError):  # too long, a null character, a circle of links
         return None
     return found

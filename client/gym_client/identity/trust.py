@@ -11,7 +11,7 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, pin_path
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.tls import fingerprint
+from gym_fed.identity.tls import fingerprint, trusting_context
 from gym_fed.text import plain
 
 _FETCH_SECONDS = 10.0
@@ -50,7 +50,7 @@ def vouching_authority(address: Address, found: str) -> str:
         address: The hub.
         found: Fingerprint of the key that it showed before.
     """
-    context = ssl.create_default_context()
+    context = trusting_context()
     try:
         with (
             socket.create_connection((address.host, address.port), timeout=_FETCH_SECONDS) as plain_socket,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,22 @@ def test_an_authority_is_named_only_where_this_machine_trusts_it_for_this_host_a
     assert vouching_authority(address, "sha256:" + "0" * 64) == "", "another key was shown before"
     monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
     assert vouching_authority(address, hub.fingerprint) == "", "nobody here trusts this authority"
+
+
+def test_an_authority_without_key_identifiers_is_named_also_where_python_verifies_strictly(
+    hub: TinyHub, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ssl.create_default_context
+
+    def strict() -> ssl.SSLContext:  # the default of Python 3.13
+        context = plain()
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.root))
+    serve_signed(hub, authority)
+    assert vouching_authority(Address.parse(hub.address), hub.fingerprint) == NAME
 
 
 @pytest.mark.parametrize("host", ["", "hub example", "hub.example.org:9443", "-hub", "a\x1b[2J"])

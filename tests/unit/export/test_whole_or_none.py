@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import whole_file_or_none, whole_or_not_at_all
+from gym_fed.files import lies_in, real_path, whole_file_or_none, whole_or_not_at_all
 
 Whole = Callable[[Path], AbstractContextManager[Path]]
 BOTH = pytest.mark.parametrize("whole", [whole_or_not_at_all, whole_file_or_none])
@@ -99,3 +99,10 @@ def test_a_disk_without_hard_links_and_locks_gets_the_file_and_no_file_is_replac
     with pytest.raises(GymError, match="exists"), whole_file_or_none(tmp_path / "a.gymdelta") as part:
         fill(part, "two")
     assert content(tmp_path / "a.gymdelta") == "one"
+
+
+def test_a_circle_of_links_is_no_file_of_its_folder_and_no_error(tmp_path: Path) -> None:
+    circle = tmp_path / "LICENSE"
+    circle.symlink_to(circle)
+    assert not lies_in(circle, tmp_path)
+    assert real_path(circle).parent == real_path(tmp_path)
