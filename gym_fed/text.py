@@ -108,8 +108,11 @@ def _broken(line: str, width: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 update``, ``2 updates``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """``1 update``, ``2 updates``, ``2 entries``."""
+    if number == 1:
+        return f"{number:,} {noun}"
+    is_y = noun.endswith("y") and noun[-2:-1] not in ("a", "e", "i", "o", "u")
+    return f"{number:,} {noun[:-1]}ies" if is_y else f"{number:,} {noun}s"
 
 
 def readable_bytes(num_bytes: float) -> str:

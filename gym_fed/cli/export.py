@@ -78,7 +78,7 @@ def export(
         typer.Option(
             "--quantization",
             help="How weights are rounded, such as q8_0 of gguf; those of each format stand below.",
-            show_default="its first",
+            show_default="gguf: as the source is stored; else the first of the format",
         ),
     ] = "",
     rank: Annotated[
@@ -179,6 +179,8 @@ def export(
         err.print(f"note: {note}")
     print_result(as_json, {**record, "output": str(output)}, f"{output}: {_said(record)}")
     if not as_json:
+        if smaller := chosen.suggestion(output, chosen.of_source(source, options)):
+            err.print(f"hint: {smaller}")
         print_next(chosen.use(output))
 
 

@@ -1,4 +1,5 @@
-"""What lies beside an exported file: its record and the licences of the model in it; they come before the file."""
+"""What lies beside an exported file: its record, its model card and the licences of the model in it; they come before
+the file."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from gym_fed.files import file_sha256, write_atomically
 from gym_fed.json_files import read_object
 
 RECORD = "export.json"
+CARD_BESIDE = "card.md"
+"""The model card's name beside a file, after the file's own name."""
 
 
 def beside(path: Path, name: str) -> Path:
@@ -32,7 +35,7 @@ def require_none_beside(path: Path, *, licences: bool) -> None:
     """
     record = beside(path, RECORD)
     left = _left(record, path)
-    found = [record] if os.path.lexists(record) else []
+    found = [file for file in (record, beside(path, CARD_BESIDE)) if os.path.lexists(file)]
     for pattern in TRAVELS if licences else ():
         found += sorted(path.parent.glob(f"{glob.escape(path.name)}.{pattern}"))
     for file in found:

@@ -11,6 +11,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.nearest import LoraFactors, factors_of, lora_model
 from gym_fed.export.options import Options
 from gym_fed.export.source import Source
+from gym_fed.text import counted
 
 _LEAST_KEPT = 0.8
 """Below this share a note warns."""
@@ -107,7 +108,7 @@ def lora_facts(source: Source, options: Options) -> dict[str, Any]:
     losses = (
         f"loss {gain.base:.4g} of the base, {gain.variant:.4g} of the variant, {gain.lora:.4g} of the LoRA"
     )
-    where = f"on {options.rows_name} ({gain.rows} rows: {losses})"
+    where = f"on {options.rows_name} ({counted(gain.rows, 'row')}: {losses})"
     if gain.kept is None:
         notes.append(f"the variant gains nothing {where}, so there is no share of a gain to keep")
     elif gain.kept < _LEAST_KEPT:
@@ -121,7 +122,7 @@ def _left_out_notes(found: LoraFactors) -> list[str]:
     names = sorted(found.left_out, key=lambda name: -found.left_out[name])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return [
-        f"LoRA holds no norms, biases and embeddings: {len(names)} changed tensors are left out, "
+        f"LoRA holds no norms, biases and embeddings: left out: {counted(len(names), 'changed tensor')}, "
         f"{math.fsum(found.left_out.values()):.1%} of the delta's squared norm: "
         f"{', '.join(names[:_NAMES_SHOWN])}{more}"
     ]

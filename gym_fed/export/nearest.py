@@ -25,6 +25,7 @@ from gym_fed.delta.low_rank import Factors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.process import Report
 from gym_fed.export.source import Source
+from gym_fed.text import counted
 
 _DEFAULT_RANK = 32
 _ROUNDS = 4
@@ -103,7 +104,7 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
     if not kept:
         raise GymError(
             ErrorCode.USAGE,
-            f"{source.name}: LoRA holds none of its {len(left_out)} changed tensors",
+            f"{source.name}: LoRA holds none of its {counted(len(left_out), 'changed tensor')}",
             "export it as huggingface or gguf, merged",
         )
     lost += math.fsum(left_out.values())

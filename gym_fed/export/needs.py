@@ -82,7 +82,7 @@ def default_needs(
     full, logits = weights.full_bytes, _FLOAT_BYTES * _LOGITS * weights.vocabulary
     return ExportNeeds(
         disk=int(weights.parameters * bits / 8 + max(scratch * full, logits)),
-        writing=int(writing * full) + 2 * LIBRARIES_BYTES + logits,  # the process that reads back waits
+        writing=int(writing * full) + LIBRARIES_BYTES + logits,
         reading=int(reading * full) + 2 * LIBRARIES_BYTES + 2 * logits,
     )
 

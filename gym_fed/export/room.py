@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.export.needs import ExportNeeds, Weights
+from gym_fed.export.needs import LIBRARIES_BYTES, ExportNeeds, Weights
 from gym_fed.text import readable_bytes
 
 
@@ -40,7 +40,9 @@ def require_room(
             "free some space there, write to another disk, or choose a smaller format or quantization",
         )
     there = available_memory_bytes()
-    memory = max(needs.writing, needs.reading if check else 0) - (weights.full_bytes if loaded else 0)
+    # The process that reads back has its libraries loaded while this one still writes.
+    whole = max(needs.writing + LIBRARIES_BYTES, needs.reading) if check else needs.writing
+    memory = whole - (weights.full_bytes if loaded else 0)
     if there is None or memory <= there:
         return needs
     remedy = "use a machine with more memory, or close other programs"

@@ -12,8 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base_files import CARD
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.export.beside import RECORD, beside, require_none_beside, written_beside
+from gym_fed.export.beside import CARD_BESIDE, RECORD, beside, require_none_beside, written_beside
 from gym_fed.export.checking import ReadBack
 from gym_fed.export.choice import settled
 from gym_fed.export.formats.base import ExportFormat, Options
@@ -77,6 +78,7 @@ def _export(
 ) -> dict[str, Any]:
     begun = time.monotonic()
     chosen.check(source)
+    options = chosen.of_source(source, options)
     if check:
         chosen.require_reader(source)
     chosen.start(options.processes, check=check)
@@ -93,16 +95,25 @@ def _export(
         options.report("writing", 0, 0)
         written = time.monotonic()
         chosen.write(source, part, options)
+        from gym_fed.export.card import card_text
+
+        card, card_notes = card_text(source, chosen, options, path.name)
+        if not chosen.is_file:
+            write_atomically(part / CARD, card.encode("utf-8"))
         record["seconds"] = {"writing": round(time.monotonic() - written, 1)}
         record["files"] = {path.name: file_sha256(part)} if chosen.is_file else _digests(part)
         record["bytes"] = sum(file.stat().st_size for file in _files(part))
         record.update(chosen.facts(source, options))
+        if card_notes:
+            record["notes"] = [*record.get("notes", ()), *card_notes]
         if not chosen.is_file:
             _require_licences(source, part)
         record["check"] = None if checking is None else checking.of(part)
         record["seconds"]["all"] = round(time.monotonic() - begun, 1)
         if chosen.is_file:
-            held.enter_context(_written_beside(chosen, source, path, record))  # until the file has its name
+            held.enter_context(
+                _written_beside(chosen, source, path, record, card)
+            )  # until the file has its name
         else:
             write_atomically(part / RECORD, _text(record))
     return record
@@ -153,11 +164,12 @@ def _require_licences(source: Source, folder: Path) -> None:
 
 
 def _written_beside(
-    chosen: ExportFormat, source: Source, path: Path, record: dict[str, Any]
+    chosen: ExportFormat, source: Source, path: Path, record: dict[str, Any], card: str
 ) -> AbstractContextManager[None]:
-    """See ``written_beside``: the record of a file, and the licences of the model in it, as ``NAME.LICENSE``."""
+    """See ``written_beside``: a file's record, its card, and the licences of the model in it, as ``NAME.LICENSE``."""
     found = licences_of(source) if chosen.merges else {}
     texts = {beside(path, name).name: file.read_bytes() for name, file in found.items()}
+    texts[beside(path, CARD_BESIDE).name] = card.encode("utf-8")
     sha256 = record["files"][path.name]
     record["files"] |= {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     texts = {beside(path, RECORD).name: _text(record), **texts}

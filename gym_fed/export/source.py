@@ -166,7 +166,7 @@ def open_source(
     home = Path(resolve(home_name))
     _require_unquantised(home_name, home, chain)
     model, tokenizer = _load(home_name)
-    stored = _stored_dtype(home)
+    stored = stored_dtype(home)
     if not chain:
         return Source(name, model, tokenizer, None, (), [home], stored, owned=True)
     with quiet_loading():
@@ -205,7 +205,7 @@ def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path
         base,
         chain,
         _folders(chain, home),
-        _stored_dtype(home),
+        stored_dtype(home),
         _changes_base(chain),
         lambda: load_model(base).model,
         delta,
@@ -221,7 +221,7 @@ def _changes_base(chain: Sequence[Adapter]) -> bool:
     return any((adapter.folder / BASE_CHANGES).is_file() for adapter in chain)
 
 
-def _stored_dtype(home: Path) -> str:
+def stored_dtype(home: Path) -> str:
     """The type that a model folder says its weights have."""
     values = read_object(home / "config.json")
     found = values.get("dtype") or values.get("torch_dtype")

@@ -20,6 +20,7 @@ from gym_fed.data.rows import as_kind
 from gym_fed.data.string_rows import as_turns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TASKS
+from gym_fed.text import counted
 
 SAMPLES = 32
 LENGTH = 128
@@ -79,7 +80,7 @@ def calibration_of(
     if not samples:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{source}: {len(stream)} tokens to calibrate with, {length} are needed",
+            f"{source}: {counted(len(stream), 'token')} to calibrate with, {length} are needed",
             "give more rows, or leave --data out for texts of this project",
         )
     return CalibrationSamples(source, samples)

@@ -130,6 +130,14 @@ class ExportFormat(ABC):
                     ErrorCode.USAGE, f"format {self.name} has no {option}", f"it goes with {where}"
                 )
 
+    def of_source(self, source: Source, options: Options) -> Options:
+        """The options with what the source decides where the user did not."""
+        return options
+
+    def suggestion(self, path: Path, options: Options) -> str:
+        """How what was written at ``path`` could be smaller, with the size; empty where there is nothing to say."""
+        return ""
+
     def quantization(self, options: Options) -> str:
         """The one that is used."""
         return options.quantization or next(iter(self.quantizations), "")

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.gguf.llama_cpp import has_llama_cpp
-from gym_fed.export.gguf.write import CONVERTER, refused, write_gguf
+from gym_fed.export.gguf.write import CONVERTER, bytes_in_8_bits, refused, write_gguf
 from gym_fed.export.process import Processes
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
+from gym_fed.text import readable_bytes
 
 _HEAD = 128
 """Size of a head that transformers' reader takes every Qwen3 to have."""
 _MISREAD = ("mistral", "gemma3_text")
 """Kinds that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
+_OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
+"""The default quantization by the type in which the source is stored; f32 of any other."""
 _LLAMA_CPP = has_llama_cpp()
 """Without it transformers' own reader of GGUF reads files back."""
 
@@ -77,6 +81,17 @@ class Gguf(ExportFormat):
 
     def use(self, path: Path) -> str:
         return shlex.join(("llama-server", "-m", str(path)))
+
+    def of_source(self, source: Source, options: Options) -> Options:
+        if options.quantization:
+            return options
+        return replace(options, quantization=_OF_DTYPE.get(source.dtype, "f32"))
+
+    def suggestion(self, path: Path, options: Options) -> str:
+        if self.quantization(options) not in ("f32", *_OF_DTYPE.values()):
+            return ""
+        size = readable_bytes(bytes_in_8_bits(path))
+        return f"--quantization q8_0 takes about {size} instead of {readable_bytes(path.stat().st_size)}"
 
     def check(self, source: Source) -> None:
         from gym_fed.export.gguf.convert import known_architectures

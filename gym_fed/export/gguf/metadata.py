@@ -11,7 +11,6 @@ from typing import Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.source import Source, licences_of
 from gym_fed.export.training_marks import without_training_marks
-from gym_fed.files import lies_in
 
 _MOST_TEXT = 1 << 18
 """Characters of all licences together; more are no licence."""
@@ -26,6 +25,9 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
         source: Of the model.
         file_type: Number of a ``gguf.LlamaFileType``.
     """
+    from gym_fed.export.card import licence_name, lineage
+    from gym_fed.registry.card.readme import is_name_of_the_hub
+
     tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
     found: dict[str, Any] = {
         "general.name": Path(source.shown_name).name,
@@ -41,8 +43,15 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
     if source.shown_base is not None:
         found["general.base_model.count"] = 1
         found["general.base_model.0.name"] = Path(source.shown_base).name
-    if name := _license_name(source):
+        if is_name_of_the_hub(source.shown_base):
+            found["general.base_model.0.organization"] = source.shown_base.partition("/")[0]
+            found["general.base_model.0.repo_url"] = f"https://huggingface.co/{source.shown_base}"
+    if name := licence_name(source):
         found["general.license"] = name
+    data = lineage(source)[0].data
+    if data:
+        found["general.dataset.count"] = len(data)
+        found |= {f"general.dataset.{number}.name": one.name for number, one in enumerate(data)}
     if text := _license_text(source):
         found[LICENSE_TEXT] = text
     return found
@@ -89,28 +98,6 @@ def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
     found["add_bos_token"] = around and ids[0] == tokenizer.bos_token_id
     found["add_eos_token"] = around and ids[-1] == tokenizer.eos_token_id
     return {f"tokenizer.ggml.{name}": value for name, value in found.items()}
-
-
-def _license_name(source: Source) -> str:
-    """Of the nearest model card that names one."""
-    import yaml
-
-    for folder in source.folders:
-        card = folder / "README.md"
-        if not card.is_file() or not lies_in(card, folder):
-            continue
-        with card.open(encoding="utf-8", errors="replace") as opened:
-            lines = opened.read(_MOST_TEXT).splitlines()
-        if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
-            continue
-        try:
-            values = yaml.safe_load("\n".join(lines[1 : lines.index("---", 1)]))
-        except yaml.YAMLError:  # of another's card; a name that cannot be read is none
-            continue
-        name = values.get("license") if isinstance(values, dict) else None
-        if isinstance(name, str) and name:
-            return name
-    return ""
 
 
 def _license_text(source: Source) -> str:

@@ -56,6 +56,21 @@ def write_gguf(
     require_metadata(target, metadata)
 
 
+def bytes_in_8_bits(file: Path) -> int:
+    """Size of a file of plain weights if it were written as q8_0.
+
+    That is 34 bytes for 32 weights of a matrix, and float16 where its rows are no multiple of 32.
+    """
+    import gguf
+
+    size = file.stat().st_size
+    for tensor in gguf.GGUFReader(file).tensors:
+        if len(tensor.shape) > 1:
+            bytes_each = 2 if int(tensor.shape[0]) % 32 else 34 / 32
+            size += int(int(tensor.n_elements) * bytes_each) - int(tensor.n_bytes)
+    return size
+
+
 def refused(source: Source, why: str) -> GymError:
     """That a model cannot be a GGUF file."""
     return GymError(

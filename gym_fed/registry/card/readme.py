@@ -17,7 +17,7 @@ from gym_fed.registry.card.conflicts import conflicts
 from gym_fed.registry.card.evaluations import CardFigure
 from gym_fed.registry.card.run import environment, result
 from gym_fed.registry.manifest import NOT_STATED, ModelManifest
-from gym_fed.text import plain
+from gym_fed.text import counted, plain
 from gym_fed.version import __version__
 
 UNKNOWN = "not stated"
@@ -67,10 +67,19 @@ _MARKDOWN = re.compile(
 _RELATIONS = {"adapter": "adapter", "delta": "finetune", "weights": "finetune"}
 
 
+def spdx(name: str) -> str:
+    """The SPDX name of a licence that a card of the Hub names; any other name as it is."""
+    found = (ours for ours, hub in _HUB_LICENCES.items() if name.lower() in (hub, ours.lower()))
+    return next(found, name)
+
+
 def card_of(
     manifest: ModelManifest,
     figures: Sequence[CardFigure],
     folder: Path | None = None,
+    *,
+    library: str | None = None,
+    relation: str | None = None,
 ) -> str:
     """The text of the card.
 
@@ -78,8 +87,15 @@ def card_of(
         manifest: Of the version; its number and its files are not in the card.
         figures: Of its evaluations.
         folder: Where the records of its run are.
+        library: The Hub's name of the library that loads it; by default transformers or PEFT.
+        relation: To the base, in the Hub's words; by default adapter or finetune.
     """
-    head = yaml.safe_dump(front_matter(manifest, figures), sort_keys=False, allow_unicode=True, width=100)
+    values = front_matter(manifest, figures)
+    if library is not None:
+        values["library_name"] = library
+    if relation is not None and "base_model" in values:
+        values["base_model_relation"] = relation
+    head = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
     sections = [
         f"# {_md(manifest.name)}",
         _md(manifest.description, 2000) or "No description was given.",
@@ -134,7 +150,7 @@ def _index(figure: CardFigure) -> dict[str, Any]:
 
 
 def _samples(figure: CardFigure) -> str:
-    return "" if figure.num_samples is None else f" on {figure.num_samples} rows"
+    return "" if figure.num_samples is None else f" on {counted(figure.num_samples, 'row')}"
 
 
 def _identity(manifest: ModelManifest) -> str:

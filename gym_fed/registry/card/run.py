@@ -14,7 +14,7 @@ from gym_fed.data.registry import CARD_NAME, DatasetManifest
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
 from gym_fed.registry.manifest import DataUsed, Lineage
-from gym_fed.text import plain
+from gym_fed.text import counted, plain
 
 OWN_FILES = "files of the trainer"
 """Stands for rows of local files, whose names are nobody else's business."""
@@ -41,7 +41,7 @@ def lineage_of(folder: Path | None, delta: Path | None = None) -> Lineage:
         data=list(_data_of(config.data)),
         data_sha256=_hex(read_object(folder / "run.json").get("data_sha256")),
         config_sha256=_hex(environment(folder).get("config_sha256")),
-        method=f"{config.algorithm}, {config.finetuning}, {config.max_steps or 'all'} steps"
+        method=f"{config.algorithm}, {config.finetuning}, {counted(config.max_steps, 'step')}"
         if config.max_steps is not None
         else f"{config.algorithm}, {config.finetuning}",
     )

@@ -113,9 +113,19 @@ def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: b
         base=portable_name(config.model),
         below=merged_first(config) if hasattr(model, "peft_config") else (),
         folders=folders,
+        dtype=config.save_dtype or _stored_dtype(model, config),
         base_changed=config.rope_scaling is not None,
         read_base=lambda: _base(config),
     )
+
+
+def _stored_dtype(model: Any, config: TrainingConfig) -> str:
+    """The type of the base on disk, of an adapter; that of a tuned model itself, which is written as it is."""
+    from gym_fed.export.source import stored_dtype
+
+    if hasattr(model, "peft_config") and config.model is not None:
+        return stored_dtype(Path(resolve(config.model)))
+    return str(model.dtype).removeprefix("torch.")
 
 
 def _on_full_base(model: Any, config: TrainingConfig) -> Any:

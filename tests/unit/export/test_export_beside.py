@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> Source:
     return open_source(str(base))
 
 
-@pytest.mark.parametrize("name", ["export.json", "LICENSE", "NOTICE.txt"])
+@pytest.mark.parametrize("name", ["export.json", "card.md", "LICENSE", "NOTICE.txt"])
 @pytest.mark.parametrize("is_link", [False, True])
 def test_what_somebody_else_has_beside_the_name_is_refused_before_anything_is_loaded(
     tmp_path: Path, name: str, is_link: bool
@@ -41,7 +41,7 @@ def test_what_somebody_else_has_beside_the_name_is_refused_before_anything_is_lo
     assert raised.value.code is ErrorCode.FILE_EXISTS
     assert there.read_text() == own.read_text() == "mine"
     require_new(tmp_path / "model.gguf", HuggingFace())  # a folder has nothing beside it
-    if name != "export.json":
+    if name not in ("export.json", "card.md"):
         require_new(tmp_path / "model.gguf", Delta())  # no weights of the base, and so no licence of it
 
 
@@ -69,7 +69,7 @@ def test_what_a_killed_export_left_without_its_file_is_replaced_unless_it_was_ch
 ) -> None:
     path = tmp_path / "model.pt"
     record = export(source, "torchscript", path, Options(), check=False)
-    names = {"model.pt", "model.pt.LICENSE"}
+    names = {"model.pt", "model.pt.LICENSE", "model.pt.card.md"}
     assert record["files"] == {name: file_sha256(tmp_path / name) for name in names}
     path.unlink()
     again = export(source, "torchscript", path, Options(), check=False)

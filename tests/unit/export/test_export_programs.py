@@ -52,7 +52,7 @@ def test_a_program_computes_what_the_model_does_beyond_its_window_and_padded(
     assert 0 < found["max"] <= 1e-5 * found["largest"]
     assert found["same_greedy_tokens"]
     there = {file.name for file in tmp_path.iterdir()}
-    assert there == {name, f"{name}.export.json", f"{name}.LICENSE"}
+    assert there == {name, f"{name}.export.json", f"{name}.card.md", f"{name}.LICENSE"}
     assert "no tokenizer" in record["notes"][0]
     assert places_in(tmp_path) == []
 

@@ -1,0 +1,95 @@
+"""The model card of an export: where it comes from, its licence, its data and how it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gym_fed.base_files import licence_of
+from gym_fed.errors import GymError
+from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.source import Source
+from gym_fed.models import is_hub_name, resolve
+from gym_fed.registry.card.readme import card_of, spdx
+from gym_fed.registry.card.run import lineage_of
+from gym_fed.registry.manifest import NOT_STATED, BaseUsed, DataUsed, Kind, Lineage, ModelManifest
+
+_LIBRARIES = {"gguf": "gguf", "gguf_adapter": "gguf", "onnx": "onnx", "openvino": "openvino"}
+"""What the Hub calls the library of a format, where it is neither transformers nor PEFT."""
+_KINDS: dict[str, Kind] = {"adapter": "adapter", "gguf_adapter": "adapter", "delta": "delta"}
+"""What a format writes, where it is not whole weights."""
+
+
+def licence_name(source: Source) -> str:
+    """The licence that the nearest model card names, in lower case; the base's if the model has none of its own."""
+    return next(filter(None, map(licence_of, source.folders)), "")
+
+
+def lineage(source: Source) -> tuple[Lineage, list[str]]:
+    """What the records of the runs behind a model say, and notes on records that cannot be read.
+
+    Method and digests are those of the nearest run; the data are those of all.
+    """
+    found, notes = Lineage(), list[str]()
+    data: list[DataUsed] = []
+    for number, place in enumerate(_run_folders(source)):
+        try:
+            one = lineage_of(place, source.delta if number == 0 else None)
+        except GymError as error:
+            notes.append(f"the model card lacks what {place.name} records: {error.message}")
+            continue
+        found = one if found == Lineage() else found
+        data += [used for used in one.data if used not in data]
+    return found.model_copy(update={"data": data}), notes
+
+
+def card_text(source: Source, chosen: ExportFormat, options: Options, name: str) -> tuple[str, list[str]]:
+    """The card of an export.
+
+    Args:
+        source: What is exported.
+        chosen: The format.
+        options: How it is written.
+        name: Of the new file or folder.
+
+    Returns:
+        Its text, and notes for the user.
+    """
+    found, notes = lineage(source)
+    quantization = chosen.quantization(options)
+    written = f"{chosen.name} ({quantization})" if quantization else chosen.name
+    own = licence_name(source)
+    manifest = ModelManifest.model_construct(
+        name=name,
+        version=1,
+        kind=_KINDS.get(chosen.name, "weights"),
+        licence=spdx(own) if own else NOT_STATED,
+        description=f"{source.shown_name}, exported as {written}.",
+        base=_base(source),
+        files=[],
+        lineage=found,
+        created_at=0,
+    )
+    folder = next(iter(_run_folders(source)), None)
+    relation = "quantized" if source.base is None and quantization else None
+    return card_of(manifest, (), folder, library=_LIBRARIES.get(chosen.name), relation=relation), notes
+
+
+def _base(source: Source) -> BaseUsed | None:
+    """The base; of a model of the Hub that was not tuned, the model itself."""
+    named = source.base or (source.name if is_hub_name(source.name) else None)
+    if named is None:
+        return None
+    found = licence_of(Path(resolve(named))) if source.base is None else _licence_of_home(source.folders)
+    return BaseUsed(name=source.shown_base or named, licence=spdx(found) if found else NOT_STATED)
+
+
+def _licence_of_home(folders: Sequence[Path]) -> str:
+    return licence_of(folders[-1]) if folders else ""
+
+
+def _run_folders(source: Source) -> list[Path]:
+    """Folders that may hold the records of a run, the nearest first."""
+    own = Path(source.name).expanduser()
+    places = [*([own] if own.is_dir() else []), *source.folders]
+    return [place for place in dict.fromkeys(places) if (place / "run.json").is_file() or source.delta]
