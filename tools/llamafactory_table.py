@@ -300,7 +300,7 @@ def _run(file: Path, job: str, settings: list[str]) -> Any:
 
     command = {
         "export": ["export", str(file), "--skip-check"],
-        "inference": ["chat", str(file), "--prompt=Hello", "--max-new-tokens=4", "--device=cpu", "--json"],
+        "inference": ["chat", str(file), "--prompt=Hello", "--max-tokens=4", "--device=cpu", "--json"],
     }.get(job, ["train", str(file), "--overwrite", "--set", "device=cpu", "--set", "num_threads=1"])
     for setting in settings:
         command += ["--set", setting]

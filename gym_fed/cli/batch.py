@@ -19,6 +19,7 @@ from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import real_path
 from gym_fed.options import AdapterOption, ServedVariants, SetOption
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig, ServingConfig
@@ -87,13 +88,13 @@ def batch(
     identity = _identity(settings, given, seed)
     with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:
         left = len(given.custom_ids) - len(output.done)
-        err.print(f"{given.path}: {len(given.custom_ids)} requests, {left} to do", style="dim")
+        err.print(f"{given.path}: {counted(len(given.custom_ids), 'request')}, {left} to do", style="dim")
         try:
             report = _run(settings, given, output, seed)
         except KeyboardInterrupt:
             raise GymError(
                 ErrorCode.INTERRUPTED,
-                f"stopped: {len(output.done)} of {len(given.custom_ids)} requests are answered",
+                f"stopped: answered {len(output.done)} of {counted(len(given.custom_ids), 'request')}",
                 "the same command continues",
             ) from None
     _print_report(report, target, errors, as_json)
@@ -147,11 +148,11 @@ def _print_report(report: BatchReport, target: Path, errors: Path | None, as_jso
             "output": str(target),
             "errors": str(errors) if errors else None,
         },
-        f"{report.done - report.failed} answers in {target}",
+        f"{counted(report.done - report.failed, 'answer')} in {target}",
     )
     if report.failed:
         where = errors or target
-        err.print(f"{report.failed} of {report.total} requests failed: see {where}")
+        err.print(f"{report.failed} of {counted(report.total, 'request')} failed: see {where}")
         raise typer.Exit(ErrorCode.DATA_INVALID.exit_code)
 
 

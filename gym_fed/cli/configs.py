@@ -14,6 +14,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.old_names import keep_old_command, old_options
 from gym_fed.options import IgnoreUnsupported, SetOption
+from gym_fed.text import counted
 
 app = typer.Typer(
     help="List, copy and check training recipes, and import LLaMA-Factory's files.", no_args_is_help=True
@@ -157,7 +158,7 @@ def import_file(
     elif output is None:
         out.print(text, end="")
     else:
-        err.print(f"{output}; {len(notes)} keys left out; train it with: gym train {output}")
+        err.print(f"{output}; {counted(len(notes), 'key')} left out; train it with: gym train {output}")
 
 
 def _with_sizes(summary: str, sizes: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from gym_fed.cli.completion import models
 from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.options import DEVICE
+from gym_fed.text import counted
 
 
 def grade(
@@ -34,7 +35,7 @@ def grade(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many rows.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 64,
     device: Annotated[str, DEVICE] = "auto",
     output: Annotated[
         Path | None,
@@ -61,7 +62,7 @@ def grade(
         from gym_fed.models import load_model
 
         loaded = load_model(model, device=device)
-        grades = grade_model(loaded.model, loaded.tokenizer, chosen, built, max_new_tokens=max_new_tokens)
+        grades = grade_model(loaded.model, loaded.tokenizer, chosen, built, max_new_tokens=max_tokens)
     if output is not None:
         from gym_fed.files import write_atomically
 
@@ -75,7 +76,7 @@ def grade(
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_atomically(output, text.encode())
-        err.print(f"{len(lines)} answers in {output}")
+        err.print(f"{counted(len(lines), 'answer')} in {output}")
     print_result(
         as_json,
         {"num_rows": len(grades.samples), "means": grades.means},

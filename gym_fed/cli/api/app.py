@@ -25,6 +25,7 @@ from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.options import HOST, PORT, AdapterOption, KeyName, ServedVariants, SetOption
+from gym_fed.text import counted
 from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def serve(
 
     def on_draining(active: int) -> None:
         # Not through the console: the signal may have come while it was writing.
-        left = f"; {active} active answers have {drain_seconds:g} s to finish; Ctrl-C again cancels them"
+        left = f"; up to {drain_seconds:g} s for {counted(active, 'active answer')} to finish; Ctrl-C again cancels"
         text = f"\nleaving{left if active else ''}\n"
         with suppress(OSError):  # who read it may be gone
             os.write(sys.stderr.fileno(), text.encode())

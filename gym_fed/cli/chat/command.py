@@ -54,7 +54,7 @@ def chat(
         str | None,
         typer.Option("--api-key-env", metavar="NAME", help="Environment variable that has the API key."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 512,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 512,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, help="0 always takes the likeliest token.")
     ] = 0.0,
@@ -95,7 +95,7 @@ def chat(
         chat_template = chat_template or theirs.get("chat_template")
     settings = ChatSettings.of(
         {
-            "max_tokens": max_new_tokens,
+            "max_tokens": max_tokens,
             "temperature": temperature,
             "top_p": top_p,
             "top_k": top_k,
@@ -144,8 +144,7 @@ def chat(
 
 def _is_given(key: str) -> bool:
     """Whether the command line has this setting, which then wins over a file's."""
-    option = "max_new_tokens" if key == "max_tokens" else key
-    source = click.get_current_context().get_parameter_source(option)
+    source = click.get_current_context().get_parameter_source(key)
     return source is not None and source.name == "COMMANDLINE"
 
 

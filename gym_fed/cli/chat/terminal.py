@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import harmless
+from gym_fed.text import counted, harmless
 
 if TYPE_CHECKING:
     from gym_fed.cli.chat.settings import ChatSettings
@@ -226,13 +226,13 @@ class Terminal:
         """FILE: write the conversation as JSON messages"""
         path = _path(argument)
         self.conversation.save(path)
-        self._note(f"{len(self.conversation.messages)} messages in {path}")
+        self._note(f"{counted(len(self.conversation.messages), 'message')} in {path}")
 
     def _load(self, argument: str) -> None:
         """FILE: continue a saved conversation"""
         self.conversation.load(_path(argument))
         self._forgotten = 0
-        self._note(f"{len(self.conversation.messages)} messages")
+        self._note(f"{counted(len(self.conversation.messages), 'message')}")
 
     def _set(self, argument: str) -> None:
         """[NAME=VALUE ...]: show or change the sampling, such as temperature=0.7"""

@@ -19,6 +19,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TASKS
 from gym_fed.old_names import TakesOut, keep_old_command, old_options
 from gym_fed.options import DEVICE, LicenceOption
+from gym_fed.text import counted
 from gym_fed.waiting import waiting
 
 app = typer.Typer(
@@ -91,7 +92,9 @@ def generate_file(
     rows = generate_with_rehearsal(task, num, rehearse, seed=seed, split=split.value)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    print_result(as_json, {"file": str(file), "num_rows": len(rows)}, note=f"{len(rows)} rows in {file}")
+    print_result(
+        as_json, {"file": str(file), "num_rows": len(rows)}, note=f"{counted(len(rows), 'row')} in {file}"
+    )
 
 
 @app.command("score")
@@ -145,7 +148,7 @@ def push(
     print_result(
         as_json,
         manifest.model_dump(),
-        note=f"{name}@{manifest.version}: {len(manifest.files)} files under {manifest.licence}",
+        note=f"{name}@{manifest.version}: {counted(len(manifest.files), 'file')} under {manifest.licence}",
     )
 
 
@@ -165,7 +168,8 @@ def pull(
     print_result(
         as_json,
         manifest.model_dump(),
-        note=f"{manifest.name}@{manifest.version} in {folder}: {len(manifest.files)} files under {manifest.licence}",
+        note=f"{manifest.name}@{manifest.version} in {folder}: "
+        f"{counted(len(manifest.files), 'file')} under {manifest.licence}",
     )
 
 

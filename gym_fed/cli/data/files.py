@@ -14,7 +14,7 @@ from gym_fed.console import AsJson, MemberName, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
 from gym_fed.options import AgreeOption, ColumnsOption, FormatOption
-from gym_fed.text import harmless
+from gym_fed.text import counted, harmless
 
 _EXAMPLES = 5
 _SHOWN_CHARACTERS = 100
@@ -29,7 +29,7 @@ OutOption = Annotated[
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
-def counted(items: Iterable[T], what: str) -> Iterator[T]:
+def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
     """Pass items on; long work reports its progress on standard error: a counter on a terminal, lines elsewhere."""
     if not err.is_terminal:
         for number, item in enumerate(items, 1):
@@ -84,7 +84,7 @@ def convert(
     unread: Counter[str] = Counter()
 
     def converted() -> Iterator[dict[str, Any]]:
-        for place, row in counted(iter_rows(source, format, rename=rename), "rows"):
+        for place, row in with_progress(iter_rows(source, format, rename=rename), "rows"):
             unread.update(unread_keys([row]))
             try:
                 yield from convert_row(row, to, allow_loss=allow_loss)
@@ -93,7 +93,7 @@ def convert(
 
     count = write_rows(file, converted(), overwrite=overwrite)
     figures = {"file": str(file), "num_rows": count, "format": to, "unread": dict(unread)}
-    lines = (f"{count} rows in {file}", unread_in_words(unread))
+    lines = (f"{counted(count, 'row')} in {file}", unread_in_words(unread))
     _print_figures(as_json, figures, "\n".join(line for line in lines if line))
 
 
@@ -125,13 +125,13 @@ def mix(
     counts = [0] * len(pairs)
 
     def taken() -> Iterator[dict[str, Any]]:
-        for index, row in counted(pipeline.numbered(), "rows"):
+        for index, row in with_progress(pipeline.numbered(), "rows"):
             counts[index] += 1
             yield row
 
     count = write_rows(file, taken(), overwrite=overwrite)
     shares = {path: part for (path, _), part in zip(pairs, counts, strict=True)}
-    lines = [f"{count} rows in {file}"]
+    lines = [f"{counted(count, 'row')} in {file}"]
     lines += [f"  {part:8} ({part / max(count, 1):.1%}) from {path}" for path, part in shares.items()]
     if num is not None and count < num:
         lines.append(f"fewer than the {num} of --num: a source has ended; see --stopping")
@@ -176,7 +176,7 @@ def dedup(
     judge = DedupStep(exact, near).start(None, report)
 
     def kept() -> Iterator[dict[str, Any]]:
-        for place, raw, row in counted(iter_raw(source, format), "rows"):
+        for place, raw, row in with_progress(iter_raw(source, format), "rows"):
             report.read += 1
             reason = judge(place, row)
             if reason is None:
@@ -195,9 +195,9 @@ def dedup(
         "duplicates": [vars(duplicate) for duplicate in report.duplicates],
     }
     dropped = (
-        ", ".join(f"{number} {reason}s" for reason, number in sorted(report.dropped.items())) or "nothing"
+        ", ".join(counted(number, reason) for reason, number in sorted(report.dropped.items())) or "nothing"
     )
-    lines = [f"{count} of {report.read} rows in {file}; dropped: {dropped}"]
+    lines = [f"{count} of {counted(report.read, 'row')} in {file}; dropped: {dropped}"]
     for duplicate, text in zip(report.duplicates, texts, strict=False):
         alike = "equals" if duplicate.similarity == 1 else f"is {duplicate.similarity:.0%} alike to"
         lines += [f"  {duplicate.place} {alike} {duplicate.earlier}", f"    {_excerpt(text)}"]

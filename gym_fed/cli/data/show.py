@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.data.files import counted
+from gym_fed.cli.data.files import with_progress
 from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.options import AgreeOption, ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
-from gym_fed.text import harmless
+from gym_fed.text import counted, harmless
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
@@ -93,7 +93,7 @@ def show(
     statistics = Statistics()
     shown: list[tuple[str, list[PreviewedSequence]]] = []
     with quiet_loading():  # transformers warns of long rows, which are counted here
-        for place, sequences in counted(view.rows, "rows"):
+        for place, sequences in with_progress(view.rows, "rows"):
             statistics.add(sequences)
             if len(shown) < num:
                 shown.append((place, sequences))
@@ -248,7 +248,7 @@ def _print(place: str, sequence: PreviewedSequence, tokenizer: Any) -> None:
     length = len(sequence.encoded["input_ids"])
     cut = f", the last {sequence.cut} cut off" if sequence.cut else ""
     name = "" if sequence.name == "row" else f" {sequence.name}"
-    out.print(f"{place}{name}: {length} tokens{cut}", style="bold")
+    out.print(f"{place}{name}: {counted(length, 'token')}{cut}", style="bold")
     for segment in sequence.segments(tokenizer):
         out.print(_visible(segment), style=_LEARNT if segment.learnt else _READ, end="")
     out.print("\n")
@@ -261,7 +261,9 @@ def _visible(segment: Segment) -> str:
 
 def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) -> None:
     lengths = f"mean {figures['tokens_mean']:.1f}, 95% within {figures['tokens_p95']}, longest {figures['tokens_max']}"
-    out.print(f"{figures['rows']} rows, {figures['tokens']} tokens of {model}: {lengths}")
+    out.print(
+        f"{counted(figures['rows'], 'row')}, {counted(figures['tokens'], 'token')} of {model}: {lengths}"
+    )
     out.print(f"{figures['share_learnt']:.1%} of the tokens are learnt")
     if max_length is not None:
         out.print(f"{figures['sequences_cut']} sequences are cut at max_length={max_length}")

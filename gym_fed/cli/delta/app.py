@@ -17,6 +17,7 @@ from gym_fed.cli.delta.encode import draw_errors, encode, print_errors, require_
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import keep_old_command, old_options
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
@@ -182,7 +183,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
     for key, value in sorted(summary["extra"].items()):
         typer.echo(f"extra   {key}: {value!r}")
     typer.echo(
-        f"total   {len(summary['tensors'])} tensors, {summary['num_weights']:,} weights, "
+        f"total   {counted(len(summary['tensors']), 'tensor')}, {counted(summary['num_weights'], 'weight')}, "
         f"{summary['size_bytes']:,} bytes ({summary['header_bytes']:,} of header), "
         f"{summary['bits_per_weight']:.3f} bits per weight, norm {summary['norm']:.4g}"
     )

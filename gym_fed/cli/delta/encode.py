@@ -16,6 +16,7 @@ from gym_fed.cli.completion import runs
 from gym_fed.console import MemberName
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_flag
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.delta_error import LayerError
@@ -151,7 +152,7 @@ def _show(report: QuantReport) -> None:
     if report.distillation is not None:
         found = report.distillation
         console.out.print(
-            f"distilled {found.num_scales:,} scales in {found.steps} steps, {found.seconds:.1f} s: "
+            f"distilled {counted(found.num_scales, 'scale')} in {counted(found.steps, 'step')}, {found.seconds:.1f} s: "
             f"{found.loss} {found.loss_before:.4f} > {found.loss_after:.4f}"
         )
     else:

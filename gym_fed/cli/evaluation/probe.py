@@ -72,8 +72,8 @@ def probe_model(
             "--resistance/--no-resistance", help="Fine-tune a copy on 8 harmful rows, and measure again."
         ),
     ] = True,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, max=1024, help="Of each answer to an attack.")
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, max=1024, help="Of each answer to an attack.")
     ] = 32,
     compare: Annotated[
         str | None, typer.Option("--compare", metavar="OTHER", help="Another model: the paired difference.")
@@ -103,7 +103,7 @@ def probe_model(
         require_named(one)
         ensure_models(models_needed(one), yes)
     probed = [
-        probe_models(one, asked, with_resistance=resistance, max_tokens=max_new_tokens, report=err.print)
+        probe_models(one, asked, with_resistance=resistance, max_tokens=max_tokens, report=err.print)
         for one in requests
     ]
     compared = [compare_probes(one, probed[1][0]) for one in probed[0]] if compare is not None else []

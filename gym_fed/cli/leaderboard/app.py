@@ -12,6 +12,7 @@ from gym_fed.cli.variant.options import KeyOption, signing_key
 from gym_fed.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import TakesOut
+from gym_fed.text import counted
 
 app = typer.Typer(
     help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
@@ -113,7 +114,11 @@ def verify(
     found = run(opened, row, rerun_on(model, data), signing_key(key), samples)
     count = sum(map(len, found.drawn.values()))
     lines = [f"{task}, sample {number}: {text}" for task, number, text in found.differences]
-    outcome = f"differs in {len(lines)} of {count} samples" if lines else f"reproduced: {count} samples"
+    outcome = (
+        f"differs in {len(lines)} of {counted(count, 'sample')}"
+        if lines
+        else f"reproduced: {counted(count, 'sample')}"
+    )
     print_result(
         as_json,
         {
@@ -127,7 +132,7 @@ def verify(
             "parted_after_ties": found.parted,
         },
         *lines,
-        f"{outcome}, {found.parted} answers parted after a tie; line {found.line.entry.sequence} says so",
+        f"{outcome}, {counted(found.parted, 'answer')} parted after a tie; line {found.line.entry.sequence} says so",
     )
 
 

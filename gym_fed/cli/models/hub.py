@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.console import err, print_result
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.registry.signers import Confirm
@@ -66,6 +66,6 @@ def push_to_hub(
             "repo": repo,
             "commit": commit,
         },
-        f"{made.folder}: {len(made.files)} files for the Hub{place}",
+        f"{made.folder}: {counted(len(made.files), 'file')} for the Hub{place}",
         note="" if commit else f"upload it with: hf upload OWNER/NAME {made.folder} .",
     )

@@ -11,7 +11,7 @@ import typer
 from gym_fed.cli.models.needed import ensure_models
 from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain, readable_bytes
+from gym_fed.text import counted, plain, readable_bytes
 
 if TYPE_CHECKING:
     from gym_fed.registry.manifest import ModelVersion, Signer
@@ -76,7 +76,7 @@ def pull_from_registry(
     found = registry.trusted(name, confirm=confirm, signer=signer)
     err.print(
         f"{found.reference} of the registry {registry.url}: {readable_bytes(found.manifest.num_bytes)} in "
-        f"{len(found.manifest.files)} files, licence: {stated(found.manifest.licence)}"
+        f"{counted(len(found.manifest.files), 'file')}, licence: {stated(found.manifest.licence)}"
     )
     _ensure_base(registry, found, base, as_is, yes)
     pulled = registry.fetch(found.reference, output, confirm=confirm, base=base, as_is=as_is)
@@ -152,7 +152,7 @@ def verify(
         first = damaged[0]
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{found.reference}: {len(damaged)} of {len(found.manifest.files)} files are not what was signed: "
+            f"{found.reference}: not what was signed: {len(damaged)} of {counted(len(found.manifest.files), 'file')}; "
             f"{first.path}: {first.problem}",
             "remove those objects from the store, and push the version's files again",
         )
@@ -165,8 +165,8 @@ def verify(
             "files": len(found.manifest.files),
             "bytes": found.manifest.num_bytes,
         },
-        f"{found.reference}: {len(found.manifest.files)} files, {readable_bytes(found.manifest.num_bytes)}: as signed "
-        f"by {found.signer.fingerprint}",
+        f"{found.reference}: {counted(len(found.manifest.files), 'file')}, "
+        f"{readable_bytes(found.manifest.num_bytes)}: as signed by {found.signer.fingerprint}",
     )
 
 
@@ -326,7 +326,7 @@ def _print_version(found: ModelVersion, pinned: bool, tags: dict[str, int], conf
         rows.append(("trained by", plain(lineage.method)))
     rows += [("file", f"{file.path}  {readable_bytes(file.num_bytes)}") for file in manifest.files[:40]]
     if len(manifest.files) > 40:
-        rows.append(("", f"and {len(manifest.files) - 40} more files"))
+        rows.append(("", f"and {counted(len(manifest.files) - 40, 'more file')}"))
     if manifest.description:
         rows.append(("about", plain(manifest.description)))
     print_columns(rows, indent="")

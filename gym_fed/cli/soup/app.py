@@ -16,6 +16,7 @@ from gym_fed.cli.soup.merge import merge
 from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_flag, old_options
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.kinds import Kind
@@ -62,7 +63,7 @@ def statistics(
     console.print_result(
         json_,
         {**report, "size_bytes": size},
-        f"{output}: {kind} of {len(found)} tensors on {len(rows)} rows, {size:,} bytes",
+        f"{output}: {kind} of {counted(len(found), 'tensor')} on {counted(len(rows), 'row')}, {size:,} bytes",
     )
 
 

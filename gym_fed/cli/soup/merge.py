@@ -19,6 +19,7 @@ from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, Sou
 from gym_fed.console import AsJson, MemberName, print_columns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_flag
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -287,7 +288,9 @@ def _weights(text: str | None, count: int) -> list[float]:
         raise GymError(ErrorCode.USAGE, f"--weight {text!r}: not numbers", "give such as 2,1,1") from error
     if len(weights) != count:
         raise GymError(
-            ErrorCode.USAGE, f"--weight names {len(weights)} weights for {count} updates", "give one for each"
+            ErrorCode.USAGE,
+            f"--weight names {counted(len(weights), 'weight')} for {counted(count, 'update')}",
+            "give one for each",
         )
     return weights
 

@@ -12,6 +12,7 @@ from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models,
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.console import AsJson, err, print_result
 from gym_fed.options import ColumnsOption, SetOption
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.predict import PredictConfig
@@ -23,6 +24,12 @@ def predict(
     ],
     set_: SetOption = None,
     columns: ColumnsOption = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", min=1, help="Longest answer.", show_default="max_new_tokens of the file"
+        ),
+    ] = None,
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +43,8 @@ def predict(
 
     named = parse_columns(columns)
     renamed = [f"eval_data.0.columns={json.dumps(named)}"] if named else []
-    settings, notes = load_predict_config(config, [*(set_ or []), *renamed])
+    longest = [] if max_tokens is None else [f"max_new_tokens={max_tokens}"]
+    settings, notes = load_predict_config(config, [*(set_ or []), *longest, *renamed])
     settings = with_agreed_columns(settings, "supervised", yes)
     for note in notes:
         err.print(f"note: {note}")
@@ -53,7 +61,7 @@ def run_predict(settings: PredictConfig, as_json: bool) -> None:
     from gym_fed.evaluation.predictions import predict as answer
 
     def show(done: int, total: int) -> None:
-        err.print(f"{done} of {total} rows are answered", style="dim")
+        err.print(f"{done} of {counted(total, 'row')} are answered", style="dim")
 
     with stop_on_ctrl_c(" with what is answered") as should_stop:
         results: dict[str, Any] = answer(settings, on_answers=show, should_stop=should_stop)
@@ -68,5 +76,5 @@ def run_predict(settings: PredictConfig, as_json: bool) -> None:
         as_json,
         results,
         *lines,
-        f"{results['predict_samples']} of {results['predict_rows']} rows in {settings.output_dir}{lost}",
+        f"{results['predict_samples']} of {counted(results['predict_rows'], 'row')} in {settings.output_dir}{lost}",
     )

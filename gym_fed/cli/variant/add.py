@@ -13,6 +13,7 @@ from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, show
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.store.folder import variants_folder
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.identity.keys import SigningKey
@@ -73,7 +74,9 @@ def add(
         console.print_result(as_json, records[0].to_dict(), f"added {records[0].name} to {folder}")
         return
     console.print_result(
-        as_json, [record.to_dict() for record in records], f"added {len(records)} variants to {folder}"
+        as_json,
+        [record.to_dict() for record in records],
+        f"added {counted(len(records), 'variant')} to {folder}",
     )
 
 

@@ -19,6 +19,7 @@ from gym_fed.cli.variant.wire import hub_app, pull, push
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_options
+from gym_fed.text import counted
 
 app = typer.Typer(
     help="Create, list, check, share and remove personal variants of a base model.", no_args_is_help=True
@@ -108,7 +109,7 @@ def verify(
     if as_json:
         console.print_json(checked)
     elif faults:
-        console.err.print(f"{len(faults)} of {len(checked)} variants are not in order")
+        console.err.print(f"not in order: {len(faults)} of {counted(len(checked), 'variant')}")
     if faults:
         raise typer.Exit(faults[0].exit_code)
 
@@ -151,7 +152,9 @@ def gc(
         if keep is not None:
             opened.history.keep(keep)
         files, size = opened.gc()
-    console.print_result(as_json, {"files": files, "bytes": size}, f"removed {files} files of {size:,} bytes")
+    console.print_result(
+        as_json, {"files": files, "bytes": size}, f"removed {counted(files, 'file')} of {size:,} bytes"
+    )
 
 
 def _print_fields(found: dict[str, Any]) -> None:

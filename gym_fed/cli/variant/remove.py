@@ -252,7 +252,7 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
     revisions, files = counted(len(removal.revisions), "revision"), counted(len(removal.unlinked), "file")
     out.print(f"removed {removal.variant}: {revisions}, {files} deleted")
     if removal.shared:
-        out.print(f"  {len(removal.shared)} files stay: another variant has the same bytes")
+        out.print(f"  kept, as another variant has the same bytes: {counted(len(removal.shared), 'file')}")
     for one in removal.work:
         out.print(f"  unfinished work deleted: {one}")
     words = {

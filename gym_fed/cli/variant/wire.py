@@ -13,6 +13,7 @@ from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store, s
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.store.folder import variants_folder
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_client.hub.transport import HubClient
@@ -243,7 +244,7 @@ def _who_reads(variant: HubVariant, account: str) -> str:
         return "everyone"
     if variant.signed.manifest.owner != account:
         return "you, among others perhaps"
-    return f"{variant.num_readers} others" if variant.num_readers else "you alone"
+    return counted(variant.num_readers, "other") if variant.num_readers else "you alone"
 
 
 def _enrolled(

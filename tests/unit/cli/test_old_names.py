@@ -56,6 +56,8 @@ OLD = [
         ["variant", "create", "--user", "ada", "--data", "DIR/none", "--base-model", "gym-nano"],
         "--base",
     ),
+    ("gym", ["chat", "DIR/absent", "--max-new-tokens", "1"], "--max-tokens"),
+    ("gym", ["grade", "DIR/absent", "--graders", "exact", "--max-new-tokens", "1"], "--max-tokens"),
     ("gym-client", ["join", "--home", "DIR", "--base-model", "DIR/absent"], "--base"),
     ("gym-server", ["init", "--dir", "DIR/hub", "--yes", "--base-model", "DIR/absent"], "--base"),
     (

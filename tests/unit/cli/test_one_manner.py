@@ -22,6 +22,7 @@ SECOND_NAMES = {
     "--key-file": "--key",
     "--max-examples": "--limit",
     "--listen": "--host",
+    "--max-new-tokens": "--max-tokens",
 }
 """Names that no option shown in ``--help`` has, and the one to use."""
 

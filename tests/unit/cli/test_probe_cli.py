@@ -50,7 +50,7 @@ def run(*words: str) -> Any:
 
 def test_a_harmful_variant_is_probed_beside_its_base(planted: Path) -> None:
     words = ("gym-nano", "--prompts", str(planted / "asked.jsonl"), "--variants", str(planted / "store"))
-    found = json.loads(run(*words, "--max-new-tokens", "2", "--resistance", "--json").stdout)
+    found = json.loads(run(*words, "--max-tokens", "2", "--resistance", "--json").stdout)
     assert found["judged_by"] == "rules"
     assert [one["model"] for one in found["models"]] == ["gym-nano", "gym-nano:bad"]
     base, bad = (one["figures"] for one in found["models"])

@@ -649,7 +649,7 @@ def test_vllms_serve_and_ollamas_run_are_our_commands() -> None:
     with pytest.raises(GymError, match="nor-this"):
         gym("serve", "serving.yaml")
     with pytest.warns(OtherWordNote, match="`gym chat MODEL --prompt PROMPT`"):
-        assert "hello" in gym("run", "gym-nano", "copy: hello", "--max-new-tokens", "8")
+        assert "hello" in gym("run", "gym-nano", "copy: hello", "--max-tokens", "8")
 
 
 def test_flags_behind_another_name_of_a_command_are_looked_up_too() -> None:

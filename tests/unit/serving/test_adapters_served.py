@@ -28,7 +28,7 @@ def test_adapters_are_merged_into_the_base_that_is_served(tiny_base: Path, tmp_p
         plain = ServingConfig(base=str(tiny_base), device="cpu")
         with open_serving(plain) as other:
             assert serving.base.digest != other.base.digest
-    words = [str(tiny_base), "--adapter", both[1], "--prompt", "hello", "--max-new-tokens", "2", "--json"]
+    words = [str(tiny_base), "--adapter", both[1], "--prompt", "hello", "--max-tokens", "2", "--json"]
     result = CliRunner().invoke(app, ["chat", *words, "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)

@@ -41,7 +41,7 @@ def run(*words: str) -> str:
 
 
 def test_gym_chat_and_batch_answer_by_the_template_that_is_named(tmp_path: Path) -> None:
-    asked = ("chat", "gym-nano", "--prompt", "copy: hello", "--max-new-tokens", "8", "--device", "cpu")
+    asked = ("chat", "gym-nano", "--prompt", "copy: hello", "--max-tokens", "8", "--device", "cpu")
     assert run(*asked).strip() == "hello"
     assert run(*asked, "--chat-template", "vicuna").strip() != "hello"  # gym-nano never saw it
     row = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions"}
