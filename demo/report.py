@@ -10,19 +10,19 @@ from gym_client.hub.traffic import total_of
 from gym_client.identity.home import Home
 from rich.text import Text
 
-from demo.community import BASE_TASKS, CONTRIBUTORS, KNOWN, MALICIOUS
+from demo.community import BASE_TASKS, CONTRIBUTORS, MALICIOUS
+from demo.kept import kept_lines, kept_table, paired_error
 from gym_fed.console import out
 from gym_fed.data.generated import generate
-from gym_fed.evaluation import answer, exact_match, heldout_loss
+from gym_fed.evaluation import answer, heldout_loss
+from gym_fed.evaluation.generation import generate_batch
 from gym_fed.local_federation import ask
-from gym_fed.models import load_model
+from gym_fed.models import LoadedModel, load_model
 from gym_fed.tables import TextTable
 
 TEST_EXAMPLES = 100
 TEST_SEED = 11
 """Of the rows that are shown; recipe and rounds were chosen on other rows (docs/benchmarks.md)."""
-OTHERS = tuple(task for task in BASE_TASKS if task not in KNOWN)
-"""Tasks of the base that the table shows as one line."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -30,17 +30,20 @@ def measure(folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)  # more threads only slow down so small a model
     models = {"base": load_model("gym-nano"), "merged": load_model(str(folder / "merged"))}
     tasks: dict[str, Any] = {}
-    for task in (*CONTRIBUTORS.values(), *KNOWN, *OTHERS):
+    for task in (*CONTRIBUTORS.values(), *BASE_TASKS):
         rows = generate(task, TEST_EXAMPLES, seed=TEST_SEED, split="heldout")
         prompt = rows[0]["messages"][0]["content"]
         tasks[task] = {
             "taught_by": next((name for name, taught in CONTRIBUTORS.items() if taught == task), None),
             "prompt": prompt,
             "expected": rows[0]["messages"][1]["content"],
+            "num_rows": len(rows),
         }
+        right = {which: _right(loaded, rows) for which, loaded in models.items()}
+        tasks[task]["error"] = paired_error(right["base"], right["merged"])
         for which, loaded in models.items():
             tasks[task][which] = {
-                "accuracy": exact_match(loaded.model, loaded.tokenizer, rows, max_new_tokens=48),
+                "accuracy": sum(right[which]) / len(rows),
                 "loss": heldout_loss(loaded.model, loaded.tokenizer, rows, max_length=96),
                 "answer": answer(loaded.model, loaded.tokenizer, prompt),
             }
@@ -48,12 +51,23 @@ def measure(folder: Path) -> dict[str, Any]:
     weights = sum(p.numel() for p in models["base"].model.parameters())
     return {
         "tasks": tasks,
+        "weights": weights,
         "rounds": rounds,
         "credits": {c["name"]: c["balance"] for c in status["contributors"]},
         "bytes": _traffic(folder, rounds, str(status["server"]), 2 * weights),
         "heldout_loss": {"before": rounds[0]["heldout_before"], "after": rounds[-1]["heldout_after"]},
         "ledger": ask(folder, "ledger", "verify"),
     }
+
+
+def _right(loaded: LoadedModel, rows: list[Any]) -> list[bool]:
+    """Whether the model gives each row's answer exactly, decoding greedily."""
+    prompts = [row["messages"][:-1] for row in rows]
+    answers = generate_batch(loaded.model, loaded.tokenizer, prompts, max_new_tokens=48)
+    return [
+        text.strip() == row["messages"][-1]["content"].strip()
+        for text, row in zip(answers, rows, strict=True)
+    ]
 
 
 def _traffic(
@@ -82,11 +96,14 @@ def _traffic(
 
 def show(result: dict[str, Any]) -> None:
     """Print the tables."""
-    out.print(_tasks_table(result["tasks"]))
+    out.print(_learned_table(result["tasks"]))
+    out.print(kept_table(result["tasks"]))
+    for line in kept_lines(result["tasks"], result["weights"]):
+        out.print(line, markup=False)
     out.print(_verdicts_table(result["rounds"]))
     out.print(_bytes_table(result["bytes"]))
     loss = result["heldout_loss"]
-    out.print(f"held-out loss {loss['before']:.3f} > {loss['after']:.3f} nats")
+    out.print(f"held-out loss {loss['before']:.3f} -> {loss['after']:.3f} nats")
     earned = ", ".join(f"{name} {amount}" for name, amount in result["credits"].items())
     out.print(f"credits: {earned};  ledger: {result['ledger']['entries']} entries, valid")
     for task in CONTRIBUTORS.values():
@@ -96,32 +113,20 @@ def show(result: dict[str, Any]) -> None:
         out.print(f"  merged  {found['merged']['answer']}", markup=False)
 
 
-def _tasks_table(tasks: dict[str, Any]) -> TextTable:
-    table = TextTable(title="accuracy on unseen examples, and loss in nats a token")
-    for column in ("task", "taught by", "base", "merged", "base loss", "merged loss"):
+def _learned_table(tasks: dict[str, Any]) -> TextTable:
+    table = TextTable(title="learned: accuracy on unseen examples, and loss in nats a token")
+    for column in ("task", "taught by", "base -> merged", "loss"):
         table.add_column(column, justify="left" if column in ("task", "taught by") else "right")
-    lines = {
-        name: (found["taught_by"] or "(the base)", found)
-        for name, found in tasks.items()
-        if name not in OTHERS
-    }
-    others = {which: _mean([tasks[name][which] for name in OTHERS]) for which in ("base", "merged")}
-    lines[f"{len(OTHERS)} others"] = ("(the base)", others)
-    for name, (taught_by, found) in lines.items():
+    for task in CONTRIBUTORS.values():
+        found = tasks[task]
         base, merged = found["base"], found["merged"]
         table.add_row(
-            name,
-            taught_by,
-            f"{base['accuracy']:.0%}",
-            f"{merged['accuracy']:.0%}",
-            f"{base['loss']:.3f}",
-            f"{merged['loss']:.3f}",
+            task,
+            found["taught_by"],
+            f"{base['accuracy']:.0%} -> {merged['accuracy']:.0%}",
+            f"{base['loss']:.3f} -> {merged['loss']:.3f}",
         )
     return table
-
-
-def _mean(figures: list[dict[str, Any]]) -> dict[str, float]:
-    return {key: sum(found[key] for found in figures) / len(figures) for key in ("accuracy", "loss")}
 
 
 def _bytes_table(sent: dict[str, dict[str, float]]) -> TextTable:
