@@ -185,7 +185,7 @@ _keep_help_of_arguments()
 
 def run_app(app: typer.Typer) -> NoReturn:
     """Run a typer app; a ``GymError`` becomes two readable lines (JSON with ``--json``) and an exit code."""
-    warnings.showwarning = _one_line_if_renamed(warnings.showwarning)
+    warnings.showwarning = _readable_warnings(warnings.showwarning)
     # Torch and transformers make a million objects that stay; Python's own threshold goes through them seven times.
     gc.set_threshold(5_000, 10, 10)
     atexit.register(gc.freeze)  # nor need they be gone through once more at the end, which takes seconds
@@ -217,7 +217,11 @@ def run_app(app: typer.Typer) -> NoReturn:
 
 def _usage_error(error: click.ClickException, app: typer.Typer) -> GymError:
     """Click's error of an unknown option, a missing argument and the like, in the form of all other errors."""
-    message = error.format_message().rstrip(".")
+    near: list[str] = getattr(error, "possibilities", None) or []
+    # Typer puts its own suggestion into the message, click another one behind it.
+    message = (error.message.partition(" Did you mean")[0] if near else error.format_message()).rstrip(".")
+    if near:
+        message += f" (did you mean {' or '.join(map(repr, near))}?)"
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else _command_of(app, sys.argv)
     return GymError(ErrorCode.USAGE, message[:1].lower() + message[1:], f"see {command} --help")
@@ -235,16 +239,22 @@ def _command_of(app: typer.Typer, words: Sequence[str]) -> str:
     return " ".join(found)
 
 
-def _one_line_if_renamed(before: Callable[..., None]) -> Callable[..., None]:
-    """``warnings.showwarning`` that prints what is said of names as one line, and leaves the rest to ``before``."""
+def _readable_warnings(before: Callable[..., None]) -> Callable[..., None]:
+    """Build a ``warnings.showwarning`` for the commands.
+
+    Notes on names are printed as one line. Warnings of libraries are addressed to programmers: they go to the log, and
+    to ``before`` where Python was asked for warnings (``-W``, ``PYTHONWARNINGS``).
+    """
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, RenamedWarning):
             err.print(f"warning: {message}")
         elif issubclass(category, OtherWordNote):
             err.print(f"note: {message}")
-        else:
+        elif sys.warnoptions:
             before(message, category, *place, **more)
+        else:
+            logging.getLogger("gym_fed").debug("%s: %s", category.__name__, message)
 
     return show
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gym_fed.downloads import hub
 from gym_fed.downloads.selection import chosen_files, is_safe_name, unlisted_shards, weights_index
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain, readable_bytes
+from gym_fed.text import counted, plain, readable_bytes
 
 MAX_FILES = 20_000
 """Files that a repository may list; the largest public ones of models have a few thousand."""
@@ -124,7 +124,8 @@ class DownloadOffer:
             found = f"{found} of {readable_bytes(self.total_bytes)} are missing"
         return (
             f"{self.name} from {hub.endpoint()}, commit {self.commit[:12]}: {found}"
-            f"{'' if self.streamed else f' in {len(self.files)} files'}, licence: {self.licence or 'not stated'}"
+            f"{'' if self.streamed else ' in ' + counted(len(self.files), 'file')}, "
+            f"licence: {self.licence or 'not stated'}"
         )
 
     def remedy(self) -> str:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 from gym_fed.leaderboard.board import BoardRow, Leaderboard
-from gym_fed.text import plain
+from gym_fed.text import counted, plain
 
 MAX_TASKS = 200
 """Columns of the page: a cell for every task of every submission would grow with their product."""
@@ -55,7 +55,9 @@ def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
     counts = Counter(task for task, _ in by_key)  # each key once: many submissions of one push nobody's out
     shown = dict(counts.most_common(MAX_TASKS))
     tasks = [task for task in counts if task in shown]
-    left_out = f"; {len(counts) - len(tasks)} more tasks are left out" if len(tasks) < len(counts) else ""
+    left_out = (
+        f"; left out: {counted(len(counts) - len(tasks), 'more task')}" if len(tasks) < len(counts) else ""
+    )
     heads = ["line", "model", "organization", "status", *tasks, "submitted", "weights"]
     columns = "".join(f'<th scope="col"><button>{_text(head)}</button></th>' for head in heads)
     rows = "\n".join(_row(row, tasks) for row in board.board_rows.values())

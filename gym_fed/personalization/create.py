@@ -29,6 +29,7 @@ from gym_fed.personalization.rows import FORM_KEY, PersonalRows
 from gym_fed.personalization.writer import VariantWriter
 from gym_fed.quantization.refining import distiller
 from gym_fed.renamed import with_new_names
+from gym_fed.text import counted
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import lora_factors
@@ -259,9 +260,9 @@ def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[A
     begun = run.last_checkpoint()
     begin(
         listener,
-        f"training on {len(rows.train)} rows"
+        f"training on {counted(len(rows.train), 'row')}"
         if begun is None
-        else f"training on {len(rows.train)} rows, resuming after step {begun.name.rpartition('-')[2]}",
+        else f"training on {counted(len(rows.train), 'row')}, resuming after step {begun.name.rpartition('-')[2]}",
     )
     trainer = Trainer(
         job.training,
@@ -324,4 +325,4 @@ def _note(job: VariantJob, result: VariantResult) -> str:
     from gym_fed.version import __version__
 
     training, steps = job.training, result.best_step or result.steps
-    return f"gym-fed {__version__}: {training.algorithm}, {training.finetuning}, {steps} steps"
+    return f"gym-fed {__version__}: {training.algorithm}, {training.finetuning}, {counted(steps, 'step')}"

@@ -47,6 +47,7 @@ from gym_fed.personalization.results import (
 from gym_fed.personalization.rows import FORM_KEY, PersonalRows
 from gym_fed.personalization.writer import VariantWriter
 from gym_fed.serving.store.records import VariantRecord
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
@@ -222,7 +223,7 @@ def _note(record: VariantRecord, carried: Carried) -> str:
     """The manifest's note: its origin, and nothing of the rows, because every user of the variant can read it."""
     what = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
     if carried.losses.took_refit:
-        return f"{what}, refitted in {carried.steps} steps"
+        return f"{what}, refitted in {counted(carried.steps, 'step')}"
     return what if carried.alpha == 1.0 else f"{what}, scaled by {carried.alpha:g}"
 
 

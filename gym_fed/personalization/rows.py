@@ -15,6 +15,7 @@ from gym_fed.data.reading import Rename, converted, iter_rows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
 from gym_fed.data.string_rows import as_turns, is_string_row
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted
 
 PersonalKind = Literal["supervised", "preference"]
 Form = Literal["chat", "plain"]
@@ -102,7 +103,11 @@ class PersonalRows:
     def judged_on(self) -> str:
         """``judged`` in words."""
         number = len(self.judged)
-        return f"{number} held-out rows" if self.held_out else f"the {number} rows that were trained on"
+        return (
+            counted(number, "held-out row")
+            if self.held_out
+            else f"the {counted(number, 'row')} that were trained on"
+        )
 
     @property
     def supervised(self) -> list[Row]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, load_or_create
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.serving.store.records import VariantRecord
@@ -76,7 +77,9 @@ class VariantWriter:
             )
         if len(owned) > 1:
             raise GymError(
-                ErrorCode.USAGE, f"{user_id!r} has {len(owned)} variants", f"name one of {', '.join(owned)}"
+                ErrorCode.USAGE,
+                f"{user_id!r} has {counted(len(owned), 'variant')}",
+                f"name one of {', '.join(owned)}",
             )
         return owned[0]
 

@@ -14,6 +14,7 @@ from gym_fed.models import pick_device
 from gym_fed.planning.duration import calibrate, step_operations, step_seconds
 from gym_fed.planning.memory import Memory, memory_of, tokens_of_batch
 from gym_fed.planning.sizes import Sizes, sizes_of
+from gym_fed.text import counted
 
 
 @dataclass(frozen=True)
@@ -167,4 +168,4 @@ def duration(seconds: float) -> str:
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return f"{counted(round(seconds), 'second')}"

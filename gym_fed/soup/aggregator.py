@@ -15,6 +15,7 @@ from gym_fed.soup.linalg import signs
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.rule import Rule
 from gym_fed.soup.rule import RuleConfig as AggregatorConfig
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,7 +174,7 @@ class Aggregator(Rule):
         if count < self.minimum(malicious):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{count} updates are too few for aggregator {self.name!r} to withstand "
+                f"too few updates ({count}) for aggregator {self.name!r} to withstand "
                 f"num_malicious_nodes: {malicious}, which takes {self.minimum(malicious)}",
                 "wait for more contributors, or lower num_malicious_nodes",
             )
@@ -244,6 +245,6 @@ def _refuse_half(weights: Tensor, malicious: int) -> None:
     if bool(2 * heaviest >= exact.sum()):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"the {malicious} heaviest of {len(weights)} updates hold half of it",
+            f"the {malicious} heaviest of {counted(len(weights), 'update')} hold half of it",
             "lower num_examples_cap, or use weighting: uniform",
         )

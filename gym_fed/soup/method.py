@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.lazy_torch import torch
 from gym_fed.soup.rule import Rule, RuleConfig
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +147,7 @@ class MergeMethod(Rule):
         if len(weights) < self.minimum:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"merge method {self.name!r} needs at least {self.minimum} models, not {len(weights)}",
+                f"merge method {self.name!r} needs at least {counted(self.minimum, 'model')}, not {len(weights)}",
             )
         if not self.weighted and bool((weights != weights[0]).any()):
             raise GymError(

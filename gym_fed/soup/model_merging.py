@@ -20,6 +20,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.method import Gate, MergeMethod, Score, TensorTask
 from gym_fed.soup.methods._task_vectors import combination
+from gym_fed.text import counted
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,9 @@ def _check(
     gate: Gate | None,
 ) -> None:
     if len(updates) != len(weights):
-        raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {len(weights)} weights")
+        raise GymError(
+            ErrorCode.USAGE, f"{counted(len(updates), 'update')} but {counted(len(weights), 'weight')}"
+        )
     method.check(weights)
     for update in updates:
         if update.manifest.base_digest != spec.digest:
@@ -155,7 +158,7 @@ def _check(
         raise GymError(
             ErrorCode.USAGE,
             f"merge method {method.name!r} needs {method.statistics or 'no statistics'}"
-            f"{f' of {needed} models' if needed else ''}, but those of {len(statistics)} are given",
+            f"{' of ' + counted(needed, 'model') if needed else ''}, but those of {len(statistics)} are given",
             "make them with gym soup statistics" if needed else "leave the statistics out",
         )
     if method.uses_score != (score is not None) or (gate is not None and score is None):

@@ -270,7 +270,8 @@ def _writer(what: Any) -> Callable[[Path], Any]:
     def write(path: Path) -> None:
         path.mkdir()
         for part in parts:
-            part.save_pretrained(path)
+            options = {"save_embedding_layers": False} if hasattr(part, "peft_config") else {}
+            part.save_pretrained(path, **options)
 
     return write
 

@@ -14,6 +14,7 @@ from gym_client.identity.home import Home
 from gym_client.ledger.receipts import Receipts
 from gym_client.privacy.secure_round import forget
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 
@@ -88,7 +89,7 @@ class Account:
             raise GymError(ErrorCode.INTERNAL, f"{self._client.address} reports privacy without its figures")
         self._spent = spent
         text = (
-            f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in {spent['rounds']} rounds "
-            f"(delta {spent['target_delta']:g})"
+            f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in "
+            f"{counted(spent['rounds'], 'round')} (delta {spent['target_delta']:g})"
         )
         self._display.report("hub-privacy", text, **spent)

@@ -161,8 +161,11 @@ def global_model(source: str) -> GlobalModel:
 
 
 def keep_model(model: GlobalModel, source: str) -> None:
-    """Take a model that is loaded already as this process's, under the name of the place where its files are now."""
-    model.source = source
+    """Use a loaded model as this process's, under the name of the place where its files are now.
+
+    Libraries look for its config under the name it was loaded by: PEFT does when an adapter is saved.
+    """
+    model.source = model.model.name_or_path = model.model.config._name_or_path = source
     _loaded.clear()
     _loaded[source] = model
 

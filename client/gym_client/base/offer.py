@@ -8,7 +8,7 @@ from typing import Any
 
 from gym_client.hub import from_hub
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain, readable_bytes
+from gym_fed.text import counted, plain, readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -106,7 +106,7 @@ class BaseOffer:
         if self.num_files:
             size = readable_bytes(self.size_bytes)
             lines.append(
-                f"from the hub: {size} in {self.num_files} files, checked against {self.base_digest}"
+                f"from the hub: {size} in {counted(self.num_files, 'file')}, checked against {self.base_digest}"
             )
             lines += self._duration()
             lines.append("the hub serves it to its contributors alone: you are enrolled before it is fetched")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gym_client.cli.round_time import RoundTime
 from gym_client.hub.backoff import readable_seconds
 from gym_client.hub.bandwidth import Bandwidth
-from gym_fed.text import readable_bytes
+from gym_fed.text import counted, readable_bytes
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Costs:
             f"about {readable_seconds(self.round_seconds)} of training each round, measured here: {self.measured}"
         ]
         if self.total_seconds is not None and rounds is not None and rounds > 1:
-            lines.append(f"{rounds} rounds: about {readable_seconds(self.total_seconds)}")
+            lines.append(f"{counted(rounds, 'round')}: about {readable_seconds(self.total_seconds)}")
         return lines
 
     def download_lines(self) -> list[str]:

@@ -13,6 +13,7 @@ from gym_client.hub import from_hub
 from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.options import ExportedLedger
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_client.identity.home import Home
@@ -121,7 +122,7 @@ def head(
     print_result(
         as_json,
         newest.to_dict(),
-        f"{tip.server}: {tip.size} entries, hash {tip.hash}, root {tip.root}",
+        f"{tip.server}: {counted(tip.size, 'entry')}, hash {tip.hash}, root {tip.root}",
     )
 
 
@@ -171,7 +172,7 @@ def compare(
     print_result(
         as_json,
         {"same": True, "server": pin.server, "size": theirs.size, "heads": before},
-        f"the same ledger: their {theirs.size} entries, and {before} heads seen here",
+        f"the same ledger: their {counted(theirs.size, 'entry')}, and {counted(before, 'head')} seen here",
     )
 
 

@@ -29,7 +29,7 @@ from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
 from gym_fed.tables import TextTable
-from gym_fed.text import plain, readable_bytes
+from gym_fed.text import counted, plain, readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
@@ -164,13 +164,13 @@ class Offer:
             (
                 "runs here",
                 f"{recipe['algorithm']}, {recipe['finetuning']} fine-tuning of {self.base_model}: "
-                f"{recipe['max_steps']} steps a round, learning rate {recipe['learning_rate']:g}, "
-                f"batch {batch} x {recipe['max_length']} tokens",
+                f"{counted(recipe['max_steps'], 'step')} a round, learning rate {recipe['learning_rate']:g}, "
+                f"batch {batch} x {counted(recipe['max_length'], 'token')}",
             ),
             ("rounds", self._rounds()),
             ("device", self.device),
             *self._time(),
-            ("data", f"{self.num_examples} examples: {self.data}"),
+            ("data", f"{counted(self.num_examples, 'example')}: {self.data}"),
             *(("", line) for line in self.rows_in_words),
             ("server's key", key),
         ]
@@ -196,7 +196,7 @@ class Offer:
             down = self.join_download_bytes + self.rounds * self.round_download_bytes
             up = self.rounds * self.update_bytes
             lines.append(
-                f"{self.rounds} rounds: about {readable_bytes(down)} down, at most {readable_bytes(up)} up"
+                f"{counted(self.rounds, 'round')}: about {readable_bytes(down)} down, at most {readable_bytes(up)} up"
             )
         lines += self.costs.download_lines() if self.costs is not None else []
         return [("comes down" if not number else "", line) for number, line in enumerate(lines)]
@@ -384,4 +384,4 @@ def describe_device(name: str) -> str:
     device = pick_device(name)
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+    return f"cpu ({counted(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else str(device)

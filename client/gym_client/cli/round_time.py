@@ -13,6 +13,7 @@ from typing import Any
 from gym_client.agent.global_model import GlobalModel
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted
 
 _STEPS = 2
 """Steps that are timed, after one that warms up."""
@@ -69,15 +70,17 @@ def time_round(
     fitting = max(int(_MOST_SECONDS / ((1 + _STEPS) * row_seconds)), least)
     if (1 + _STEPS) * row_seconds * least > _TOO_MANY_SECONDS:
         seconds = row_seconds * batch * recipe.max_steps
-        return RoundTime(seconds, f"a pass of {tokens} tokens; with rows of {recipe.max_length} tokens")
+        return RoundTime(
+            seconds,
+            f"a pass of {counted(tokens, 'token')}; with rows of {counted(recipe.max_length, 'token')}",
+        )
     try:
         step, tried = _step_seconds(model, recipe, rows, device, stop, fitting)
     except GymError as error:
         if error.code is ErrorCode.INTERRUPTED:
             raise
         return RoundTime(None, f"its steps could not be tried here: {error.message}")
-    some = "1 row" if tried == 1 else f"{tried} rows"
-    what = f"{_STEPS} training steps of {some}, after one to warm up"
+    what = f"{_STEPS} training steps of {counted(tried, 'row')}, after one to warm up"
     return RoundTime(step * batch / tried * recipe.max_steps, what)
 
 

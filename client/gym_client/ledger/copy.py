@@ -15,6 +15,7 @@ from gym_fed.files import append_lines, make_folder
 from gym_fed.ledger.entries import Entry, corrupt
 from gym_fed.ledger.export import first_line, lines
 from gym_fed.ledger.heads import SignedHead
+from gym_fed.text import counted
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 Progress = Callable[[int, int], None]
@@ -104,7 +105,7 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
     if expected <= last:
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"the hub signed {last} entries and sends {expected - 1}",
+            f"the hub signed {counted(last, 'entry')} and sends {expected - 1}",
             "it keeps back what it signed; show your heads to the other contributors",
         )
 

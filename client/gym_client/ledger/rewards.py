@@ -20,6 +20,7 @@ from gym_fed.ledger.heads import EntryProof, SignedHead
 from gym_fed.ledger.merkle import Frontier, Tree
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.tables import TextTable
+from gym_fed.text import counted
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _TRIES = 3
@@ -143,9 +144,10 @@ class Verification:
     def text(self) -> str:
         """For people."""
         return (
-            f"verified: {self.entries} entries and {self.heads} signed heads of {self.server}, {self.heads_seen} heads "
-            f"seen before, {self.own_entries} entries about you, {self.receipts} receipts, credits of "
-            f"{self.rounds_credited} rounds; the balance adds up to {self.balance}"
+            f"verified: {counted(self.entries, 'entry')} and {counted(self.heads, 'signed head')} of {self.server}, "
+            f"{counted(self.heads_seen, 'head')} seen before, {counted(self.own_entries, 'entry')} about you, "
+            f"{counted(self.receipts, 'receipt')}, "
+            f"credits of {counted(self.rounds_credited, 'round')}; the balance adds up to {self.balance}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.serving.setup import Serving
@@ -68,7 +69,7 @@ class LocalWriter:
         if length > room:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"the message takes {length} tokens, and the model has room for {room}",
+                f"the message takes {counted(length, 'token')}, and the model has room for {room}",
                 "shorten it, or lower max_tokens",
             )
         most = min(wanted, self._context - length)

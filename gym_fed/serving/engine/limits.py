@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ class Limits:
         if len(ids) >= self.context:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"the prompt has {len(ids)} tokens; the context has {self.context}, for the answer too",
+                f"the prompt has {counted(len(ids), 'token')}; the context has {self.context}, for the answer too",
                 "shorten the prompt, or leave out pictures" if pictures else "shorten the prompt",
             )
         end = 0
@@ -82,8 +83,8 @@ class Limits:
             also = f" and an answer of {answer}" if answer else ""
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"a prompt of {prompt} tokens{also} may need {need:,} bytes of KV cache; kv_cache_size has room "
-                f"for {self.kv_bytes:,}",
+                f"a prompt of {counted(prompt, 'token')}{also} may need {need:,} bytes of KV cache; "
+                f"kv_cache_size has room for {self.kv_bytes:,}",
                 "ask for fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
             )
 

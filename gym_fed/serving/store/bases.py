@@ -8,6 +8,7 @@ from pathlib import Path
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.store.naming import is_here
 from gym_fed.serving.store.store import VariantStore
+from gym_fed.text import counted
 
 
 def base_of_store(folder: Path) -> str | None:
@@ -25,7 +26,7 @@ def base_of_store(folder: Path) -> str | None:
         return None
     if len(names) > 1:
         found = ", ".join(
-            f"{' or '.join(sorted(called))} ({digest[:19]}, {called.total()} variants)"
+            f"{' or '.join(sorted(called))} ({digest[:19]}, {counted(called.total(), 'variant')})"
             for digest, called in sorted(names.items())
         )
         raise GymError(

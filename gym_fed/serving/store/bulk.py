@@ -19,6 +19,7 @@ from gym_fed.serving.store.objects import DeltaObjects, Staged
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import Transaction, VariantRegistry
 from gym_fed.serving.store.verification import admit_key, check_replaceable, checked_base, numbered, row_of
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
@@ -200,7 +201,7 @@ class _Faults:
         if more := len(self._found) - len(lines):
             lines.append(f"and {more} others")
         first = self._found[0][1]
-        refused = f"{len(self._found)} of {self._total} variants are refused, and none was added"
+        refused = f"refused: {len(self._found)} of {counted(self._total, 'variant')}, and none was added"
         raise GymError(first.code, "\n  ".join([f"{refused}:", *lines]), first.hint)
 
 

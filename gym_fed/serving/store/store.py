@@ -20,6 +20,7 @@ from gym_fed.serving.store.registry import VariantRegistry
 from gym_fed.serving.store.stats import StoreStats
 from gym_fed.serving.store.variant_cache import VariantCache
 from gym_fed.serving.store.verification import admit_key, check_replaceable, describe, numbered, open_verified
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
@@ -198,7 +199,7 @@ class VariantStore:
         if key is None and self.require_signature:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"{len(variants)} variants are not signed, and this store requires signatures",
+                f"not signed: {counted(len(variants), 'variant')}, and this store requires signatures",
                 "give a key, or open the store for unsigned variants too",
             )
         addition = BulkAddition(

@@ -13,6 +13,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.lazy_torch import torch
 from gym_fed.soup.method import Gate, MergeMethod, MethodConfig, Score, TensorTask
 from gym_fed.soup.methods._task_vectors import combination
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +67,8 @@ class GreedySoup(MergeMethod):
     def _merge(self, task: TensorTask) -> Tensor:
         if self._coefficients is None or len(self._coefficients) != len(task.deltas):
             raise GymError(
-                ErrorCode.USAGE, f"merge method {self.name!r} has not chosen among {len(task.deltas)} models"
+                ErrorCode.USAGE,
+                f"merge method {self.name!r} has not chosen among {counted(len(task.deltas), 'model')}",
             )
         return combination(task.deltas, self._coefficients)
 

@@ -118,15 +118,18 @@ def _fresh(part: Path) -> None:
 
 def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
     """The parts of a model that is split over the processes, put together by the trainer; all of them take part."""
+    is_adapter = TUNING.new(config.finetuning).is_adapter
+    # By default PEFT reads the base's config again, to find whether its vocabulary was changed.
+    options: dict[str, Any] = {"save_embedding_layers": False} if is_adapter else {}
     if trainer.is_deepspeed_enabled:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if is_main():
-            trainer.model.save_pretrained(str(part), state_dict=state)
+            trainer.model.save_pretrained(str(part), state_dict=state, **options)
     else:
-        trainer.model.save_pretrained(str(part), is_main_process=is_main())
+        trainer.model.save_pretrained(str(part), is_main_process=is_main(), **options)
     if not is_main():
         return
-    if TUNING.new(config.finetuning).is_adapter:
+    if is_adapter:
         name_base(part, portable_name(config.model))
         return
     tied = dict(getattr(trainer.model, "_tied_weights_keys", None) or {})

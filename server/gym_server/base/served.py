@@ -23,7 +23,7 @@ from gym_fed.delta.base import digests_by_tensor
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
 from gym_fed.models import NANO, is_hub_name, resolve
-from gym_fed.text import plain, readable_bytes
+from gym_fed.text import counted, plain, readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.federation import Federation
 
@@ -120,7 +120,8 @@ class ServedBase:
         if not self.files:
             return f"the base is not served to contributors who lack it: {self.why_not}"
         size, licence = readable_bytes(self.num_bytes), self.licence or "the licence is not known"
-        return f"contributors who lack the base are offered it: {size}, {len(self.files)} files, {plain(licence, 80)}"
+        files = counted(len(self.files), "file")
+        return f"contributors who lack the base are offered it: {size}, {files}, {plain(licence, 80)}"
 
     def _take(self, folder: Path) -> None:
         try:

@@ -11,6 +11,7 @@ import typer
 
 from gym_fed.console import AsJson, err, out, print_event, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted
 from gym_fed.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
@@ -69,9 +70,10 @@ def backup(
                     print_result(
                         as_json,
                         found,
-                        f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, "
-                        f"{found['files']} files, {found['records']} files of evaluations, {found['objects']} "
-                        f"objects, {found['new_objects']} of them new ({found['new_bytes']} bytes)",
+                        f"snapshot {found['snapshot']} in {found['to']}: {counted(found['entries'], 'entry')}, "
+                        f"{counted(found['files'], 'file')}, {counted(found['records'], 'file')} of evaluations, "
+                        f"{counted(found['objects'], 'object')}, "
+                        f"{found['new_objects']} of them new ({found['new_bytes']} bytes)",
                     )
             except GymError as error:
                 if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):
@@ -205,9 +207,10 @@ def gc(
         return
     verb = "would delete" if dry_run else "deleted"
     out.print(
-        f"{verb} {found['objects']} objects of {found['object_bytes']} bytes, {found['staging']} leftovers of "
-        f"{found['staging_bytes']} bytes and {found['records']} files of evaluations of {found['record_bytes']} bytes; "
-        f"{found['kept']} objects of {found['kept_bytes']} bytes stay"
+        f"{verb} {counted(found['objects'], 'object')} of {found['object_bytes']} bytes, "
+        f"{counted(found['staging'], 'leftover')} of {found['staging_bytes']} bytes and "
+        f"{counted(found['records'], 'file')} of evaluations of {found['record_bytes']} bytes; "
+        f"kept {counted(found['kept'], 'object')} of {found['kept_bytes']} bytes"
     )
 
 

@@ -20,6 +20,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_fed.system_errors import system_error
+from gym_fed.text import counted
 from gym_server.base.served import ServedBase, record_tensors
 from gym_server.evaluations.runner import check_measurable, suites_of
 from gym_server.evaluations.safety import check_probable
@@ -65,7 +66,7 @@ def _check_budget(fed: Federation) -> list[str]:
     if paid >= wanted:
         return []
     what = (
-        f"privacy.epsilon {config.epsilon:g} pays for {paid} more rounds at noise_multiplier "
+        f"privacy.epsilon {config.epsilon:g} pays for {counted(paid, 'more round')} at noise_multiplier "
         f"{config.noise_multiplier:g}, and rounds.num_rounds {fed.config.rounds.num_rounds} leaves {wanted} to go"
     )
     if config.end_when_spent or privacy.has_begun(fed):
@@ -154,14 +155,14 @@ def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
         if not kept:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"in {longest} tokens (gate.max_length) no row has anything to predict",
+                f"in {counted(longest, 'token')} (gate.max_length) no row has anything to predict",
                 "raise gate.max_length, or use shorter rows",
             )
     if kept == len(heldout):
         return []
     left_out = len(heldout) - kept
     return [
-        f"gate.heldout: {left_out} of {len(heldout)} rows are longer than gate.max_length and count for nothing"
+        f"gate.heldout: longer than gate.max_length, and not used: {left_out} of {counted(len(heldout), 'row')}"
     ]
 
 

@@ -11,6 +11,7 @@ from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_options
 from gym_fed.options import ExportedLedger
+from gym_fed.text import counted
 from gym_fed.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
@@ -137,7 +138,9 @@ def export(
                 target.write(line.encode() + b"\n")
     found = {"file": str(file), "server": last.head.server, "entries": last.size, "hash": last.head.hash}
     print_result(
-        as_json, found, f"{last.size} entries in {file}; check it: gym-server ledger verify --ledger {file}"
+        as_json,
+        found,
+        f"{counted(last.size, 'entry')} in {file}; check it: gym-server ledger verify --ledger {file}",
     )
 
 
@@ -158,7 +161,7 @@ def replay(
     print_result(
         as_json,
         {"same": True, **found},
-        f"same: {found['updates']} updates by {found['aggregator']} give soup {found['soup']} again, "
+        f"same: {counted(found['updates'], 'update')} by {found['aggregator']} give soup {found['soup']} again, "
         f"version {found['version']}",
     )
 

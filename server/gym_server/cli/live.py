@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from gym_fed.text import plain
+from gym_fed.text import counted, plain
 from gym_server.cli.live_region import loss_shown, region
 from gym_server.cli.snapshot import Snapshot, TaskProgress, look
 from gym_server.federation import Federation
@@ -172,7 +172,7 @@ class Watcher(AbstractContextManager["Watcher"]):
                 self._on_event(event)
             more = len(events) - _MAX_LINES
             if more > 0:
-                self._on_event(HubEvent("more", f"and {more} more changes", {"number": more}))
+                self._on_event(HubEvent("more", f"and {counted(more, 'more change')}", {"number": more}))
         return now
 
     def _look(self, before: Snapshot | None) -> Snapshot | None:

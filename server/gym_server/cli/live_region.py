@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gym_fed.text import plain
+from gym_fed.text import counted, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,10 +49,10 @@ def loss_shown(loss: float) -> str:
 
 def _headline(now: Snapshot) -> str:
     if not now.server_round:
-        return f"{len(now.members)} accounts, {now.connected} connected; no round yet"
+        return f"{counted(len(now.members), 'account')}, {now.connected} connected; no round yet"
     text = f"round {now.server_round} ({now.committed} of {now.num_rounds} committed) {now.state}"
     if now.state in ("open", "collecting"):
-        text += f": {now.admitted} of {now.quorum} updates"
+        text += f": {now.admitted} of {counted(now.quorum, 'update')}"
     if now.state == "collecting" and now.deadline is not None:
         text += f", {max(0, now.deadline - time.time()):.0f} s left"
     return f"{text}: {plain(now.reason)}" if now.reason else text

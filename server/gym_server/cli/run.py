@@ -18,6 +18,7 @@ from gym_fed.config.hub.sections import DashboardConfig, GateConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.open_files import raise_file_limit
 from gym_fed.portable import on_stop_signals
+from gym_fed.text import counted
 from gym_fed.waiting import waiting
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.service import add_hub
@@ -150,7 +151,7 @@ def _dashboard_of(fed: Federation, listen: str | None) -> AbstractContextManager
 def gate_line(gate: GateConfig) -> str:
     """What every soup is evaluated on before it is committed; empty without such a gate."""
     parts = [
-        f"gate.evals {one.suite} ({one.limit} rows of each task, a drop of at most {one.max_drop:g} with "
+        f"gate.evals {one.suite} ({counted(one.limit, 'row')} of each task, a drop of at most {one.max_drop:g} with "
         f"{one.confidence:.0%} confidence)"
         for one in gate.evals
     ]

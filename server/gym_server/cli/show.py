@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from gym_fed.console import err
 from gym_fed.ledger.evaluations import EVALUATED
 from gym_fed.tables import TextTable, short_ids
-from gym_fed.text import plain
+from gym_fed.text import counted, plain
 from gym_server.evaluations.last import last_evaluation, last_evaluation_line
 from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise
@@ -128,7 +128,7 @@ def status_table(found: dict[str, Any]) -> TextTable:
     if found["paused"]:
         until = time.strftime("%H:%M:%S", time.localtime(found["paused"]["until"]))
         count, why = found["paused"]["failures"], found["paused"]["reason"]
-        title += f"; {count} rounds in a row made no version, the next begins at {until}: {why}"
+        title += f"; {counted(count, 'round')} in a row made no version, the next begins at {until}: {why}"
     if found["privacy"]:
         spent, budget = found["privacy"]["epsilon_spent"], found["privacy"]["epsilon"]
         over = f", {SPENT}" if found["privacy"]["epsilon_after_next_round"] > budget else ""
@@ -216,7 +216,7 @@ def _evaluated_lines(entry: dict[str, Any]) -> Iterator[str]:
             text = (
                 f"{suite['suite']}: {name} {task['metric']} {task['before']:.4f} > {task['after']:.4f}, drop "
                 f"{task['drop']:.4f}, at least {task['bound']:.4f} (allowed {suite['max_drop']:g}), "
-                f"{task['num_samples']} of {task['total_rows']} rows"
+                f"{task['num_samples']} of {counted(task['total_rows'], 'row')}"
             )
             yield f"      {plain(text, MAX_LOG_LINE)}"
 
@@ -268,7 +268,7 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
         return
     yield (
         f"epsilon {central['epsilon_spent']:.4g} of {central['epsilon']:g} is spent at delta "
-        f"{central['target_delta']:g} in {central['rounds']} rounds; after the next one it is "
+        f"{central['target_delta']:g} in {counted(central['rounds'], 'round')}; after the next one it is "
         f"{central['epsilon_after_next_round']:.4g} "
         f"({central['accountant']} accountant)"
     )
@@ -282,7 +282,7 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
     yield f"adjacency: {central['adjacency']}"
     yield f"sampling: {central['sampling']}"
     if found["rounds_without_noise"]:
-        yield f"{found['rounds_without_noise']} committed rounds are not covered: they were merged without noise"
+        yield f"not covered, as merged without noise: {counted(found['rounds_without_noise'], 'committed round')}"
     table = TextTable("contributor", "epsilon", "rounds")
     for row in found["contributors"]:
         table.add_row(row["contributor"], f"{row['epsilon']:.4g}", str(row["rounds"]))

@@ -20,6 +20,7 @@ from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.results import TaskResult
 from gym_fed.failpoints import failpoint
 from gym_fed.ledger.evaluations import EVALUATED, drawn_rows, rows_digest
+from gym_fed.text import counted
 from gym_server.evaluations.records import write_result
 from gym_server.evaluations.runner import SuiteTasks, mean_value, measure, prepare, suites_of
 from gym_server.evaluations.seeds import seed_of
@@ -238,10 +239,10 @@ def _reason(found: SuiteOutcome) -> str:
     worst, config = found.worst, found.config
     assert worst is not None
     others = sum(one.bound > config.max_drop for one in found.drops) - 1
-    more = f", and {others} more tasks fall too far" if others else ""
+    more = f", and {counted(others, 'more task')} too far below" if others else ""
     task = worst.task if worst.task == config.suite else f"{worst.task} of {config.suite}"
     return (
         f"rolled back: the soup takes {task} from {worst.before:.4f} to {worst.after:.4f} "
-        f"({worst.metric}, {worst.num_samples} rows); the drop of {worst.drop:.4f} is at least {worst.bound:.4f} with "
-        f"{config.confidence:.0%} confidence, allowed is {config.max_drop:g}{more}"
+        f"({worst.metric}, {counted(worst.num_samples, 'row')}); the drop of {worst.drop:.4f} is at least "
+        f"{worst.bound:.4f} with {config.confidence:.0%} confidence, allowed is {config.max_drop:g}{more}"
     )

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import select
 
 from gym_fed.ledger.evaluations import EVALUATED
+from gym_fed.text import counted
 from gym_server.federation import Federation
 from gym_server.store.tables import ledger
 
@@ -34,6 +35,6 @@ def last_evaluation_line(found: dict[str, Any]) -> str:
     tasks = found["tasks"]
     before, after = (sum(task[side] for task in tasks.values()) / len(tasks) for side in ("before", "after"))
     return (
-        f"evaluated in round {found['server_round']} ({found['outcome']}): mean of {len(tasks)} tasks "
+        f"evaluated in round {found['server_round']} ({found['outcome']}): mean of {counted(len(tasks), 'task')} "
         f"{before:.3f} > {after:.3f}"
     )

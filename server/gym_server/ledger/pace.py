@@ -13,6 +13,7 @@ from collections.abc import Collection
 from sqlalchemy import Connection, select
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted
 from gym_server.ledger.chain import Ledger
 from gym_server.store.database import put_setting
 from gym_server.store.tables import ledger, ledger_subjects, settings
@@ -52,7 +53,7 @@ def require_pace(
         raise GymError(
             ErrorCode.BUSY,
             f"{contributor} {what} {most} times within an hour",
-            f"try again in {wait / 60:.0f} minutes",
+            f"try again in {counted(round(wait / 60), 'minute')}",
         )
 
 

@@ -16,6 +16,7 @@ from gym_fed.config.hub.privacy import PrivacyConfig, ReleasePrivacy
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon
 from gym_fed.privacy.noise import MAX_STD
+from gym_fed.text import counted
 from gym_server.federation import Federation
 from gym_server.rounds.round_store import COLLECTING, MERGING
 from gym_server.store.tables import accounts, ledger, privacy_spending, settings, updates, versions
@@ -141,7 +142,7 @@ def check_promise(fed: Federation) -> None:
     if without:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"privacy: {without} rounds of this hub were merged without noise, so that no epsilon would be true for "
+            f"privacy: this hub merged {counted(without, 'round')} without noise, so that no epsilon would be true for "
             "those whose updates are in them",
             "start another hub for private rounds, with this one's model as its base (gym-server model)",
         )

@@ -40,6 +40,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
     parse,
     task_digest,
 )
+from gym_fed.text import counted
 from gym_server.federation import Federation
 from gym_server.privacy.secure_stages import Stage, Stages
 from gym_server.privacy.secure_unmask import ids, recover
@@ -272,9 +273,9 @@ class SecureAggregationRound:
             if time.time() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
                 self._fed.config
             ):
-                return self._abort(f"{len(replied)} contributors began at the deadline")
+                return self._abort(f"{counted(len(replied), 'contributor')} began at the deadline")
             if tasks and all(outcome == "failed" for _, outcome in tasks.values()):
-                return self._abort(f"all {len(tasks)} contributors failed to begin")
+                return self._abort(f"all {counted(len(tasks), 'contributor')} failed to begin")
             if len(replied) < needed_survivors(self._fed.config):
                 return False  # those who come in time begin it
         else:
@@ -284,12 +285,12 @@ class SecureAggregationRound:
         over = over or time.time() >= self._stage_ends(stage, wanted)
         if not over and self._is_out_of_reach(stage, tasks):
             return self._abort(
-                f"too few of {len(stage.members or [])} contributors are left to share their keys"
+                f"too few of {counted(len(stage.members or []), 'contributor')} are left to share their keys"
             )
         if not over and (outstanding or len(replied) < wanted):
             return False
         if len(replied) < needed_survivors(self._fed.config):
-            return self._abort(f"{len(replied)} contributors shared their keys")
+            return self._abort(f"{counted(len(replied), 'contributor')} shared their keys")
         following = {ADVERTISE: SHARE, SHARE: TRAIN}[stage.name]
         self._stages.begin(self._number, following, replied)
         failpoint(f"secure-{following}")
@@ -304,12 +305,14 @@ class SecureAggregationRound:
             )
             over = ends is not None and time.time() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
-            return self._abort(f"{admitted} masked updates, and too few contributors are left to send one")
+            return self._abort(
+                f"{counted(admitted, 'masked update')}, and too few contributors are left to send one"
+            )
         if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
         if not enough:
             late = time.time() >= self._deadline(stage)
-            return self._abort(f"{admitted} masked updates{' at the deadline' if late else ''}")
+            return self._abort(f"{counted(admitted, 'masked update')}{' at the deadline' if late else ''}")
         self._fed.round_store.start_merging(self._number)
         self._fed.queue.close(message_id for message_id, _ in tasks.values())
         failpoint("state-merging")
@@ -337,7 +340,7 @@ class SecureAggregationRound:
         tasks = self._fed.round_store.tasks(self._number)
         survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
         if len(survivors) < needed_survivors(self._fed.config):
-            return self._abort(f"{len(survivors)} masked updates of keys that stand")
+            return self._abort(f"{counted(len(survivors), 'masked update')} of keys that stand")
         self._stages.begin(self._number, CONFIRM, survivors)
         failpoint(f"secure-{CONFIRM}")
         return False
@@ -346,7 +349,7 @@ class SecureAggregationRound:
         confirmed = len(self._stages.replies(self._number, CONFIRM, Confirmation))
         over = self._is_over(stage)
         if confirmed < self._threshold:
-            return self._abort(f"{confirmed} contributors stayed to confirm") if over else False
+            return self._abort(f"{counted(confirmed, 'contributor')} stayed to confirm") if over else False
         waits = time.time() < self._stage_ends(stage, self._threshold)
         if confirmed < len(stage.members or []) and waits and not over and self._is_asking(stage):
             return False
@@ -372,7 +375,7 @@ class SecureAggregationRound:
         if len(revealed) < self._threshold:
             if not over:
                 return False
-            return self._abort(f"{len(revealed)} contributors stayed to unmask")
+            return self._abort(f"{counted(len(revealed), 'contributor')} stayed to unmask")
         members, survivors = (ids(self._stages, self._number, name) for name in (TRAIN, UNMASK))
         try:
             recover(members, survivors, revealed.values(), self._threshold, self._number)

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Select, func, select, update
 from gym_fed.config.hub.sections import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.statements import TransferOrder
+from gym_fed.text import counted
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.pace import HOUR_SECONDS
 from gym_server.store.database import Database, rerun
@@ -159,9 +160,9 @@ class Payouts:
             (-1, transfers.c.sender, transfers.c.amount, open_or_settled),
         )
         found: dict[str, int] = {}
-        for sign, who, amount, counted in parts:
+        for sign, who, amount, condition in parts:
             query = select(who, func.sum(amount)).group_by(who)
-            for contributor, total in tx.execute(query if counted is None else query.where(counted)):
+            for contributor, total in tx.execute(query if condition is None else query.where(condition)):
                 found[contributor] = found.get(contributor, 0) + sign * int(total)
         return found
 
@@ -173,7 +174,7 @@ class Payouts:
             raise GymError(
                 ErrorCode.BUSY,
                 f"{sender} requested {self._per_hour} transfers within an hour",
-                f"try again in {(earliest + HOUR_SECONDS - now) / 60:.0f} minutes",
+                f"try again in {counted(round((earliest + HOUR_SECONDS - now) / 60), 'minute')}",
             )
 
     def _check(self, tx: Connection, order: TransferOrder) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Select, func, select
 
 from gym_fed.config.hub.sections import RoundsConfig
+from gym_fed.text import counted
 from gym_server.federation import Federation
 from gym_server.rounds.round_store import COMMITTED, Round
 from gym_server.store.tables import messages, rounds, secure_messages, secure_stages, updates
@@ -80,10 +81,11 @@ class Pace:
         assert current.spec is not None
         needed = self._fed.config.rounds.min_contributors
         if time.time() >= current.spec.deadline_seconds:
-            return f"{admitted} of {needed} updates at the deadline"
+            return f"{admitted} of {counted(needed, 'update')} at the deadline"
         outcomes = self._outcomes(current.server_round)
         failed, lost = outcomes.count("failed"), outcomes.count("lost")
-        return f"{admitted} of {needed} updates: {failed} contributors failed, {lost} went away, nobody else is there"
+        left = f"{counted(failed, 'contributor')} failed, {lost} went away, nobody else is there"
+        return f"{admitted} of {counted(needed, 'update')}: {left}"
 
     def round_ends(self, current: Round, quorum: int) -> float | None:
         """When a collecting round is merged at the latest; None before ``quorum`` updates are admitted."""

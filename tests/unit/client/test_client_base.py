@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gym_client.agent.global_model import global_model
 from gym_client.base import fetching
 from gym_client.base.offer import BaseOffer
 from gym_client.base.store import BaseStore
@@ -128,6 +129,9 @@ def test_an_accepted_base_is_whole_checked_counted_and_found_the_next_time(
     assert {path.name for path in folder.iterdir()} == {file.name for file in hub.files}
     assert (folder / "model.safetensors").read_bytes() == (tiny_base / "model.safetensors").read_bytes()
     assert total_of(home, hub.server).down == offer.size_bytes
+    # The model was loaded from the folder where its files arrived, which is gone; libraries read its config again.
+    model = global_model(str(folder)).model
+    assert model.name_or_path == model.config._name_or_path == str(folder)
 
     again = Accepting(to_base=False)
     hub.download_offsets.clear()

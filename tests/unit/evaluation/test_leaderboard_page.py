@@ -106,7 +106,7 @@ def test_a_board_of_many_tasks_shows_those_of_most_submissions(
         board.add(submission("m" + name, *tasks), SigningKey.generate())
     written = board_page(board)
     assert re.findall(r"<button>(\w)</button>", written) == ["x", "z"]
-    assert "2 submissions; 2 more tasks are left out; head" in written
+    assert "2 submissions; left out: 2 more tasks; head" in written
 
 
 def test_many_submissions_of_one_key_do_not_push_the_tasks_of_others_out(
