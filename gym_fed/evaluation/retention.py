@@ -26,6 +26,8 @@ answers of SmolLM2-135M-Instruct to the packaged questions stay right below it (
 
 MAX_TOKENS = 256
 _NANO_ITEMS = 120
+_KNOWN_ONE_IN = 3
+"""Share of the items that ``knows_items`` scores a second time; its question has a clear answer."""
 _QUESTION = "Question: {question}\nAnswer:"
 
 
@@ -67,11 +69,12 @@ def retention_items(tokenizer: Any) -> list[dict[str, Any]]:
         from gym_fed.kinds import TASKS
 
         tasks = [name for name in TASKS.usable() if TASKS.new(name).group == "base"]
-        return generate_mix(tasks, _NANO_ITEMS, split="heldout")
-    questions, texts = (_packaged(f"{name}.jsonl") for name in ("questions", "texts"))
-    if not tokenizer.chat_template:
-        questions = tuple(_as_text(row["messages"]) for row in questions)
-    return [*questions, *texts]
+        items = generate_mix(tasks, _NANO_ITEMS, split="heldout")
+    else:
+        items = [*_packaged("questions.jsonl"), *_packaged("texts.jsonl")]
+    if tokenizer.chat_template:
+        return items
+    return [_as_text(row["messages"]) if "messages" in row else row for row in items]
 
 
 def retention_losses(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[float]:
@@ -91,8 +94,10 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
         items: Of ``retention_items``.
         losses: Of ``retention_losses``.
     """
-    wrong = retention_losses(model, tokenizer, _spoiled(items))
-    found = paired_difference(wrong, losses)
+    every = range(0, len(items), _KNOWN_ONE_IN)
+    spoiled = _spoiled(items)
+    wrong = retention_losses(model, tokenizer, [spoiled[i] for i in every])
+    found = paired_difference(wrong, [losses[i] for i in every])
     return found.difference > 2 * (found.stderr or math.inf)
 
 

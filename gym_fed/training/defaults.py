@@ -28,6 +28,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main
+from gym_fed.training.rows.run_kind import rows_to_encode
 from gym_fed.training.run.folder import RunFolder
 
 _SAMPLE_ROWS = 512
@@ -212,7 +213,7 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
     if tokenizer is None or is_packed or "max_length" in config.model_fields_set:
         return []
     longest = sorted(rows, key=lambda row: len(json.dumps(row, default=repr)), reverse=True)
-    return algorithm.lengths(config, tokenizer, longest[:_SAMPLE_ROWS])
+    return algorithm.lengths(config, tokenizer, rows_to_encode(config, tokenizer, longest[:_SAMPLE_ROWS]))
 
 
 def _context(config: TrainingConfig) -> int | None:

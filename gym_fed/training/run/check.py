@@ -30,6 +30,7 @@ from gym_fed.kinds import ALGORITHMS
 from gym_fed.modeling.processors import is_processor
 from gym_fed.models import quiet_loading
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.rows.run_kind import rows_to_encode
 from gym_fed.waiting import waiting
 
 FILE = "check.json"
@@ -229,7 +230,8 @@ def begin_check(
     is_new: bool,
 ) -> LearningCheck:
     """Measure the model before its first step; ``given`` are training and held-out rows, see ``LearningCheck``."""
-    check = LearningCheck(config, algorithm, tokenizer, *given, folder)
+    data, eval_data = (None if rows is None else rows_to_encode(config, tokenizer, rows) for rows in given)
+    check = LearningCheck(config, algorithm, tokenizer, data or [], eval_data, folder)
     with quiet_loading(), waiting("measuring the model before its first step"):
         check.measure_before(model, is_new=is_new)
     return check
