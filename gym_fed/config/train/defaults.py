@@ -32,7 +32,7 @@ _ROWS_PER_STEP = ((32, 2), (96, 4))
 _MOST_ROWS_PER_STEP = 8
 """Fewer rows make smaller steps, so that there are enough of them to learn anything."""
 
-_LEAST_STEPS = 24
+_LEAST_STEPS = 40
 _MOST_EPOCHS = 10
 _EPOCHS = ((2_000, 3), (10_000, 2))
 """Up to so many rows, so many epochs; more rows are seen once."""
