@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
@@ -18,6 +17,7 @@ from gym_fed.kinds import ALGORITHMS, TUNING
 from gym_fed.models import pick_device, quiet_loading
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.model.loading import load_for_training
+from gym_fed.training.model.template_tokens import fit_to_template
 from gym_fed.training.processes.sharding import is_placed
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.job import Job
@@ -51,7 +51,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another output_dir")
     rows = rows_to_learn(config, rows_of(config, "eval_data"))
     model, tokenizer = load_for_training(config)
-    tokenizer = use_chat_template(tokenizer, config.chat_template)
+    tokenizer = fit_to_template(model, tokenizer, config)
     model = apply_features(model, config)
     rows = rows_to_encode(config, tokenizer, rows)
     encoded = algorithm.encode(config, tokenizer, rows)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
@@ -28,6 +27,7 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.defaults import Defaults
 from gym_fed.training.model.adapters import require_none_merged, settled, trained_on
 from gym_fed.training.model.loading import load_for_training, require_dtype
+from gym_fed.training.model.template_tokens import fit_to_template
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
@@ -258,7 +258,7 @@ class Trainer(ExpectedElsewhere):
             require_none_merged(config)
         model, tokenizer = self._given or load_for_training(config)
         require_image_model(config, reads_images=is_processor(tokenizer))
-        tokenizer = use_chat_template(tokenizer, config.chat_template)
+        tokenizer = fit_to_template(model, tokenizer, config)
         return apply_features(model, config), tokenizer
 
     def _report_rows(self, dataset: Sequence[dict[str, Any]] | str | None, rows: RunRows) -> None:

@@ -184,19 +184,19 @@ def _of_config(
     config: TrainingConfig, model: str | None, limit: int | None, contamination: ContaminationCheck
 ) -> _View:
     """Rows of ``data:`` as the algorithm of the config takes them."""
-    from gym_fed.data.chat_templates.choice import use_chat_template
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import place_of, unread_keys
     from gym_fed.kinds import ALGORITHMS
     from gym_fed.models import load_tokenizer
+    from gym_fed.training.model.template_tokens import template_tokenizer
     from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
     from gym_fed.training.rows.sources import rows_of
 
     algorithm = ALGORITHMS.new(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer
     name = model or given or "gym-nano"
-    tokenizer = use_chat_template(load_tokenizer(name), config.chat_template)
+    tokenizer = template_tokenizer(load_tokenizer(name), config)
     rows = rows_to_encode(config, tokenizer, rows_to_learn(config, rows_of(config))[:limit])
     for number, row in enumerate(rows, 1):
         contamination.find(place_of(row, number), row)

@@ -157,6 +157,12 @@ class DataSections(StrictModel):
     (docs/chat-templates.md lists them). ``none`` removes the template: prompts and answers that are plain strings are
     then trained as bare text, and else as chat turns. It is saved with the result."""
 
+    chat_template_tokens: Literal["require", "add"] = "require"
+    """What happens where the template ends an answer with a token that the tokenizer lacks, so that the model would
+    never stop: ``require`` refuses the run, ``add`` adds the template's tokens to the tokenizer and rows to the
+    embeddings, which begin as the mean of the others. Both are saved with the result. ``add`` needs
+    ``finetuning: full``."""
+
     @model_validator(mode="before")
     @classmethod
     def _prompts_are_learned(cls, values: Any) -> Any:

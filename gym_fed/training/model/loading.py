@@ -11,6 +11,7 @@ from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
+from gym_fed.training.model.template_tokens import check_template_tokens
 from gym_fed.training.processes.sharding import loading_arguments
 from gym_fed.training.vision.conversations import is_vision_model, load_vision_model, require_model_of_text
 
@@ -23,6 +24,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     Raises:
         GymError: ``CONFIG_INVALID`` for an adapter on an adapter; see ``load_model`` for the others.
     """
+    check_template_tokens(config)
     if config.model_init is not None:
         from gym_fed.training.model.scratch import init_model
 

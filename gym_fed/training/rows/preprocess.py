@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_tokenizer
+from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from gym_fed.training.rows.template_date import templates_say
 from gym_fed.training.rows.tokenized import TokenizedRows
@@ -34,7 +34,7 @@ def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dic
     algorithm, store = ALGORITHMS.new(config.algorithm), TokenizedRows(config.tokenized_path)
     if not store.is_filled():
         store.require_free()
-    tokenizer = use_chat_template(_tokenizer_of(config), config.chat_template)
+    tokenizer = template_tokenizer(_tokenizer_of(config), config)
     with templates_say(datetime.now().isoformat(timespec="seconds")):
         rows = encode_run(config, algorithm, tokenizer, *rows_of_run(config, None, None))
     return rows.counts, rows.eval_counts, store.index()

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.chat_templates.conversation import ChatRenderer, write_answered
 from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
@@ -17,6 +16,7 @@ from gym_fed.data.string_rows import is_string_row
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_tokenizer
 from gym_fed.training.algorithms.sft import Sft
+from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
 from gym_fed.training.vision.conversations import is_vision_model
 
@@ -38,7 +38,7 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
     learned = rows_to_learn(config, placed)
     if not any(_is_chat(row) or is_string_row(row) for row in learned):
         return len(placed)
-    tokenizer = use_chat_template(load_tokenizer(_tokenizer_name(config)), config.chat_template)
+    tokenizer = template_tokenizer(load_tokenizer(_tokenizer_name(config)), config)
     chats = [row for row in rows_to_encode(config, tokenizer, learned) if _is_chat(row)]
     if not chats:
         return len(placed)

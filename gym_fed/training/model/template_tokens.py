@@ -1,0 +1,169 @@
+"""Special tokens of the chat template: refused where the tokenizer lacks them, or added with rows of embeddings.
+
+A template ends an answer with a token such as ``<|im_end|>``. A tokenizer that lacks it writes many plain tokens
+instead, and a model trained so never stops: no single token of its answers is the end.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+from jinja2 import TemplateError
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.chat_templates.choice import use_chat_template
+from gym_fed.data.chat_templates.rendering import Message, template_of
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TUNING
+from gym_fed.modeling.processors import is_processor
+from gym_fed.models import load_tokenizer
+from gym_fed.training.vision.conversations import is_vision_model
+
+_MARK = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>\s]+?｜>|<[a-z]+(?:_[a-z]+)+>|\[/?[A-Z_]{3,}\]")
+_ANSWER = "an answer 5d1e"
+_TURNS: list[Message] = [
+    {"role": "system", "content": "instructions"},
+    {"role": "user", "content": "question"},
+    {"role": "assistant", "content": _ANSWER},
+    {"role": "user", "content": "another question"},
+]
+
+
+def check_template_tokens(config: TrainingConfig) -> None:
+    """Refuse a template whose end token the tokenizer lacks, before the model's weights are read.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``; see ``template_tokenizer``.
+    """
+    if config.chat_template is None and config.chat_template_tokens == "require":
+        return
+    name = config.model if config.model_init is None else config.model_init.tokenizer
+    if name is not None and not is_vision_model(name):
+        template_tokenizer(load_tokenizer(name), config)
+
+
+def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
+    """Return the tokenizer (or processor) with ``chat_template`` and, on request, the tokens that it needs.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming both remedies where the token that ends an answer is none of the
+            tokenizer's, and where tokens are to be added that the tuning method would not train.
+    """
+    templated = use_chat_template(tokenizer, config.chat_template)
+    if is_processor(templated) or not templated.chat_template:
+        return templated
+    adds = config.chat_template_tokens == "add"
+    if config.chat_template is None and not adds:
+        return templated
+    end, marks = _marks(templated)
+    missing = [
+        mark for mark in marks if templated.convert_tokens_to_ids(mark) in (None, templated.unk_token_id)
+    ]
+    if not missing or not (adds or end in missing):
+        return templated
+    if not adds:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"chat_template: {config.chat_template} ends an answer with {end}, which is no token of the tokenizer, so "
+            "the model would never stop",
+            "set chat_template_tokens: add (full fine-tuning), or choose a template that ends with the tokenizer's own "
+            f"{templated.eos_token or 'end token'}, such as default, vicuna or zephyr",
+        )
+    _require_trained_embeddings(config)
+    wider = copy.deepcopy(tokenizer)
+    wider.add_tokens(missing, special_tokens=True)
+    wider = use_chat_template(wider, config.chat_template)
+    if end is not None:
+        wider.eos_token = end
+    return wider
+
+
+def fit_to_template(model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
+    """Return ``template_tokenizer``, with the model's embeddings made to fit it.
+
+    Raises:
+        GymError: As ``template_tokenizer`` and ``fit_embeddings``.
+    """
+    templated = template_tokenizer(tokenizer, config)
+    fit_embeddings(model, templated, config, _largest_id(tokenizer) + 1)
+    return templated
+
+
+def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: int) -> None:
+    """Give the model a row of embeddings for each token, or refuse a tokenizer with more tokens than rows.
+
+    Args:
+        model: The loaded model; its embeddings grow in place with ``chat_template_tokens: add``. New rows begin as the
+            mean of the others.
+        tokenizer: What rows are encoded with.
+        config: The run's.
+        known: Tokens that the tokenizer had before any was added.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` with the range of ids that have no row.
+    """
+    largest = _largest_id(tokenizer)
+    rows = model.get_input_embeddings().weight.shape[0]
+    added = range(known, largest + 1)
+    if config.chat_template_tokens == "add" and (added or largest >= rows):
+        _require_trained_embeddings(config)
+        _grow(model, min(known, rows), largest + 1)
+    elif largest >= rows:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"the tokenizer has the tokens {rows} to {largest}, and the model's embeddings have rows 0 to {rows - 1}",
+            "use the tokenizer that the model was trained with, or set chat_template_tokens: add, which gives each "
+            "token a row (full fine-tuning)",
+        )
+
+
+def _grow(model: Any, known: int, size: int) -> None:
+    """Rows of ``known`` to ``size`` become the mean of those before, in embeddings and output head."""
+    import torch
+
+    rows = model.get_input_embeddings().weight.shape[0]
+    if size > rows:
+        model.resize_token_embeddings(size, mean_resizing=False)
+    with torch.no_grad():
+        inner, head = model.get_input_embeddings(), model.get_output_embeddings()
+        layers = [inner] if head is None or head.weight is inner.weight else [inner, head]
+        for layer in layers:
+            layer.weight[known:size] = layer.weight[:known].float().mean(dim=0).to(layer.weight.dtype)
+            if getattr(layer, "bias", None) is not None:
+                layer.bias[known:size] = layer.bias[:known].float().mean().to(layer.bias.dtype)
+
+
+def _largest_id(tokenizer: Any) -> int:
+    words = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
+    return max(words.get_vocab().values(), default=-1)
+
+
+def _require_trained_embeddings(config: TrainingConfig) -> None:
+    if not TUNING.type_of(config.finetuning).trains_all:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"chat_template_tokens: add gives the embeddings new rows, which finetuning: {config.finetuning} does not "
+            "train or save",
+            "set finetuning: full, or choose a template whose tokens the tokenizer has",
+        )
+
+
+def _marks(tokenizer: Any) -> tuple[str | None, list[str]]:
+    """The mark that ends an answer (None where the tokenizer's own end token does), and all marks of the template."""
+    template = template_of(tokenizer)
+    text = None
+    for turns in (_TURNS, _TURNS[1:]):
+        try:
+            text = template.text(turns, prompt=True)
+        except (TemplateError, TypeError):
+            continue
+        break
+    if text is None:
+        return None, []
+    marks = list(dict.fromkeys(_MARK.findall(text)))
+    behind = text.partition(_ANSWER)[2].lstrip()
+    own = tokenizer.eos_token
+    found = None if own and behind.startswith(own) else _MARK.match(behind)
+    return (None if found is None else found[0]), marks
