@@ -20,9 +20,11 @@ from gym_fed.data.preview import PreviewedSequence, Statistics, sequences_of
 from gym_fed.data.reading import converted, format_of
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.steps import DedupStep, Judge, Report, text_of
+from gym_fed.data.string_rows import as_turns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
 from gym_fed.models import NANO, load_tokenizer, quiet_loading
+from gym_fed.webui.rows.columns import column_choices
 from gym_fed.webui.rows.parts import parts_of, turns_of
 
 SECONDS = 1.5
@@ -56,6 +58,8 @@ class _OpenedFile:
     file: PagedFile
     format: str
     rename: Callable[[Any], Any] | None
+    choices: Answer | None
+    """What a page offers to choose from where the file's own columns are not recognised; see ``column_choices``."""
 
     def row(self, raw: PagedRow) -> dict[str, Any]:
         """The row that a model is given.
@@ -147,6 +151,7 @@ class RowViews:
             "num_rows": opened.file.num_rows,
             "about_rows": opened.file.about_rows(),
             "format": opened.format,
+            "choices": opened.choices,
         }
 
     def _row(self, request: Request) -> Answer:
@@ -250,7 +255,8 @@ class RowViews:
         if (found := self._opened.get(key)) is None:
             rename = renaming(parse_columns(request["columns"]))
             file = PagedFile(path, request["name"])
-            found = _OpenedFile(file, _format(file, request["format"], rename), rename)
+            choices = column_choices(file) if request["format"] == "auto" else None
+            found = _OpenedFile(file, _format(file, request["format"], rename), rename, choices)
             _keep(self._opened, key, found)
         return found
 
@@ -285,7 +291,7 @@ def _format(file: PagedFile, wanted: str, rename: Callable[[Any], Any] | None) -
 def _sequences(
     opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any
 ) -> tuple[dict[str, Any], list[PreviewedSequence]]:
-    row = opened.row(raw)
+    (row,) = as_turns(tokenizer, [opened.row(raw)])
     return row, sequences_of(tokenizer, row, max_length=request["max_length"])
 
 

@@ -1,5 +1,6 @@
 // One data file: its rows as the model sees them with what it learns lit, their lengths, and which are twice in it.
 import {action, api, bytes, copyable, el, empty, failed, figure, leave, loading, message, number, quoted, remember, replace} from "/static/app.js";
+import {columnsText, namedColumns} from "/screens/columns.js";
 import {duplicates} from "/screens/duplicates.js";
 import {lengths} from "/screens/lengths.js";
 
@@ -53,7 +54,7 @@ export async function show(root, {name}, query) {
     replace(about, figure("Rows", known === null ? "?" : number(known), answer && answer.num_rows === null ? "about, by the bytes read" : ""), figure("Format", answer ? answer.format : "?"),
       figure("Shown", shown.length ? `${number(shown[0].number + 1)} to ${number(shown.at(-1).number + 1)}` : "none"));
     replace(pages, ...pager(start, next, change));
-    if (shown.some((row) => row.problem) && !values.columns) rows.prepend(hintOfColumns(shown, change));
+    if (answer && answer.choices) rows.prepend(columnChooser(answer.choices, values.columns, change));
   };
 
   const train = el("p");
@@ -119,14 +120,22 @@ function nothing(start, values, change) {
   return start ? empty("The file ends before this row.", el("button", {type: "button", onclick: () => change({start: ""})}, "Go to the first row")) : empty("The file holds no rows.", el("a", {href: "/data"}, "Choose another"));
 }
 
-// A row that no format knows may only lack names for its columns.
-function hintOfColumns(rows, change) {
-  const keys = new Set();
-  for (const row of rows) { try { Object.keys(JSON.parse(row.raw)).forEach((key) => keys.add(key)); } catch { /* cut off, or no JSON */ } }
-  const pairs = [["prompt", ["question", "query", "input", "instruction", "Question"]], ["completion", ["answer", "response", "output", "target", "Best Answer"]]].map(([ours, theirs]) => [ours, theirs.find((key) => keys.has(key))]);
-  if (pairs.some(([, theirs]) => !theirs)) return "";
-  const columns = pairs.map((pair) => pair.join("=")).join(",");
-  return el("div", {class: "stack hint"}, el("p", {}, "These rows have other names for their columns. Read them as ", el("code", {}, columns), "?"), el("div", {class: "row"}, el("button", {type: "button", class: "primary", onclick: () => change({columns, start: ""})}, "Read them so")));
+// Of a file whose columns no format knows: which of them is the question, and which the answer.
+function columnChooser({names, guess}, columns, change) {
+  const now = columns ? namedColumns(columns) : guess;
+  const chooser = (ours, words) => {
+    const control = el("select", {id: `column-${ours}`, name: ours}, el("option", {value: "", selected: !now[ours]}, "none"), names.map((name) => el("option", {value: name, selected: name === now[ours]}, name)));
+    return [control, field(words, control)];
+  };
+  const [question, questionField] = chooser("prompt", "Question"), [answer, answerField] = chooser("completion", "Answer");
+  return el("form", {class: "stack hint", "aria-label": "Columns", onsubmit: (event) => {
+    event.preventDefault();
+    const chosen = {...(question.value && {prompt: question.value}), ...(answer.value && {[question.value ? "completion" : "text"]: answer.value})};
+    if (question.value && question.value === answer.value) { answer.setCustomValidity("Choose another column than the question's."); answer.reportValidity(); return; }
+    change({columns: Object.keys(chosen).length ? columnsText(chosen) : "", start: ""});
+  }, onchange: () => answer.setCustomValidity("")},
+  el("p", {}, columns ? "These columns are read:" : "No known layout has these columns. Which of them are the question and the answer?"),
+  el("div", {class: "fields"}, questionField, answerField, el("button", {class: "primary"}, "Read them so")));
 }
 
 // ---- one row ----

@@ -1,6 +1,7 @@
 // Training: the YAML is the truth. The form beside it edits it in place, the reader of `gym train` checks it as one types.
 import {action, api, bytes, copyable, duration, el, facts, loading, marked, mayChange, navigate, number, pathUrl, post, remember, replace, say, state} from "/static/app.js";
 import {editor} from "/screens/yaml_editor.js";
+import {namedColumns} from "/screens/columns.js";
 
 export const title = "Train";
 
@@ -239,7 +240,7 @@ function withRows(text, name, columns = "", format = "") {
   let to = from < 0 ? lines.length : from + 1;
   while (from >= 0 && to < lines.length && /^([ #-]|$)/.test(lines[to])) to++;
   while (to > from + 1 && from >= 0 && !lines[to - 1].trim()) to--;
-  const pairs = (columns || "").split(",").filter(Boolean).map((pair) => pair.split("=").map((word) => JSON.stringify(word.trim())).join(": "));
+  const pairs = Object.entries(namedColumns(columns || "")).map((pair) => pair.map((word) => JSON.stringify(word)).join(": "));
   const rows = ["data:", `  - path: ${/^[\w./-]+$/.test(name) ? name : JSON.stringify(name)}`, ...(format && format !== "auto" ? [`    format: ${/^\w+$/.test(format) ? format : JSON.stringify(format)}`] : []), ...(pairs.length ? [`    columns: {${pairs.join(", ")}}`] : [])];
   if (from < 0) { while (lines.length && !lines.at(-1).trim()) lines.pop(); return [...lines, "", ...rows, ""].join("\n"); }
   return [...lines.slice(0, from), ...rows, ...lines.slice(to)].join("\n");

@@ -191,3 +191,36 @@ def test_hidden_files_those_of_other_suffixes_and_pipes_are_not_read(tmp_path: P
         answer = client.get("/api/v1/data/rows", params={"name": name})
         assert answer.status_code in (403, 404), name
         assert "a secret" not in answer.text
+
+
+def test_columns_that_are_not_recognised_can_be_chosen_above_the_rows(
+    client: TestClient, folder: Path
+) -> None:
+    (folder / "tickets.csv").write_text(
+        'Customer question,"Answer, ours",id\nHow is it reset?,Press the button for long.,7\n',
+        encoding="utf-8",
+    )
+    found = get(client, "data/rows", name="tickets.csv")
+    assert found["choices"] == {
+        "names": ["Customer question", "Answer, ours", "id"],
+        "guess": {"prompt": "Customer question", "completion": "Answer, ours"},
+    }
+    assert found["rows"][0]["problem"]
+    chosen = get(client, "data/rows", name="tickets.csv", columns=json.dumps(found["choices"]["guess"]))
+    assert chosen["choices"] == found["choices"]
+    assert not chosen["rows"][0]["problem"]
+    roles = [part["role"] for part in chosen["rows"][0]["sequences"][0]["parts"] if part["role"]]
+    assert roles == ["user", "assistant"]
+
+
+def test_columns_of_a_known_layout_are_not_asked_for(client: TestClient, folder: Path) -> None:
+    for name, text in (
+        ("known.jsonl", json.dumps(CHAT)),
+        ("prompts.jsonl", '{"prompt": "Write a poem", "difficulty": 3}'),
+        ("codes.jsonl", '{"price": 3}'),
+    ):
+        (folder / name).write_text(text + "\n")
+        assert get(client, "data/rows", name=name)["choices"] is None
+    (folder / "replies.jsonl").write_text('{"prompt": "Write a poem", "response": "Roses are red."}\n')
+    choices = get(client, "data/rows", name="replies.jsonl")["choices"]
+    assert choices["guess"] == {"prompt": "prompt", "completion": "response"}
