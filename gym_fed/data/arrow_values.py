@@ -1,7 +1,7 @@
 """Takes out the nulls that Arrow fills in: its tables give every object the keys of all others.
 
 A tool call ``{"x": 1}`` beside ``{"t": 2}`` comes back from Parquet, from a hub dataset or from a ``datasets.Dataset``
-as ``{"x": 1, "t": None}``, and would be trained so. What was null in the row itself cannot be told apart there, and is
+as ``{"x": 1, "t": None}``, and would be trained so. A null of the row itself looks the same there, and is
 dropped with them; rows of JSON keep their nulls.
 """
 

@@ -1,4 +1,4 @@
-"""Asks on a terminal whether the guess of a file's columns is right; elsewhere the guess is refused with its option."""
+"""The question on a terminal whether a guess of columns is right; elsewhere the file is refused with its option."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Config = TypeVar("Config", bound=BaseModel)
 _SAMPLE_ROWS = 20
 _SHOWN_CHARACTERS, _NAME_CHARACTERS, _NAMES = 60, 40, 12
 _AGREED = "GYM_AGREED_COLUMNS"
-"""Environment variable with what was agreed to, by the file's columns: a command asks once, and its processes know."""
+"""Environment variable with what was agreed to, by the file's columns: one question is enough for a command and its processes."""
 
 
 def agreed_columns(
