@@ -50,7 +50,7 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
     Raises:
         GymError: ``DATA_INVALID`` for UTF-16 and UTF-32.
     """
-    reader = io.BufferedReader(_Unbuffered(stream), _CHUNK_BYTES)
+    reader: io.BufferedReader = io.BufferedReader(_Unbuffered(stream), _CHUNK_BYTES)
     head = reader.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     found = next((encoding for mark, encoding in _WIDE if head.startswith(mark)), None)
     if found is None and head.count(0) > len(head) // 4:  # every other byte of ASCII in UTF-16

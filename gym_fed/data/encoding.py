@@ -13,7 +13,7 @@ from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of
 from gym_fed.data.string_rows import as_turns
-from gym_fed.data.text_tokens import ended, text_ids
+from gym_fed.data.text_tokens import ended, text_ids, without_second_bos
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tokenizer_errors import tokenizer_errors
 
@@ -235,7 +235,7 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[dict[str, Any]]) -> list[i
     """Token ids of a text, or of a conversation up to where the assistant's answer begins."""
     with tokenizer_errors(tokenizer):
         if isinstance(prompt, str):
-            return text_ids(tokenizer, [prompt])[0]
+            return without_second_bos(tokenizer, list(tokenizer(prompt)["input_ids"]))
         rows = list(prompt)
         encoded = tokenizer.apply_chat_template(
             rows, tokenize=True, return_dict=True, add_generation_prompt=True

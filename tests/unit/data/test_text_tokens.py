@@ -119,6 +119,7 @@ def test_a_completion_request_of_templated_text_has_one_bos(tokenizer: Any, tmp_
         request = SimpleNamespace(prompt=templated(tokenizer))
         ids = prompts._tokens(request.prompt, special=True)
         assert bos_count(tokenizer, ids) == 1
+        assert bos_count(tokenizer, prompt_ids(served, request.prompt)) == 1
         raw = prompts._tokens(request.prompt, special=False)
         assert bos_count(tokenizer, raw) == 1
 
