@@ -27,7 +27,7 @@ Config = TypeVar("Config", bound=BaseModel)
 _SAMPLE_ROWS = 20
 _SHOWN_CHARACTERS, _NAME_CHARACTERS, _NAMES = 60, 40, 12
 _AGREED = "GYM_AGREED_COLUMNS"
-"""Environment variable with what was agreed to, by the file's columns: one question is enough for a command and its processes."""
+"""Environment variable with the guesses that were agreed to: a command and its processes need one question."""
 
 
 def agreed_columns(

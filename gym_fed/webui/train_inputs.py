@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.strict import KeyPath, Mark
-from gym_fed.data.columns import renaming
+from gym_fed.data.columns import parse_columns, renaming
 from gym_fed.data.reading import iter_rows
 from gym_fed.errors import GymError
 from gym_fed.webui.plain import text
@@ -40,8 +42,20 @@ def input_problems(
                     next(iter_rows(file, source.format, rename=renaming(source.columns)))
             except GymError as error:
                 said = error.message.replace(f"{workbench.folder}/", "")
-                found.append(_problem(marks, (part, number, "path"), said, error.hint))
+                found.append(_problem(marks, (part, number, "path"), said, _as_key(error.hint)))
     return found
+
+
+def _as_key(hint: str) -> str:
+    """A hint with the key of a config in the place of ``--columns``."""
+    before, option, text = hint.partition("--columns ")
+    if not option or not text:
+        return hint
+    try:
+        columns = parse_columns(shlex.split(text)[0])
+    except (ValueError, GymError):  # what follows is no option alone
+        return hint
+    return f"{before}columns: {json.dumps(columns, ensure_ascii=False)}"
 
 
 def _file(workbench: Workbench, path: str) -> Path | None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.identity.keys import SigningKey
 from gym_fed.models import load_model
 from gym_fed.personalization import PersonalizedTrainer
@@ -328,7 +330,16 @@ def test_what_a_variant_was_taught_to_answer_is_what_a_chat_with_it_gets(
         assert ivy.chat(rows[0]["prompt"], temperature=0, max_tokens=8).text == "aye"
 
     plain = trainer(tiny_base, tmp_path, training={**FAST, "max_steps": 1})
-    assert "bare text (as given)" in plain.create_variant("ida", data=rows, as_chat=False).learnt_as
+    raw = plain.create_variant("ida", data=rows, as_chat=False)
+    assert "bare text (as given)" in raw.learnt_as
+    base = load_model(str(tiny_base))
+    judged = read_rows(rows).judged
+    bare, chats = (
+        heldout_loss(base.model, tokenizer, judged, max_length=128)
+        for tokenizer in (use_chat_template(base.tokenizer, "none"), base.tokenizer)
+    )
+    assert raw.loss_before == pytest.approx(bare, rel=1e-5), "bare text is measured as bare text"
+    assert raw.loss_before != pytest.approx(chats, rel=1e-3)
     for name, form, words in (
         ("ivy", None, "turns of a chat"),
         ("ida", None, "bare text"),

@@ -84,13 +84,15 @@ def test_rows_and_models_that_are_missing_are_said_before_the_start(
     assert [one["key"] for one in check(client, "seed: 1")["problems"]] == ["model", "data"]
     for source, said in {
         "{path: nowhere.jsonl}": "no data file at nowhere.jsonl",
-        "{path: other.jsonl}": "no format is known with the keys",
+        "{path: other.jsonl}": "no format is known with the columns",
         "{path: other.jsonl, columns: {prompt: q}}": "has no column 'q'",
     }.items():
         (problem,) = check(client, nano.replace(rows, source))["problems"]
         assert (problem["line"], problem["column"], problem["key"]) == (5, 6, "data.0.path")
         assert said in problem["message"]
         assert str(tmp_path) not in json.dumps(problem)
+        if "no format" in said:
+            assert problem["hint"].endswith('add: columns: {"prompt": "question", "completion": "answer"}')
     for source in (
         "{path: fine.jsonl}",
         "{path: other.jsonl, columns: {prompt: question, completion: answer}}",
