@@ -100,7 +100,7 @@ def show(
     if not statistics.rows:
         raise GymError(ErrorCode.DATA_INVALID, f"{source}: holds no rows", "add at least one row")
     counts = view.counts or statistics.counts
-    counts.unread = dict(view.unread)
+    counts.unread, counts.forms = dict(view.unread), dict(view.forms)
     report = contamination.report
     figures = {**statistics.summary(), "learned": counts.as_dict(), "contamination": asdict(report)}
     if as_json:
@@ -113,7 +113,7 @@ def show(
     _print_figures(figures, view.model, view.max_length)
     if statistics.prompts == statistics.rows:
         out.print("all rows are prompts, for training by rewards; sft needs completions, too")
-        counts = RowCounts(unread=counts.unread)
+        counts = RowCounts(unread=counts.unread, forms=counts.forms)
     _print_counts(counts, view.max_length)
     _print_contamination(report)
 
@@ -127,6 +127,7 @@ class _View:
     max_length: int | None
     rows: Iterator[tuple[str, list[PreviewedSequence]]]
     unread: Counter[str]
+    forms: Counter[str]
     counts: RowCounts | None = None
 
 
@@ -161,15 +162,18 @@ def _of_file(
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.reading import iter_rows
     from gym_fed.data.rows import Row, unread_keys
+    from gym_fed.data.string_rows import count_forms
     from gym_fed.models import load_tokenizer
 
     rename = renaming(agreed_columns(source, format, parse_columns(columns), yes=yes))
     name = model or "gym-nano"
     tokenizer = load_tokenizer(name)
     unread: Counter[str] = Counter()
+    forms: Counter[str] = Counter()
 
     def noted(place: str, row: Row) -> Row:
         unread.update(unread_keys([row]))
+        forms.update(count_forms(tokenizer, [row]))
         contamination.find(place, row)
         return row
 
@@ -177,7 +181,7 @@ def _of_file(
         (place, sequences_of(tokenizer, noted(place, row), max_length=max_length))
         for place, row in islice(iter_rows(source, format, rename=rename), limit)
     )
-    return _View(name, tokenizer, max_length, rows, unread)
+    return _View(name, tokenizer, max_length, rows, unread, forms)
 
 
 def _of_config(
@@ -187,6 +191,7 @@ def _of_config(
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import place_of, unread_keys
+    from gym_fed.data.string_rows import count_forms
     from gym_fed.kinds import ALGORITHMS
     from gym_fed.models import load_tokenizer
     from gym_fed.training.model.template_tokens import template_tokenizer
@@ -197,7 +202,9 @@ def _of_config(
     given = config.model if config.model_init is None else config.model_init.tokenizer
     name = model or given or "gym-nano"
     tokenizer = template_tokenizer(load_tokenizer(name), config)
-    rows = rows_to_encode(config, tokenizer, rows_to_learn(config, rows_of(config))[:limit])
+    learned = rows_to_learn(config, rows_of(config))[:limit]
+    forms = Counter(count_forms(tokenizer, learned))
+    rows = rows_to_encode(config, tokenizer, learned)
     for number, row in enumerate(rows, 1):
         contamination.find(place_of(row, number), row)
     default = algorithm.assistant_only_default
@@ -225,7 +232,7 @@ def _of_config(
         )
         for number, row in enumerate(rows, 1)
     )
-    return _View(name, tokenizer, config.max_length, previews, unread, counts)
+    return _View(name, tokenizer, config.max_length, previews, unread, forms, counts)
 
 
 def _as_json(place: str, sequences: list[PreviewedSequence], tokenizer: Any) -> dict[str, Any]:
@@ -284,9 +291,12 @@ def _print_contamination(report: ContaminationReport) -> None:
 def _print_counts(counts: RowCounts, max_length: int | None) -> None:
     """What would be learned, what stands in the file unread, and a warning where much is lost."""
     from gym_fed.data.rows import unread_in_words
+    from gym_fed.data.string_rows import forms_in_words
 
     if counts.rows:
         out.print(counts.describe(max_length))
+    for sentence in forms_in_words(counts.forms):
+        out.print(sentence)
     if (unread := unread_in_words(counts.unread)) is not None:
         out.print(unread)
     if (problem := counts.warning(max_length)) is not None:

@@ -299,3 +299,27 @@ def test_variant_create_and_predict_take_the_guess_too(tmp_path: Path) -> None:
     assert "--columns 'prompt=Customer question,completion=Our answer'" in refused.exception.hint
     done = CliRunner().invoke(app, ["predict", str(config), "--yes"])
     assert done.exit_code == 0, done.output
+
+
+def test_a_contributor_is_asked_before_the_hub_is_contacted(tmp_path: Path) -> None:
+    from gym_client.cli.main import app as client
+
+    file = table(tmp_path / "q.csv", "Customer question", "Our answer")
+    words = [
+        "join",
+        "--server",
+        "127.0.0.1:1",
+        "--no-wait",
+        "--data",
+        str(file),
+        "--home",
+        str(tmp_path / "home"),
+    ]
+    refused = CliRunner().invoke(client, words)
+    assert isinstance(refused.exception, GymError)
+    assert refused.exception.code is ErrorCode.DATA_INVALID
+    assert "--columns 'prompt=Customer question,completion=Our answer'" in refused.exception.hint
+    accepted = CliRunner().invoke(client, [*words, "--yes"])
+    assert '"Our answer": Open the settings' in accepted.stderr
+    assert isinstance(accepted.exception, GymError)
+    assert accepted.exception.code is not ErrorCode.DATA_INVALID, "the rows are read, and no hub is there"
