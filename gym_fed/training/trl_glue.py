@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.model.output_head import own_heads
 
 _ROUNDING = 1e-3
 _Trainer: Any = object  # what the mix-in is placed before
@@ -30,6 +31,10 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
 
     wrap_dataloader: Any = None
     """Set on an instance, ``Callable[[DataLoader], DataLoader]``: what the training dataloader is passed through."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        with own_heads(type(self)):
+            super().__init__(*args, **named)
 
     def _send_telemetry(self) -> None:
         """Nothing is sent."""

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import iter_encoded
 from gym_fed.data.rows import Row, RowKind
+from gym_fed.training.model.output_head import reads_whole_logits
 from gym_fed.training.run.job import Job
 
 
@@ -108,8 +109,13 @@ class Algorithm(ABC):
     @classmethod
     def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
         """How the loss reads the vocabulary's logits: in tiles that are computed again backwards (TRL's
-        ``fused_lm_head``), all of a batch at once, or not at all."""
-        return "tiled"
+        ``fused_lm_head``), all of a batch at once, or not at all. The first is for some architectures only; a model
+        that is not on this machine counts as one of them."""
+        return "whole" if reads_whole_logits(config) else "tiled"
+
+    def packing(self, config: TrainingConfig) -> bool | Literal["bfd"]:
+        """The effective value of ``packing``: how rows share a sequence, if they do."""
+        return config.packing or False
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:

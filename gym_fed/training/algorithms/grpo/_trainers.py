@@ -11,12 +11,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from trl import GRPOTrainer, RLOOTrainer
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head
+from trl.trainer.utils import RepeatSampler
 
 from gym_fed.data.text_tokens import without_second_bos
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._combined import CombinedGrader
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.training.model.output_head import add_output_head
 from gym_fed.training.model.reference import copy_at_start, named_reference
 from gym_fed.training.trl_glue import adapter_is_idle, local
 
@@ -103,7 +104,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         """Weigh the divergence from a reference by ``beta``; None is the model itself with its adapter switched off."""
         self.beta = beta
         if reference is not None:
-            add_fused_lm_head(reference, temperature=self.temperature)
+            add_output_head(reference, temperature=self.temperature)
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     def _rollouts_file(self, folder: str) -> Path:

@@ -1,0 +1,175 @@
+"""Per-token log-probabilities without logits (TRL's fused head), for architectures where it is the model's own head.
+
+TRL's ``add_fused_lm_head`` repeats what a model does after its last layer: it multiplies by the head's weights, and
+scales and caps the logits by keys of the config that it knows by name. Where an architecture does something else (MPT's
+``logit_scale`` scales attention; RecurrentGemma's cap is called ``logits_soft_cap``; Granite-MoE counts its experts in
+``num_local_experts``), the loss would be another model's, or fail. It is used only for the architectures in ``FUSED``,
+and ``add_output_head`` reads the logits of the model's own forward pass for all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.row_counts import IGNORED
+from gym_fed.training.model.architecture import known_architecture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FUSED = frozenset(
+    {
+        *("apertus", "arcee", "bamba", "bloom", "cohere", "cohere2", "deepseek_v2", "ernie4_5"),
+        *("ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "falcon_mamba", "gemma", "gemma2", "gemma3_text"),
+        *("glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "helium"),
+        *(
+            "hunyuan_v1_dense",
+            "internlm3",
+            "jamba",
+            "lfm2",
+            "llama",
+            "mamba",
+            "mamba2",
+            "ministral",
+            "mistral",
+        ),
+        *("mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3"),
+        *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm"),
+        *("starcoder2", "xglm"),
+        *(
+            "gemma3",
+            "llava",
+            "qwen2_5_vl",
+            "qwen2_vl",
+            "qwen3_vl",
+        ),  # read images, and have a language model within
+    }
+)
+"""Model types for which a test finds the fused head's loss and gradients equal to those of the model's own forward.
+
+``tests/unit/training/test_output_head.py`` compares each of them, with all weights and with LoRA.
+"""
+
+
+def is_fused(model_config: Any) -> bool:
+    """Whether TRL's fused head computes what the model of a ``transformers`` config does."""
+    return str(model_config.model_type) in FUSED
+
+
+def reads_whole_logits(config: TrainingConfig) -> bool:
+    """Whether a run's model is known to be one whose own forward pass computes the logits of a batch at once."""
+    found = known_architecture(config)
+    return found is not None and not is_fused(found)
+
+
+def add_output_head(
+    model: Any,
+    temperature: float = 1.0,
+    cast_lm_head_to_fp32: bool = False,
+    outputs: tuple[str, ...] = ("log_probs",),
+) -> None:
+    """Make ``model(..., labels=labels, fused_lm_head=True)`` return TRL's ``FusedCausalLMOutput``.
+
+    Takes the arguments of TRL's ``add_fused_lm_head``, whose place it takes.
+    """
+    from trl.trainer.utils import add_fused_lm_head
+
+    if is_fused(model.config):
+        add_fused_lm_head(model, temperature, cast_lm_head_to_fp32, outputs)
+        return
+    own_forward = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: Any,
+        *args: Any,
+        fused_lm_head: bool = False,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Any = None,
+        **named: Any,
+    ) -> Any:
+        if not fused_lm_head:
+            given = {
+                "labels": labels,
+                "shift_labels": shift_labels,
+                "num_items_in_batch": num_items_in_batch,
+            }
+            return own_forward(*args, **named, **{key: v for key, v in given.items() if v is not None})
+        found = own_forward(*args, **{**named, "use_cache": False})
+        logits = found.logits
+        if shift_labels is None:
+            assert labels is not None  # what is scored
+            logits, shift_labels = logits[:, :-1], labels[:, 1:]
+        text = self.config.get_text_config()
+        return _scored(
+            logits, shift_labels, temperature, outputs, num_items_in_batch, _router_loss(found, text, named)
+        )
+
+    model.forward = types.MethodType(forward, model)
+
+
+@contextmanager
+def own_heads(trainer: type) -> Iterator[None]:
+    """Let a TRL trainer that is made in the block add heads by ``add_output_head``."""
+    name = "add_fused_lm_head"
+    modules = {sys.modules[base.__module__] for base in trainer.__mro__ if base.__module__.startswith("trl.")}
+    before = {module: getattr(module, name) for module in modules if hasattr(module, name)}
+    try:
+        for module in before:
+            setattr(module, name, add_output_head)
+        yield
+    finally:
+        for module, value in before.items():
+            setattr(module, name, value)
+
+
+def _router_loss(found: Any, text_config: Any, named: dict[str, Any]) -> tuple[Tensor, float] | None:
+    """The load-balancing loss of a mixture of experts as the model computes it, and its weight; None if unasked."""
+    if not named.get("output_router_logits", getattr(text_config, "output_router_logits", False)):
+        return None
+    loss = getattr(found, "aux_loss", None)
+    loss = found.logits.new_zeros(()) if loss is None else loss
+    return loss, float(getattr(text_config, "router_aux_loss_coef", 0.0))
+
+
+def _scored(
+    logits: Tensor,
+    labels: Tensor,
+    temperature: float,
+    outputs: tuple[str, ...],
+    num_items: Any,
+    router: tuple[Tensor, float] | None,
+) -> Any:
+    """TRL's output from ``[n, t, v]`` logits and the ``[n, t]`` labels of the same positions."""
+    import torch
+    from trl.trainer.utils import FusedCausalLMOutput
+
+    labels = labels.to(logits.device)
+    mask = labels != IGNORED
+    picked = logits[mask].float() / temperature
+    log_probs = picked.log_softmax(-1)
+    values = {"log_probs": log_probs.gather(-1, labels[mask][:, None])[:, 0]}
+    if "entropy" in outputs:
+        values["entropy"] = torch.special.entr(log_probs.exp()).sum(-1)
+    if "log_sum_sq_probs" in outputs:
+        values["log_sum_sq_probs"] = (2 * log_probs.detach()).logsumexp(-1)
+    if "mean_logits" in outputs:
+        values["mean_logits"] = picked.detach().mean(-1)
+    if "is_top1" in outputs:
+        values["is_top1"] = picked.argmax(-1) == labels[mask]
+    # The scatter keeps a batch without labels connected to the model.
+    laid = {name: value.new_zeros(mask.shape).masked_scatter(mask, value) for name, value in values.items()}
+    number = mask.sum().clamp(min=1) if num_items is None else num_items
+    loss = -laid["log_probs"].sum() / number
+    if router is not None:
+        loss = loss + router[1] * router[0]
+    return FusedCausalLMOutput(
+        loss=loss, label_mask=mask, aux_loss=None if router is None else router[0], **laid
+    )
