@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,19 +26,24 @@ _SOURCES = ("data", "eval_data")
 
 
 def split_flags(
-    words: Sequence[str], options: Mapping[str, bool], switches: Sequence[str] = (), lists: Sequence[str] = ()
+    words: Sequence[str],
+    options: Mapping[str, bool],
+    switches: Mapping[str, Collection[str]] | Sequence[str] = (),
+    lists: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, list[str]]]:
     """Words that a command knows, and the flags that it does not.
 
     Args:
         words: Behind the command.
         options: Its own options, and whether each takes a value.
-        switches: Keys that are true where no value follows.
+        switches: Keys that are true where no value follows; as a mapping, with the words that each takes besides
+            truth values.
         lists: Keys that take every value up to the next flag.
 
     Returns:
         The words that stay, and the values of each key.
     """
+    taken = switches if isinstance(switches, Mapping) else dict.fromkeys(switches, ())
     left: list[str] = []
     flags: dict[str, list[str]] = {}
     at = 0
@@ -57,7 +62,9 @@ def split_flags(
         key = name[2:].replace("-", "_")
         values = [value] if equals else []
         while not equals and at < len(words) and not words[at].startswith("--"):
-            if (values and key not in lists) or (key in switches and words[at].lower() not in _TRUTH):
+            if values and key not in lists:
+                break
+            if key in taken and words[at].lower() not in _TRUTH and words[at] not in taken[key]:
                 break
             values.append(words[at])
             at += 1
@@ -90,8 +97,13 @@ def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     from gym_fed.config.train.training import TrainingConfig
 
     fields = TrainingConfig.model_fields
-    switches = [name for name, field in fields.items() if bool in _members(field.annotation)]
-    left, flags = split_flags(words, options, [*switches, *_SWITCHES], _SOURCES)
+    members = {name: _members(field.annotation) for name, field in fields.items()}
+    switches: dict[str, Collection[str]] = {
+        name: [member for member in found if isinstance(member, str)]
+        for name, found in members.items()
+        if bool in found and str not in found  # a key that takes any text has the word behind it as its value
+    }
+    left, flags = split_flags(words, options, {**switches, **dict.fromkeys(_SWITCHES, ())}, _SOURCES)
     left = _without_pairs(left, options, flags)
     theirs = is_llamafactory(dict.fromkeys(flags, True))
     columns = [] if theirs else flags.pop("columns", [])

@@ -844,6 +844,28 @@ def test_columns_are_named_by_a_flag_for_every_file() -> None:
     assert as_settings(["run.yaml", *columns], {})[-1] == f"data.0.columns={json.dumps(named)}"
 
 
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (["--packing", "bfd"], ['packing="bfd"']),
+        (["--packing=bfd", "run.yaml"], ["run.yaml", 'packing="bfd"']),
+        (["--packing", "run.yaml"], ["run.yaml", "packing=true"]),
+        (["--packing", "false", "run.yaml"], ["run.yaml", "packing=false"]),
+        (["--packing", "bfd", "run.yaml"], ["run.yaml", 'packing="bfd"']),
+        (
+            ["--resume-from-checkpoint", "a/checkpoints/checkpoint-4"],
+            ['resume_from_checkpoint="a/checkpoints/checkpoint-4"'],
+        ),
+        (["run.yaml", "--resume-from-checkpoint"], ["run.yaml", "resume_from_checkpoint=true"]),
+        (["run.yaml", "--resume-from-checkpoint", "no"], ["run.yaml", "resume_from_checkpoint=false"]),
+    ],
+)
+def test_a_switch_that_takes_words_too_has_the_one_behind_it(words: list[str], settings: list[str]) -> None:
+    from gym_fed.compat.flags import as_settings
+
+    assert [word for word in as_settings(words, {}) if word != "--set"] == settings
+
+
 def test_words_of_one_class_are_no_words_of_another() -> None:
     assert re.search("unexpected keyword|not permitted", _error(lambda: ServingConfig(use_unsloth=True)))  # type: ignore[call-arg]
     assert not hasattr(SimpleNamespace(), "fit")
