@@ -43,13 +43,15 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
 
     Raises:
         GymError: ``MODEL_INVALID`` when the model cannot have a feature; ``CONFIG_INVALID`` for an algorithm that does
-            not go with what it has.
+            not go with what it has, and for packing that it cannot have.
     """
     from gym_fed.training.features.mixture_of_depths import check_routed
+    from gym_fed.training.rows.packing import require_packable
 
     for feature in active_features(config).values():
         feature.apply(model, config)
     check_routed(model, config)
+    require_packable(model.config, config)
     return model
 
 

@@ -56,15 +56,13 @@ class Sft(Algorithm):
     @classmethod
     def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
         own = loss_arguments(config)[1]
-        return "tiled" if own is None and config.privacy is None else "whole"
+        return super().logits(config) if own is None and config.privacy is None else "whole"
 
     def check(self, config: TrainingConfig) -> None:
         check_token_loss(config)
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        assistant_only = self.assistant_only(config)
-        default = self.packing_default and not assistant_only
-        packing = default if config.packing is None else config.packing
+        assistant_only, packing = self.assistant_only(config), self.packing(config)
         if is_processor(tokenizer):
             require_plain_loss(config)
             if config.privacy is not None:
@@ -131,6 +129,10 @@ class Sft(Algorithm):
             **job.datasets(),
             **more,
         )
+
+    def packing(self, config: TrainingConfig) -> bool | Literal["bfd"]:
+        default = self.packing_default and not self.assistant_only(config)
+        return default if config.packing is None else config.packing
 
     def assistant_only(self, config: TrainingConfig) -> bool:
         """Whether prompts are left out of what is learned."""

@@ -1,10 +1,15 @@
-"""Whole rows that share a row of tokens, without seeing each other; TRL's best-fit-decreasing packing."""
+"""Rows that share a sequence: which models can have them, and TRL's best-fit-decreasing packing of whole rows."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import Encoded
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.modeling.attention_state import ISOLATES_ROWS, carried_state
+from gym_fed.training.model.architecture import known_architecture
 from gym_fed.training.trl_glue import quiet_datasets
 
 
@@ -25,3 +30,56 @@ def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
     columns = {key: [row[key] for row in rows] for key in ("input_ids", "labels")}
     with quiet_datasets():
         return [dict(row) for row in pack_dataset(Dataset.from_dict(columns), max_length, "bfd")]
+
+
+def check_packing(config: TrainingConfig) -> None:
+    """Refuse packing for a run whose model cannot have it, before the model is loaded.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming the architecture and the remedy.
+    """
+    if _packing(config) and (found := known_architecture(config)) is not None:
+        require_packable(found, config)
+
+
+def require_packable(model_config: Any, config: TrainingConfig) -> None:
+    """Refuse packing for a model in which one row of a sequence changes what it must not change in the next one.
+
+    With ``True`` the rows of a sequence see each other by attention, which is what that value means; a state that is
+    carried along would mix them as well, and its code reads padding and positions differently. With ``bfd`` rows must
+    give the loss and the gradient that they give alone.
+
+    Args:
+        model_config: The model's ``transformers`` config.
+        config: The run's.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming the architecture and the remedy.
+    """
+    if not (packing := _packing(config)):
+        return
+    value, kind = str(packing).lower(), model_config.model_type
+    if (state := carried_state(model_config)) is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"packing: {value}: {kind} carries state from token to token ({state}), which would leak into the next row",
+            "set packing: false",
+        )
+    routed = config.mixture_of_depths or getattr(model_config, "mixture_of_depths", None)
+    if packing == "bfd" and routed:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "packing: bfd: the routers of mixture_of_depths choose among the tokens of all packed rows",
+            "set packing: false, or packing: true, whose rows see each other",
+        )
+    if packing == "bfd" and kind not in ISOLATES_ROWS:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"packing: bfd: {kind} is not one of the architectures whose packed rows were found not to see each other",
+            "set packing: false, or packing: true, whose rows see each other",
+        )
+
+
+def _packing(config: TrainingConfig) -> bool | Literal["bfd"]:
+    value: bool | Literal["bfd"] = ALGORITHMS.new(config.algorithm).packing(config)
+    return value

@@ -34,6 +34,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     from gym_fed.training.processes.group import world_size
     from gym_fed.training.processes.sharding import check_distributed
     from gym_fed.training.rows.batch_size import check_batch_size
+    from gym_fed.training.rows.packing import check_packing
     from gym_fed.training.rows.tokenized import check_tokenized
     from gym_fed.training.run.spikes import check_spikes
 
@@ -44,6 +45,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     check_distributed(config, processes)
     check_privacy(config, processes)
     ALGORITHMS.new(config.algorithm).check(config)
+    check_packing(config)
     TUNING.new(config.finetuning).check(config)
     check_quantization(config)
     check_adapters(config)
