@@ -192,11 +192,76 @@ def other_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_teacher_of_another_vocabulary_is_refused_with_both_sizes(
     other_vocabulary: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(GymError, match=r"has 263 tokens, the student's 262") as caught:
+    with pytest.raises(
+        GymError, match=r"has 263 tokens, the student's 262; id 262 is '<\|extra\|>' there and no token here"
+    ) as caught:
         Trainer(new_student(tmp_path / "run", section={"teacher": str(other_vocabulary)})).train(ROWS)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "sequence_distillation" in caught.value.hint
     assert not (tmp_path / "run").exists()
+
+
+def test_the_first_token_that_differs_is_named() -> None:
+    from gym_fed.training.algorithms.distillation.distillation import _first_difference
+
+    ours = {"a": 0, "b": 1, "c": 2}
+    assert _first_difference(ours, dict(ours)) is None
+    assert _first_difference(ours, {"a": 0, "c": 1, "b": 2}) == "id 1 is 'c' there and 'b' here"
+    assert _first_difference(ours, {"a": 0, "b": 1}) == "id 2 is no token there and 'c' here"
+    assert _first_difference(ours, {**ours, "\u202e": 7}) == r"id 7 is '\\u202e' there and no token here"
+
+
+def padded_model(rows: int, folder: Path) -> Path:
+    """gym-nano with ``rows`` of embeddings, of which those behind its tokens are large random numbers."""
+    loaded = load_model("gym-nano")
+    known = len(loaded.tokenizer)
+    loaded.model.resize_token_embeddings(rows)
+    torch.manual_seed(rows)
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight[known:] = torch.randn(
+            rows - known, loaded.model.config.hidden_size
+        )
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("sizes", [(262, 300), (300, 262), (280, 300), (300, 300)])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_padding_rows_of_embeddings_are_left_out_of_both_distributions(
+    sizes: tuple[int, int], beta: float, tmp_path: Path
+) -> None:
+    from gym_fed.data.encoding import IGNORED, encode_rows
+
+    student, teacher = (padded_model(size, tmp_path / name) for size, name in zip(sizes, "st", strict=True))
+    loaded = load_model(str(student))
+    with torch.no_grad():  # otherwise both would be the same
+        loaded.model.model.norm.weight.mul_(0.7)
+    loaded.model.save_pretrained(student)
+    total, count = 0.0, 0
+    theirs = load_model(str(teacher)).model
+    for row in encode_rows(loaded.tokenizer, ROWS[:8], max_length=64):
+        ids = torch.tensor([row["input_ids"]])
+        with torch.inference_mode():
+            logits = [model(ids).logits[0, :-1, :262].double() for model in (loaded.model, theirs)]
+        q, p = (one.softmax(-1) for one in logits)
+        m = beta * p + (1 - beta) * q
+        first = (p * (p / (q if beta == 0 else m)).log()).sum(-1)
+        second = (q * (q / (p if beta == 1 else m)).log()).sum(-1)
+        divergences = first if beta == 0 else second if beta == 1 else beta * first + (1 - beta) * second
+        labelled = torch.tensor(row["labels"][1:]) != IGNORED
+        total, count = total + float(divergences[labelled].sum()), count + int(labelled.sum())
+    section = {"teacher": str(teacher), "beta": beta, "lmbda": 0.0}
+    settings = config(tmp_path / "run", model=str(student), max_steps=1, section=section)
+    result = Trainer(settings).train(ROWS[:8])
+    assert result.losses[0] == pytest.approx(total / count, rel=1e-4)
+
+
+def test_a_student_with_more_padding_than_its_teacher_never_writes_a_padding_token(tmp_path: Path) -> None:
+    student = padded_model(400, tmp_path / "s")
+    section = {"teacher": "gym-nano", "lmbda": 1.0, "max_completion_length": 8, "temperature": 5.0}
+    result = Trainer(config(tmp_path / "run", model=str(student), max_steps=2, section=section)).train(ROWS)
+    assert result.steps == 2
 
 
 def test_what_cannot_be_distilled_is_refused_before_anything_is_written(tmp_path: Path) -> None:

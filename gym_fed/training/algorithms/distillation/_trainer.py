@@ -36,13 +36,25 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
     Args:
         args: As for ``GKDTrainer``.
         divergence: Of ``[n, vocabulary]`` logits of the student and of the teacher, summed over ``n``.
+        tokens: The columns of both models' logits that are tokens; the others are padding.
         kwargs: As for ``GKDTrainer``.
     """
 
-    def __init__(self, *args: Any, divergence: Callable[[Tensor, Tensor], Tensor], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        divergence: Callable[[Tensor, Tensor], Tensor],
+        tokens: slice | list[int],
+        **kwargs: Any,
+    ) -> None:
         self._divergence = divergence
+        self._tokens = tokens
         tokenizer = kwargs["processing_class"]
         super().__init__(*args, data_collator=PromptedRows(tokenizer.pad_token_id or 0), **kwargs)
+        columns = range(self.model.config.get_text_config().vocab_size)
+        padding = sorted({*columns} - {*(columns[tokens] if isinstance(tokens, slice) else tokens)})
+        if padding:  # the teacher need not have rows for them
+            self.generation_config.suppress_tokens = padding
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"tokens": (batch["labels"][:, 1:] != IGNORED).sum()}
@@ -75,7 +87,8 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         with torch.no_grad():
             wanted = self.teacher_model(**given, use_cache=False).logits
         labelled = inputs["labels"][:, 1:] != IGNORED
-        total = self._divergence(outputs.logits[:, :-1][labelled], wanted[:, :-1][labelled])
+        student, teacher = (logits[:, :-1][labelled][:, self._tokens] for logits in (outputs.logits, wanted))
+        total = self._divergence(student, teacher)
         number = labelled.sum()
         loss = total / number.clamp(min=1) * self.share("tokens", number)
         if self.model.training:

@@ -17,6 +17,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import IGNORED
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
 from gym_fed.training.run.job import Job
@@ -64,12 +65,12 @@ class Distillation(Algorithm):
 
         settings = self.settings(config)
         ours, theirs = tokenizer.get_vocab(), load_tokenizer(settings.teacher).get_vocab()
-        if ours != theirs:
-            differ = f"{len(theirs)} tokens, the student's {len(ours)}"
-            if len(ours) == len(theirs):
-                differ += ", but not the same ones"
+        if (differs := _first_difference(ours, theirs)) is not None:
             raise GymError(
-                ErrorCode.CONFIG_INVALID, f"distillation.teacher: {settings.teacher} has {differ}", _HINT
+                ErrorCode.CONFIG_INVALID,
+                f"distillation.teacher: {settings.teacher} has {len(theirs):,} tokens, the student's {len(ours):,}; "
+                f"{differs}",
+                _HINT,
             )
         encoded = _Sft().encode(config, tokenizer, rows)
         for number, row in enumerate(encoded, start=1):
@@ -105,6 +106,7 @@ class Distillation(Algorithm):
             model=job.model,
             teacher_model=_teacher(job, settings),
             divergence=partial(divergence, beta=settings.beta, temperature=settings.temperature),
+            tokens=token_columns(job.tokenizer),
             args=arguments,
             processing_class=job.tokenizer,
             callbacks=job.callbacks,
@@ -160,11 +162,36 @@ def _teacher(job: Job, settings: DistillationSettings) -> Any:
         device=str(next(job.model.parameters()).device),
     ).model
     teacher.requires_grad_(False)
-    ours, theirs = (m.config.get_text_config().vocab_size for m in (job.model, teacher))
-    if ours != theirs:
+    rows = teacher.config.get_text_config().vocab_size
+    if (largest := max(job.tokenizer.get_vocab().values())) >= rows:
         raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"distillation.teacher: {settings.teacher} gives {theirs} logits per token, the student {ours}",
-            _HINT,
+            ErrorCode.MODEL_INVALID,
+            f"distillation.teacher: {settings.teacher} has {rows:,} rows of embeddings, and its tokenizer ids up to "
+            f"{largest:,}",
+            "restore its weights and tokenizer, or choose another teacher",
         )
+    # TRL refuses other numbers of padding rows by this key, which nothing else reads in a model that is not saved.
+    teacher.config.get_text_config().vocab_size = job.model.config.get_text_config().vocab_size
     return teacher.eval()
+
+
+def token_columns(tokenizer: Any) -> slice | list[int]:
+    """The columns of logits that are tokens of the tokenizer.
+
+    Models of one family pad their embeddings to different sizes (Qwen2.5 has 151,665 tokens, and 151,936 rows at 0.5B
+    and 152,064 at 7B). The logits of padding rows belong to no token and are never trained, so they are left out of
+    the softmax of teacher and student.
+    """
+    ids = sorted(set(tokenizer.get_vocab().values()))
+    return slice(len(ids)) if ids[-1] == len(ids) - 1 else ids
+
+
+def _first_difference(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
+    """Describe the lowest id that is not the same token in both vocabularies; None for equal ones."""
+    student, teacher = ({number: token for token, number in vocab.items()} for vocab in (ours, theirs))
+    for number in sorted({*student, *teacher}):
+        one, other = student.get(number), teacher.get(number)
+        if one != other:
+            said = ("no token" if token is None else repr(plain(token, 40)) for token in (other, one))
+            return "id {} is {} there and {} here".format(number, *said)
+    return None if ours == theirs else "a token has two ids"
