@@ -30,7 +30,7 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_TELLING: dict[str, Any] = {
+_SCALES: dict[str, Any] = {
     **dict.fromkeys(("logit_scale", "output_multiplier", "lm_head_multiplier"), 0.3),
     "logits_scaling": 3.0,
     **dict.fromkeys(("final_logit_softcapping", "logits_soft_cap"), 0.5),
@@ -62,7 +62,7 @@ def tiny_config(model_type: str, **changes: Any) -> Any:
 
     made = CONFIG_MAPPING[model_type]
     default = made()
-    values = {key: value for key, value in {**_SIZES, **_TELLING}.items() if hasattr(default, key)}
+    values = {key: value for key, value in {**_SIZES, **_SCALES}.items() if hasattr(default, key)}
     kinds = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
     if len(kinds) > 1:
         values |= {"layer_types": kinds, "num_hidden_layers": len(kinds)}
@@ -71,7 +71,7 @@ def tiny_config(model_type: str, **changes: Any) -> Any:
 
 
 def tiny_model(model_type: str, **changes: Any) -> Any:
-    """A model of ``tiny_config``, the same one at every call, with weights large enough to tell tokens apart."""
+    """A model of ``tiny_config``, the same one at every call, with weights large enough to distinguish tokens."""
     import torch
     from transformers import AutoModelForCausalLM
 
