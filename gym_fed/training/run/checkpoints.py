@@ -22,7 +22,7 @@ _DAMAGED = "damaged-"
 def seal(checkpoint: Path) -> None:
     """Write the sizes and SHA-256 digests of all files of a complete checkpoint next to them.
 
-    The files are streamed. One GiB takes 0.7 s on a CPU with SHA instructions, while it is still in the page cache.
+    The files are streamed. One GiB takes about a second on a CPU with SHA instructions, while it is in the page cache.
     """
     files = {
         file.relative_to(checkpoint).as_posix(): {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
