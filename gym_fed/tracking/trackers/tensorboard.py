@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
+
+log = logging.getLogger("gym_fed")
 
 
 class TensorBoard(Tracker):
@@ -20,6 +24,7 @@ class TensorBoard(Tracker):
         self._from_step = run.from_step
         self._config: str | None = None
         self._writer: Any = None
+        self._hook: Callable[[threading.ExceptHookArgs], object] = threading.excepthook
 
     def log_config(self, config: Mapping[str, Any]) -> None:
         import yaml
@@ -35,6 +40,7 @@ class TensorBoard(Tracker):
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+            threading.excepthook = self._hook
 
     def _add(self, **values: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -42,6 +48,7 @@ class TensorBoard(Tracker):
 
         if self._writer is None:
             again = self._folder.exists() and any(self._folder.iterdir())
+            self._hook, threading.excepthook = threading.excepthook, self._writer_failed
             self._writer = EventFileWriter(str(self._folder), flush_secs=10)
             if again and self._from_step is not None:
                 # TensorBoard then ignores what earlier files have of this step and later ones.
@@ -52,6 +59,13 @@ class TensorBoard(Tracker):
             if self._config is not None:
                 self._writer.add_event(_text_event("config", self._config))
         self._writer.add_event(Event(wall_time=time.time(), **values))
+
+    def _writer_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Report an error of the writer's thread in one line; it is raised again when the next event is added."""
+        if type(failure.thread).__module__ == "tensorboard.summary.writer.event_file_writer":
+            log.warning("%s: events cannot be written: %s", self._folder, failure.exc_value)
+        else:
+            self._hook(failure)
 
 
 def _text_event(tag: str, text: str) -> Any:

@@ -96,13 +96,25 @@ class EarlyStop(TrainerCallback):
 
         Returns:
             Its step; None when there was no evaluation or ``restore_best`` is off.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` when the file of these weights is missing or damaged.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         best = self.best_step(state)
         if best is None or not self._settings.restore_best:
             return None
-        kept = load_file(str(self._file(best)))
+        file = self._file(best)
+        try:
+            kept = load_file(str(file))
+        except (OSError, SafetensorError) as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{file}: the weights of the best evaluation cannot be read: {error}",
+                "restore the file, or pass --overwrite to delete the run and start again",
+            ) from error
         for name, weight in self._trained():
             weight.data.copy_(kept[name])
         return best

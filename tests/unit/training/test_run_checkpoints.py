@@ -186,3 +186,21 @@ def test_what_callbacks_add_to_a_checkpoint_is_sealed_too(
     assert state in json.loads((checkpoint / SEAL).read_text())["files"]
     truncate(checkpoint / state)
     assert (damage(checkpoint) or "").startswith(state)
+
+
+def test_weights_of_the_best_evaluation_that_are_damaged_are_named(tiny_base: Path, tmp_path: Path) -> None:
+    from gym_fed.data import generate
+
+    def spoil(step: int, *_: Any) -> None:
+        if step == 6:
+            for file in (tmp_path / "run/best").iterdir():
+                truncate(file)
+
+    stopping = {"patience": 9, "min_delta": 100.0}  # the first evaluation stays the best
+    changes = {**common(tiny_base, "lora"), "eval_steps": 2, "early_stopping": stopping}
+    config = settings(tmp_path / "run", **changes)
+    with pytest.raises(
+        GymError, match=r"best/step-\d\.safetensors: the weights of the best evaluation"
+    ) as caught:
+        Trainer(config, on_step=spoil).train(ROWS, generate("copy", 4, seed=3))
+    assert caught.value.code is ErrorCode.STATE_CORRUPT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,24 @@ def test_a_disk_that_is_full_when_rows_are_tokenized_is_named(tiny_base: Path, s
     assert caught.value.code is ErrorCode.DISK_FULL
     ballast.unlink()
     assert preprocess(config)[0].learned == 2000
+
+
+def test_a_disk_that_is_full_when_figures_are_logged_is_named_without_a_trace_of_a_thread(
+    tiny_base: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ballast: list[Path] = []
+
+    def fill_at(step: int, *_: Any) -> None:
+        if step == 3:
+            ballast.append(fill(small_disk, 0))
+
+    config = settings(small_disk / "run", **common(tiny_base, save_steps=0, max_steps=2000, logging_steps=1))
+    hook = threading.excepthook
+    with pytest.raises(GymError, match=r"no space is left for .*run") as caught:
+        Trainer(config, on_step=fill_at).train(ROWS)
+    assert caught.value.code is ErrorCode.DISK_FULL
+    assert "Traceback" not in capfd.readouterr().err
+    assert threading.excepthook is hook
 
 
 def test_what_torch_raises_on_a_full_disk_is_known_as_such_and_other_errors_are_not(small_disk: Path) -> None:
