@@ -11,7 +11,7 @@ from gym_fed.tables import TextTable
 ERRORS = 2
 """A task counts as lost where it fell by more than this many standard errors: twenty tasks are compared at once."""
 WHY = (
-    "Why: all weights of the base ({weights:,}) already serve its tasks, so learning a task overwrites part of another.\n"
+    "Why: the base has {weights:,} weights, and its tasks use all of them: a new task overwrites part of the others.\n"
     "What helps: a larger base, or one variant per task (gym variant create), which leaves the base as it is."
 )
 

@@ -174,7 +174,7 @@ class Aggregator(Rule):
         if count < self.minimum(malicious):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"too few updates ({count}) for aggregator {self.name!r} to withstand "
+                f"{count} updates are too few for aggregator {self.name!r} to withstand "
                 f"num_malicious_nodes: {malicious}, which takes {self.minimum(malicious)}",
                 "wait for more contributors, or lower num_malicious_nodes",
             )

@@ -70,7 +70,7 @@ def test_ctrl_c_says_how_far_it_came(source: Path, monkeypatch: pytest.MonkeyPat
     done = CliRunner().invoke(app, ["batch", str(source), str(source.parent / "out.jsonl")])
     assert isinstance(done.exception, GymError)
     assert done.exception.code is ErrorCode.INTERRUPTED
-    assert "0 of 1 requests are answered" in done.exception.message
+    assert "answered 0 of 1 request" in done.exception.message
 
 
 def test_a_request_for_an_unknown_model_leaves_no_output(source: Path) -> None:

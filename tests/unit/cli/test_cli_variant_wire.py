@@ -134,7 +134,7 @@ def test_the_list_shows_each_what_is_theirs_to_know(ann: Person, bob: Person, de
     shown = [row["variant"] for row in bob.ask("hub", "list") if row["owner"] == ann.account]
     assert shown == ["poet"]
     text = ann.run("hub", "list").stdout
-    assert "1 others" in text
+    assert "1 other" in text
     assert "you alone" in text
     ann.ask("hub", "remove", "poet")
     bob.refused(ErrorCode.NOT_FOUND, "pull", "poet", "--user", ann.account)
