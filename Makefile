@@ -3,11 +3,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-VENV := .venv
+# A Python that is named on the command line gets an environment of its own: make test PYTHON=python3.13.
+VENV := $(if $(filter command,$(firstword $(origin PYTHON))),.venvs/$(notdir $(PYTHON)),.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := gym_quant gym_fed gym_server gym_client
-# The first Python on the PATH that is 3.11 or newer; 3.11 is what the project is tried with.
+# The first Python on the PATH that is 3.11 or newer; docs/install.md says which ones were tried.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 # Extra words for pip, such as an index that has the CPU builds of torch.
@@ -36,7 +37,7 @@ install: $(STAMP) ## Make .venv and install the project into it, editable, with 
 	@echo '    source $(VENV)/bin/activate'
 
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard quant/csrc/*)
-	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the PATH; name one: make install PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the PATH; name one in every command: make install PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	# torch by its exact release first: an open requirement could pick a newer one with gigabytes of CUDA libraries.
 	$(PIP_INSTALL) torch==2.13.0

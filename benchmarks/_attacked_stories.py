@@ -81,7 +81,7 @@ def measure(report: Report, shared: Path, quick: bool) -> None:
                     deltas = [_trained(model, text, lr, steps, seed) for seed, text in enumerate(texts)]
                     _merged(model, deltas, rule, attack, Path(folder), number)
             found[rule] = loss_of(model, held)
-            print(f"{rule} under {attack}: {base:.3f} > {found[rule]:.3f} nats", file=sys.stderr, flush=True)
+            print(f"{rule} under {attack}: {base:.3f} -> {found[rule]:.3f} nats", file=sys.stderr, flush=True)
         what = f"stories260K, {attack} by {MALICIOUS} of {CONTRIBUTORS}: held-out loss"
         report.compare(what, found[DEFAULT], found["mean"], unit="nats", better="lower")
         below = f"stories260K under {attack}: held-out loss, against the base's"

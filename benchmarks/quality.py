@@ -141,7 +141,7 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str
     """All variants of one fine-tune."""
     points: list[dict[str, Any]] = []
     base, tuned = case.losses
-    gain = f"held-out loss {base:.3f} > {tuned:.3f} nats in {case.steps} steps"
+    gain = f"held-out loss {base:.3f} -> {tuned:.3f} nats in {case.steps} steps"
     progress(f"{case.name}: {gain}, {len(case.calibration)} rows of calibration text")
     with tempfile.TemporaryDirectory(prefix="gym-quality-") as name:
         out = Path(name) / "variant.gymdelta"
@@ -169,7 +169,7 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str
                 }
             )
             progress(
-                f"  {variant.name}: {made.bits_per_weight:.3f} bits, {before:.1f} > {after:.1f}%, {seconds:.0f} s"
+                f"  {variant.name}: {made.bits_per_weight:.3f} bits, {before:.1f} -> {after:.1f}%, {seconds:.0f} s"
             )
         for label, policy in (
             ("dense bfloat16", CodecPolicy(codec="dense", error_feedback=False)),

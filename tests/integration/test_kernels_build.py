@@ -45,6 +45,15 @@ def test_make_install_reports_absent_kernels_and_what_that_slows(tmp_path: Path)
     assert "source .venv/bin/activate" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "environment"), [([], ".venv"), (["PYTHON=/opt/bin/python3.13"], ".venvs/python3.13")]
+)
+def test_a_python_that_is_named_has_an_environment_of_its_own(words: list[str], environment: str) -> None:
+    command = ["make", "--dry-run", "test", *words]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f" {environment}/bin/python -m pytest" in said
+
+
 def _made(folder: Path) -> str:
     done = subprocess.run(
         ["make", "--no-print-directory", "install"], cwd=folder, capture_output=True, text=True

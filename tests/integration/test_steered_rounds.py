@@ -82,7 +82,7 @@ def test_a_federation_is_paused_retuned_and_taken_back_and_its_ledger_stays_true
     federation.join("ann")
     hub.ask("resume")
     federation.wait_for_next_version()
-    assert "recipe.max_steps: 3 > 2" in federation.log("ann")
+    assert "recipe.max_steps: 3 -> 2" in federation.log("ann")
 
     # Who accepted these terms is not asked again, and trains nothing under others.
     federation.pause()
@@ -94,7 +94,7 @@ def test_a_federation_is_paused_retuned_and_taken_back_and_its_ledger_stays_true
     hub.ask("resume")
     assert ann.wait(timeout=2 * SECONDS) == ErrorCode.TERMS_CHANGED.exit_code
     said = federation.log("ann")
-    assert "recipe.max_steps: 2 > 4" in said
+    assert "recipe.max_steps: 2 -> 4" in said
     accept = said.rpartition("--accept ")[2].split()[0].strip("()")
     assert accept.startswith("terms:")
 

@@ -65,6 +65,6 @@ def falls(**settings: Any) -> Callable[[str, Path], str]:
 
     def run(device: str, folder: Path) -> str:
         losses = trained(device, folder, **settings).losses
-        return f"loss {losses[0]:.3f} > {losses[-1]:.3f} in {len(losses)} steps"
+        return f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} steps"
 
     return run

@@ -107,7 +107,7 @@ def grpo(device: str, folder: Path) -> str:
 def batch_size(device: str, folder: Path) -> str:
     """The search for the largest batch that fits a budget ends with one."""
     result = trained(device, folder, auto_batch_size={"memory_gib": 2.0}, gradient_accumulation_steps=1)
-    return f"loss {result.losses[0]:.3f} > {result.losses[-1]:.3f}"
+    return f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f}"
 
 
 CHECKS = (

@@ -127,7 +127,7 @@ def federation_round(device: str, folder: Path) -> str:
     found = ask(folder, "rounds")
     assert states == ["committed"], states
     assert len(found[0]["updates"]) == len(names), found
-    return f"held-out loss {found[0]['heldout_before']:.3f} > {found[0]['heldout_after']:.3f}"
+    return f"held-out loss {found[0]['heldout_before']:.3f} -> {found[0]['heldout_after']:.3f}"
 
 
 def _run(command: list[Any]) -> None:

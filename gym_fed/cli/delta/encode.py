@@ -153,7 +153,7 @@ def _show(report: QuantReport) -> None:
         found = report.distillation
         console.out.print(
             f"distilled {counted(found.num_scales, 'scale')} in {counted(found.steps, 'step')}, {found.seconds:.1f} s: "
-            f"{found.loss} {found.loss_before:.4f} > {found.loss_after:.4f}"
+            f"{found.loss} {found.loss_before:.4f} -> {found.loss_after:.4f}"
         )
     else:
         console.out.print("not distilled: no --data, or distill_steps=0")

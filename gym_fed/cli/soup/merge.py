@@ -319,7 +319,7 @@ def _show(report: dict[str, Any]) -> None:
     if averaged := report["found"].get("merged_by_mean"):
         console.out.print(f"no statistics, so merged by mean: {', '.join(averaged)}")
     for key, losses in report["losses"].items():
-        console.out.print(f"{key}: loss {losses['base']:.4f} > {losses['soup']:.4f}")
+        console.out.print(f"{key}: loss {losses['base']:.4f} -> {losses['soup']:.4f}")
     codecs = ", ".join(f"{name} {count}" for name, count in sorted(report["codecs"].items()))
     console.out.print(
         f"norm {report['norm']:.4g}, {report['size_bytes']:,} bytes, {report['bits_per_weight']:.3f} bits per weight; "

@@ -62,7 +62,7 @@ def change(
             check_at_start(fed)
         entry = fed.recipes.record(known, kept, before, after, reason)
     lines = [
-        plain(f"{key}: {_shown(one['before'])} > {_shown(one['after'])}", 1000)
+        plain(f"{key}: {_shown(one['before'])} -> {_shown(one['after'])}", 1000)
         for key, one in entry["changes"].items()
     ]
     print_result(as_json, entry, *lines, "it holds from the next round on; contributors are asked again")

@@ -214,7 +214,7 @@ def _evaluated_lines(entry: dict[str, Any]) -> Iterator[str]:
     for suite in entry["body"]["suites"]:
         for name, task in suite["tasks"].items():
             text = (
-                f"{suite['suite']}: {name} {task['metric']} {task['before']:.4f} > {task['after']:.4f}, drop "
+                f"{suite['suite']}: {name} {task['metric']} {task['before']:.4f} -> {task['after']:.4f}, drop "
                 f"{task['drop']:.4f}, at least {task['bound']:.4f} (allowed {suite['max_drop']:g}), "
                 f"{task['num_samples']} of {counted(task['total_rows'], 'row')}"
             )
@@ -231,7 +231,7 @@ def _round_title(line: dict[str, Any]) -> str:
     if line["version"] is not None:
         text += f", version {line['version']}, soup {line['soup_bytes']:,} bytes"
     if line["heldout_before"] is not None:
-        text += f", held-out loss {line['heldout_before']:.3f} > {line['heldout_after']:.3f}"
+        text += f", held-out loss {line['heldout_before']:.3f} -> {line['heldout_after']:.3f}"
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(line["verdicts"].items()))
     return (
         text

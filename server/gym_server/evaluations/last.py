@@ -36,5 +36,5 @@ def last_evaluation_line(found: dict[str, Any]) -> str:
     before, after = (sum(task[side] for task in tasks.values()) / len(tasks) for side in ("before", "after"))
     return (
         f"evaluated in round {found['server_round']} ({found['outcome']}): mean of {counted(len(tasks), 'task')} "
-        f"{before:.3f} > {after:.3f}"
+        f"{before:.3f} -> {after:.3f}"
     )

@@ -200,7 +200,7 @@ def test_a_greedy_soup_lists_who_joined(folder: Path, tiny_base: Path, tmp_path:
     assert any("3.gymdelta" in line for line in refused), done.output
     base = load_model(str(tiny_base))
     loss = heldout_loss(base.model, base.tokenizer, [json.loads(line) for line in TEXT.splitlines()])
-    assert any(line.startswith(f"heldout: loss {loss:.4f} > ") for line in lines)
+    assert any(line.startswith(f"heldout: loss {loss:.4f} -> ") for line in lines)
 
 
 def test_the_gate_forbids_a_soup_that_does_worse_and_leaves_no_trace(

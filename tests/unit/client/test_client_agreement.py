@@ -69,7 +69,7 @@ def test_a_task_on_another_base_is_a_change_of_terms(home: Home) -> None:
     with pytest.raises(GymError) as caught:
         agreement(home, asked).require(task().model_copy(update={"base_digest": other}))
     assert caught.value.code is ErrorCode.TERMS_CHANGED
-    assert asked.renewals[0].changes == (f'base: "{DIGEST}" > "{other}"',)
+    assert asked.renewals[0].changes == (f'base: "{DIGEST}" -> "{other}"',)
 
 
 def test_a_hub_that_makes_its_terms_long_takes_no_more_room_than_others(home: Home) -> None:
@@ -108,14 +108,14 @@ def test_changed_terms_are_asked_for_once_and_remembered_for_the_next_join(home:
     first.require(task(max_steps=40))
     first.require(task(max_steps=40))
     (renewal,) = asked.renewals
-    assert renewal.changes == ("recipe.max_steps: 50 > 40",)
+    assert renewal.changes == ("recipe.max_steps: 50 -> 40",)
     for known in (terms(), terms(max_steps=40)):
         assert agreement(home, asked, known).is_known()
     first.require(task())  # back to what was agreed to before
     assert len(asked.renewals) == 1
     for other in (terms(max_steps=41), terms("other rows"), terms(server="s" + "1" * 16)):
         assert not agreement(home, asked, other).is_known()
-    assert agreement(home, asked, terms(max_steps=41)).news() == ["recipe.max_steps: 40 > 41"]
+    assert agreement(home, asked, terms(max_steps=41)).news() == ["recipe.max_steps: 40 -> 41"]
 
 
 def test_who_does_not_agree_gets_the_command_and_is_asked_again(home: Home) -> None:
@@ -128,7 +128,7 @@ def test_who_does_not_agree_gets_the_command_and_is_asked_again(home: Home) -> N
         name = terms(codec="int4", max_steps=40).name
         assert refused.value.hint == f"to accept exactly this: gym-client join --accept {name}"
     assert len(asked.renewals) == 2
-    assert asked.renewals[0].changes == ('codec.codec: "bitdelta" > "int4"', "recipe.max_steps: 50 > 40")
+    assert asked.renewals[0].changes == ('codec.codec: "bitdelta" -> "int4"', "recipe.max_steps: 50 -> 40")
     assert not home.consents_path.exists()
 
 
@@ -176,9 +176,9 @@ def test_changes_are_printed_before_they_are_accepted(
 
 
 def test_a_program_reads_what_changed_and_how_to_accept_it(capsys: pytest.CaptureFixture[str]) -> None:
-    TerminalConsent(False, True).renewed(Renewal("terms:x", ("recipe.max_steps: 50 > 40",)))
+    TerminalConsent(False, True).renewed(Renewal("terms:x", ("recipe.max_steps: 50 -> 40",)))
     assert json.loads(capsys.readouterr().out) == {
         "event": "terms-changed",
         "accept": "terms:x",
-        "changes": ["recipe.max_steps: 50 > 40"],
+        "changes": ["recipe.max_steps: 50 -> 40"],
     }

@@ -41,7 +41,7 @@ class Collecting:
 
     def decline(self, message_id: str, code: ErrorCode = ErrorCode.TERMS_CHANGED) -> None:
         """As a client does; then what the strategy hears of it."""
-        self.client.call("Submit", to_refusal(message_id, GymError(code, "recipe.max_steps: 3 > 4")))
+        self.client.call("Submit", to_refusal(message_id, GymError(code, "recipe.max_steps: 3 -> 4")))
         self.strategy._pull(1, self.grid)
 
     def outcomes(self) -> list[str]:
@@ -67,7 +67,7 @@ def test_a_declined_task_is_given_again_in_the_same_round(
     second = scene.give()
     assert second not in (None, first)
     assert scene.outcomes() == [""], "the round waits for it"
-    assert "round 1: ada gave the task back: terms-changed: recipe.max_steps: 3 > 4" in caplog.text
+    assert "round 1: ada gave the task back: terms-changed: recipe.max_steps: 3 -> 4" in caplog.text
     assert "node " not in caplog.text
 
 
