@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,10 +223,20 @@ def _changes_base(chain: Sequence[Adapter]) -> bool:
 
 
 def stored_dtype(home: Path) -> str:
-    """The type that a model folder says its weights have."""
+    """The type that a model folder says its weights have; if its config does not, that of its first tensor."""
     values = read_object(home / "config.json")
-    found = values.get("dtype") or values.get("torch_dtype")
+    found = values.get("dtype") or values.get("torch_dtype") or _dtype_of_weights(home)
     return found if found in DTYPES else "float32"
+
+
+def _dtype_of_weights(home: Path) -> str | None:
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(home.glob("*.safetensors")):
+        with suppress(SafetensorError), safe_open(file, "np") as tensors:
+            name = next(iter(tensors.keys()))
+            return {"BF16": "bfloat16", "F16": "float16"}.get(tensors.get_slice(name).get_dtype())
+    return None
 
 
 def _load(name: str) -> tuple[Any, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +44,51 @@ def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_pat
     assert sent["down"]["sent"] >= (len(verdicts) + 1) * sum(soups)
     assert sent["down"]["times_smaller"] > 3
     assert result["heldout_loss"]["after"] < 0.5 * result["heldout_loss"]["before"]
-    assert "shout" in done.stdout
+    assert "learned: " in done.stdout
+    assert "kept: " in done.stdout
+    assert "lost: " in done.stdout
+
+
+def task(base: float, merged: float, error: float, taught_by: str | None = None) -> dict[str, Any]:
+    return {
+        "taught_by": taught_by,
+        "base": {"accuracy": base},
+        "merged": {"accuracy": merged},
+        "error": error,
+        "num_rows": 100,
+    }
+
+
+def test_the_demo_names_the_old_tasks_that_fell_by_more_than_two_errors_and_says_why() -> None:
+    from demo.kept import kept_lines
+
+    tasks = {
+        "shout": task(0.0, 0.9, 0.03, "ada"),
+        "sort": task(0.96, 0.76, 0.045),
+        "copy": task(0.93, 0.9, 0.03),
+        "ends": task(0.9, 0.6, 0.05),
+    }
+    lines = kept_lines(tasks, 1_083_520)
+    assert lines[0] == "mean of the base's 3 tasks: 93.0% -> 75.3%"
+    assert lines[1] == "lost: ends 90 -> 60, sort 96 -> 76"
+    assert "1,083,520 weights" in lines[2]
+    assert lines[3].startswith("What helps: ")
+
+
+def test_the_demo_says_so_where_no_old_task_fell() -> None:
+    from demo.kept import kept_lines
+
+    lines = kept_lines({"copy": task(0.93, 0.9, 0.03), "sort": task(0.9, 0.95, 0.03)}, 10)
+    assert lines[1:] == ["lost: none fell by more than 2 standard errors"]
+
+
+def test_the_error_of_a_change_is_that_of_pairs() -> None:
+    from demo.kept import paired_error
+
+    base, merged = [True] * 9 + [False], [True] * 6 + [False] * 3 + [True]
+    changes = [after - before for before, after in zip(base, merged, strict=True)]
+    assert paired_error(base, merged) == pytest.approx(statistics.stdev(changes) / 10**0.5)
+    assert paired_error(base, base) == 0
 
 
 def test_the_parts_of_the_demo_fit_the_commands_of_today(tmp_path: Path) -> None:

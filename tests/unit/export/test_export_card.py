@@ -121,6 +121,10 @@ def test_gguf_keeps_the_precision_of_the_source_by_default(
 ) -> None:
     folder = tmp_path / "stored"
     export(open_source(str(base)), "huggingface", folder, Options(dtype=stored), check=False)
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("dtype") == stored
+    if stored == "float16":  # a folder whose config does not say it
+        (folder / "config.json").write_text(json.dumps(config))
     source = open_source(str(folder))
     record = export(source, "gguf", tmp_path / "model.gguf", Options(), check=False)
     assert record["quantization"] == expected
