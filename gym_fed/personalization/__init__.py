@@ -1,7 +1,7 @@
 """Personal variants of one base model: created from a user's own data, served by name. Names are imported on first use.
 
 Neighbours: imports config, data, delta, errors, evaluation, files, identity, kinds, lazy, modeling, models,
-quantization, renamed, serving, training, version; imported by cli, webui.
+quantization, renamed, serving, text, training, version; imported by cli, webui.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Neighbours: imports base_files, config, data, delta, downloads, errors, evaluation, export, failpoints,
 file_lock, files, identity, json_files, lazy, modeling, models, other_words, text, version; imported by cli,
-compat.
+compat, export.
 """
 
 from __future__ import annotations

@@ -4,5 +4,5 @@ Installed packages add theirs by the entry points ``gym_fed.export_formats``;
 ``gym_fed.kinds.EXPORT_FORMATS`` finds both.
 
 Neighbours: imports few_bits, gguf, kept, nearest, needs, options, process, recipe, source, tolerance;
-imported by checking, choice, listing, room, run.
+imported by card, checking, choice, listing, room, run.
 """
