@@ -178,7 +178,7 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
 
 
 def licence_of(folder: Path) -> str:
-    """What the model card says of the licence, in lower case; empty where there is no card, or it says nothing."""
+    """The licence that the model card names, in lower case; empty without a card, or if it is "unknown" there."""
     text = ""
     if not lies_in(folder / CARD, folder):
         return ""
@@ -194,7 +194,8 @@ def licence_of(folder: Path) -> str:
     except (yaml.YAMLError, ValueError, RecursionError):
         return ""
     licence = (said.get("license_name") or said.get("license")) if isinstance(said, dict) else None
-    return licence.strip().lower()[:80] if isinstance(licence, str) else ""
+    name = licence.strip().lower()[:80] if isinstance(licence, str) else ""
+    return "" if name == "unknown" else name
 
 
 def _weights_of_index(path: Path) -> list[str]:

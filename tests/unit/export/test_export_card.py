@@ -91,6 +91,9 @@ def test_what_no_record_says_is_not_stated(base: Path, tmp_path: Path) -> None:
     assert front_matter(text)["license"] == "unknown"
     assert "Of the model: not stated." in text
     assert "## Data\n\nNot stated." in text
+    again = open_source(str(tmp_path / "out"))
+    export(again, "huggingface", tmp_path / "again", Options(), check=False)
+    assert front_matter((tmp_path / "again/README.md").read_text())["license"] == "unknown"
 
 
 def test_a_run_whose_records_cannot_be_read_is_exported_with_a_note(tuned: Path, tmp_path: Path) -> None:
