@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, ConfigDict, GetJsonSchemaHandler, TypeAdapter, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
 
 from gym_fed.config.schema.base import ReadsOtherWords
@@ -62,6 +69,9 @@ class OpenModel(ReadsOtherWords):
     choices: ClassVar[tuple[tuple[str, Kind[Any]], ...]] = (("algorithm", ALGORITHMS), ("finetuning", TUNING))
     """The keys that choose a member, and of which kind; each has a default."""
 
+    sections_choose: ClassVar[frozenset[str]] = frozenset()
+    """Keys of ``choices`` that a section of a member sets, where they are not given themselves."""
+
     features: ClassVar[Kind[Any] | None] = None
     """The kind each of whose members is a key."""
 
@@ -102,7 +112,7 @@ class OpenModel(ReadsOtherWords):
     def _sections_of_the_chosen(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        filled = dict(values)
+        filled = values = cls._chosen_by_sections(values)
         for key, kind in cls.choices:
             chosen = values.get(key, cls.model_fields[key].default)
             if not isinstance(chosen, str) or chosen not in kind:
@@ -122,6 +132,18 @@ class OpenModel(ReadsOtherWords):
             else cls._added(key, value, values)
             for key, value in filled.items()
         }
+
+    @classmethod
+    def _chosen_by_sections(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A copy in which a section such as ``lora: {r: 16}`` chooses its method; see ``sections_choose``."""
+        filled = dict(values)
+        for key, kind in cls.choices:
+            if key not in cls.sections_choose or values.get(key) is not None:
+                continue
+            given = [name for name in cls.sections(kind) if isinstance(values.get(name), dict | BaseModel)]
+            if len(given) == 1:
+                filled[key] = given[0]
+        return filled
 
     @classmethod
     def _added(cls, name: str, value: Any, values: dict[str, Any]) -> _Added:

@@ -51,6 +51,7 @@ class TrainingConfig(
     """Everything that decides a run. Two runs of one config on one machine are bit-identical (CPU, one process)."""
 
     features: ClassVar[Kind[Any] | None] = FEATURES
+    sections_choose: ClassVar[frozenset[str]] = frozenset({"finetuning"})
 
     algorithm: Annotated[str, MemberOf(ALGORITHMS)] = "sft"
     """A registered algorithm: a file's name in ``gym_fed/training/algorithms`` or its folders, or a package's."""

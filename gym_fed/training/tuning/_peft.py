@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.modeling.patterns import names_of, require_quick_patterns
+from gym_fed.modeling.routers import router_names
 from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def wrap(
     own_patterns = any(getattr(peft_config, key, None) for key in ("rank_pattern", "alpha_pattern"))
     own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
     require_quick_patterns(peft_config.to_dict(), names_of(model), section)
+    _leave_out_routers(model, peft_config)
     _require_modules(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
     settle(model)
@@ -89,6 +91,15 @@ def wrap(
             f"{section}: does not fit {type(model).__name__}: {first}",
             f"change the sizes in {section}, or its target_modules",
         ) from error
+
+
+def _leave_out_routers(model: Any, peft_config: Any) -> None:
+    """Exclude routers from ``all-linear``; a router that is named in ``target_modules`` gets its adapter."""
+    excluded = getattr(peft_config, "exclude_modules", None) or []
+    if peft_config.target_modules == "all-linear" and not isinstance(excluded, str):
+        names = sorted({*excluded, *router_names(model)})
+        if names:
+            peft_config.exclude_modules = names
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:

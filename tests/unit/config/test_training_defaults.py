@@ -114,8 +114,8 @@ def test_mixture_of_depths_is_not_given_an_adapter() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "grpo"])
-def test_preferences_and_rewards_are_learned_at_a_tenth_of_the_rate(algorithm: str) -> None:
-    assert chosen(TrainingConfig(model="m", algorithm=algorithm))["learning_rate"] == pytest.approx(2e-5)
+def test_preferences_and_rewards_are_learned_at_a_fraction_of_the_rate(algorithm: str) -> None:
+    assert chosen(TrainingConfig(model="m", algorithm=algorithm))["learning_rate"] == pytest.approx(1e-5)
 
 
 def test_every_method_and_algorithm_has_a_rate_for_large_models() -> None:
@@ -215,3 +215,17 @@ def test_no_rows_are_held_out_where_the_config_decides_it(given: dict[str, Any])
 
 def test_numbers_of_weights_are_said_shortly() -> None:
     assert [in_words(n) for n in (7_000_000_000, SMOLLM2, 999)] == ["7B", "135M", "999"]
+
+
+def test_a_section_of_a_method_chooses_the_method() -> None:
+    config = TrainingConfig(model="m", lora={"r": 4})
+
+    assert config.finetuning == "lora"
+    assert config.lora is not None
+    assert config.lora.r == 4
+    assert "finetuning" not in chosen(config)
+
+
+def test_sections_of_two_methods_choose_neither() -> None:
+    with pytest.raises(ValueError, match="is given, but finetuning is full"):
+        TrainingConfig(model="m", lora={"r": 4}, vera={})

@@ -14,6 +14,7 @@ import torch
 
 from gym_fed.config.recipe_presets import sizes_for
 from gym_fed.config.recipes import get_recipe, recipes, relocated
+from gym_fed.config.train.defaults import LARGE, method_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.data.catalogue import catalogue_entry
@@ -213,3 +214,18 @@ def test_weights_of_a_copied_recipe_are_those_of_the_sibling_in_its_own_type(tmp
     model = trainer.train(rows_for("qwen3-lora", config, tmp_path)).model
     kinds = {p.requires_grad: p.dtype for p in model.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", sorted({case[0] for case in CASES}))
+def test_a_recipe_leaves_the_rate_to_the_defaults_or_names_its_source(name: str) -> None:
+    file = get_recipe(name).file
+    config = load_config(file, TrainingConfig)
+    line = next(
+        (line for line in file.read_text(encoding="utf-8").splitlines() if "learning_rate:" in line), ""
+    )
+    rates = {one.key: one.value for one in method_defaults(config, LARGE + 1)}
+    rate = rates.get("learning_rate", config.learning_rate)
+
+    assert ("learning_rate" in rates) == (not line)
+    assert not line or "our choice" not in line
+    assert 5e-6 <= rate <= 2e-4 if config.finetuning == "lora" else 1e-5 <= rate <= 2e-5

@@ -27,7 +27,7 @@ class Rewarded(Algorithm):
     orders_rows = True
     name: ClassVar[str]
     row_kind: ClassVar[RowKind] = "prompt"
-    learning_rate_scale: ClassVar[float] = 0.1
+    learning_rate_scale: ClassVar[float] = 0.05
     needs_graders: ClassVar[bool] = True
     generates: ClassVar[bool] = True
     takes_reference: ClassVar[bool] = True

@@ -22,7 +22,7 @@ class Pairs(Algorithm):
     """An algorithm that learns from pairs of answers to a prompt."""
 
     row_kind = "preference"
-    learning_rate_scale = 0.1
+    learning_rate_scale = 0.05
     sequences_per_row = 2
 
     def check(self, config: TrainingConfig) -> None:

@@ -40,7 +40,7 @@ class Kto(Algorithm):
 
     orders_rows = True
     row_kind = "unpaired"
-    learning_rate_scale = 0.1
+    learning_rate_scale = 0.05
     uses_reference = True
     takes_reference = True
     federates = True
