@@ -1,7 +1,7 @@
 """Datasets: formats, the generated text tasks, and what a trainer sees. Names are imported on first use.
 
-Neighbours: imports config, downloads, errors, files, json_files, kinds, lazy, models, other_words, portable,
-text, tokenizer_errors, version; imported by cli, compat, config, downloads, evaluation, export,
+Neighbours: imports config, console, downloads, errors, files, json_files, kinds, lazy, models, other_words,
+portable, text, tokenizer_errors, version; imported by cli, compat, config, downloads, evaluation, export,
 personalization, planning, quantization, quickstart, registry, serving, training, webui.
 """
 

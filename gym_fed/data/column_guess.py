@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from gym_fed.data.columns import columns_option
-from gym_fed.data.rows import RowKind
 
 Raw = dict[str, Any]
 
@@ -104,12 +103,12 @@ class ColumnGuess:
         return columns_option(self.columns)
 
 
-def guess_columns(sample: Sequence[Raw], kind: RowKind = "any") -> ColumnGuess | None:
+def guess_columns(sample: Sequence[Raw], kind: str = "any") -> ColumnGuess | None:
     """Guess the columns of rows that no format recognises.
 
     Args:
         sample: The first raw rows of a file.
-        kind: The kind of rows that is needed.
+        kind: The kind of rows that is needed; see ``gym_fed.data.rows``.
 
     Returns:
         None where no column can be the answer.
@@ -190,3 +189,16 @@ def _has_words(values: Iterable[Any]) -> bool:
 def _longest(names: Sequence[str], sample: Sequence[Raw]) -> str | None:
     lengths = {name: sum(len(row.get(name) or "") for row in sample) for name in names}
     return max(names, key=lambda name: lengths[name]) if names else None
+
+
+def columns_option(columns: Mapping[str, str]) -> str:
+    """Return ``--columns ...``, quoted for a shell."""
+    return f"--columns {shlex.quote(columns_text(columns))}"
+
+
+def columns_text(columns: Mapping[str, str]) -> str:
+    """Return what ``parse_columns`` reads as these columns."""
+    text = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items())
+    if any("," in theirs or theirs != theirs.strip() for theirs in columns.values()):
+        return json.dumps(dict(columns), ensure_ascii=False)
+    return text

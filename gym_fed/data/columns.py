@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,19 +57,6 @@ def _pairs(text: str) -> list[tuple[str, str]]:
             )
         pairs.append((ours, theirs))
     return pairs
-
-
-def columns_option(columns: Mapping[str, str]) -> str:
-    """Return ``--columns ...``, quoted for a shell."""
-    return f"--columns {shlex.quote(columns_text(columns))}"
-
-
-def columns_text(columns: Mapping[str, str]) -> str:
-    """Return what ``parse_columns`` reads as these columns."""
-    text = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items())
-    if any("," in theirs or theirs != theirs.strip() for theirs in columns.values()):
-        return json.dumps(dict(columns), ensure_ascii=False)
-    return text
 
 
 def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:

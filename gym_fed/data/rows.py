@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from gym_fed.data.column_guess import guess_columns
 from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
@@ -150,8 +151,6 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
 
 def _column_remedy(row: Row, kind: RowKind) -> str:
     """Name the option for a row whose answer stands in a column of another name."""
-    from gym_fed.data.column_guess import guess_columns
-
     guess = guess_columns([row], kind)
     return "" if guess is None or "text" in guess.columns else f"; or, if this is right: {guess.option}"
 

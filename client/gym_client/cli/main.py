@@ -177,8 +177,9 @@ def _agreed(options: JoinOptions, display: Display, yes: bool) -> str | None:
     """The columns of a new file: those given, or a guess that the contributor agrees to."""
     if options.data is None or str(options.data) == "example":
         return options.columns
+    from gym_fed.data.column_guess import columns_text
     from gym_fed.data.column_question import agreed_columns
-    from gym_fed.data.columns import columns_text, parse_columns
+    from gym_fed.data.columns import parse_columns
 
     display.busy("")  # a question may follow
     columns = agreed_columns(

@@ -1,5 +1,5 @@
 """The model of a run: loaded, made from nothing, held in few bits, saved.
 
 Neighbours: imports algorithms, features, processes, run, tuning, vision; imported by algorithms, evaluating,
-run, trainer, tuning.
+rows, run, trainer, tuning.
 """

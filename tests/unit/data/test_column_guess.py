@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.data.column_guess import guess_columns
+from gym_fed.data.column_guess import columns_option, columns_text, guess_columns
 from gym_fed.data.column_question import agreed_columns
-from gym_fed.data.columns import columns_option, columns_text, parse_columns
+from gym_fed.data.columns import parse_columns
 from gym_fed.data.reading import load_rows
 from gym_fed.errors import ErrorCode, GymError
 

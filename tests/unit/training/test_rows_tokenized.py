@@ -98,7 +98,7 @@ def test_rows_for_another_loss_are_kept_too(tmp_path: Path) -> None:
     [
         ({"max_length": 128}, "were encoded with max_length 64, and it is 128"),
         ({"algorithm": "pretrain"}, "were encoded with algorithm 'sft', and it is 'pretrain'"),
-        ({"chat_template": "gemma"}, "were encoded with another chat template"),
+        ({"chat_template": "vicuna"}, "were encoded with another chat template"),
         ({"mask_history": True}, "were encoded with mask_history False"),
     ],
 )
