@@ -26,7 +26,7 @@ from typing import Any, Literal
 from gym_fed.data.column_guess import guess_columns
 from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.text import counted, plain
 
 _SHOWN, _SHOWN_CHARACTERS = 12, 60
 
@@ -73,7 +73,9 @@ def unread_in_words(counts: Mapping[str, int]) -> str | None:
     if not counts:
         return None
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    named = [f"{plain(name, _SHOWN_CHARACTERS)} ({count} rows)" for name, count in ordered[:_SHOWN]]
+    named = [
+        f"{plain(name, _SHOWN_CHARACTERS)} ({counted(count, 'row')})" for name, count in ordered[:_SHOWN]
+    ]
     return f"not read: {', '.join(named)}" + (
         f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
     )

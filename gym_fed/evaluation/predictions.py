@@ -23,6 +23,7 @@ from gym_fed.data.rows import Row, place_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.text_similarity import similarity
 from gym_fed.files import append_lines, drop_torn_line, write_atomically
+from gym_fed.text import counted
 
 ANSWERS, RESULTS, RUN = "generated_predictions.jsonl", "predict_results.json", "predict.json"
 OnAnswers = Callable[[int, int], None]
@@ -85,7 +86,7 @@ def predict(
         if should_stop is not None and done < len(questions) and should_stop():
             raise GymError(
                 ErrorCode.INTERRUPTED,
-                f"stopped: {done} of {len(questions)} rows are answered in {folder}",
+                f"stopped: answered {done} of {counted(len(questions), 'row')} in {folder}",
                 "the same command goes on",
             )
     figures = mean_similarity(folder / ANSWERS)
@@ -142,7 +143,7 @@ def _questions(
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"eval_data: none of the {len(rows)} rows can be answered: {reasons}",
+            f"eval_data: no answer is possible for {counted(len(rows), 'row')}: {reasons}",
             "give rows that end with an answer, or raise max_length",
         )
     return found, dropped

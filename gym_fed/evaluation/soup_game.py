@@ -19,6 +19,7 @@ from gym_fed.evaluation.loss import batch_losses, heldout_loss
 from gym_fed.soup.contribution import Coalition, Vector
 from gym_fed.soup.merging import inner_products
 from gym_fed.soup.stacks import stacks_of
+from gym_fed.text import counted
 
 WORST = 10.0
 """Nats by which a coalition can be worse than nobody: a model that broke counts for this much, and no more."""
@@ -56,7 +57,10 @@ class SoupGame:
         batch_size: int = 32,
     ) -> None:
         if not updates or len(updates) != len(coefficients):
-            raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {len(coefficients)} coefficients")
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{counted(len(updates), 'update')} but {counted(len(coefficients), 'coefficient')}",
+            )
         self._model, self._tokenizer, self._updates = model, tokenizer, updates
         self._rows = encode_rows(tokenizer, rows, max_length=max_length)
         self._coefficients = [float(c) for c in coefficients]

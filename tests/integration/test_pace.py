@@ -118,7 +118,7 @@ def test_a_round_in_which_everybody_failed_ends_at_once_and_seven_of_them_do_not
 
             hub.wait_for("seven aborted rounds", aborted, 120)
             found = rounds_in(hub, "aborted")
-            assert "1 contributors failed" in found[0]["reason"]
+            assert "1 contributor failed" in found[0]["reason"]
             assert len(seen) <= len(found) + 1  # one task a round, never the same round's again
             assert hub.process is not None
             assert hub.process.poll() is None
@@ -139,7 +139,7 @@ def test_the_wait_after_aborted_rounds_is_in_status_and_ends_when_somebody_new_c
         fail(bad, bad.next_task())
         paused = hub.wait_for("the wait", lambda: hub.ask("status")["paused"])
         assert paused["failures"] == 1
-        assert "0 of 2 updates: 1 contributors failed" in paused["reason"]
+        assert "0 of 2 updates: 1 contributor failed" in paused["reason"]
         assert paused["until"] - time.time() > 100
         with pytest.raises(GymError) as caught:
             bad.next_task(seconds=3)  # who spoilt the round does not end the wait by coming again

@@ -74,7 +74,9 @@ class Terms:
         """What later terms change, a line each: ``key: before > after``."""
         keys = sorted({*self.asked, *later.asked})
         pairs = [(key, self.asked.get(key), later.asked.get(key)) for key in keys]
-        return [f"{key}: {_shown(was)} -> {_shown(now)}" for key, was, now in pairs if _is_news(key, was, now)]
+        return [
+            f"{key}: {_shown(was)} -> {_shown(now)}" for key, was, now in pairs if _is_news(key, was, now)
+        ]
 
     @property
     def name(self) -> str:

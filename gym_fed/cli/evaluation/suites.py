@@ -11,6 +11,7 @@ import typer
 from gym_fed.cli.models.needed import YesOption
 from gym_fed.console import AsJson, err, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.suites.data import Places
@@ -94,7 +95,7 @@ def fetch_suites(
             "files": [str(file) for file in written],
             "bytes": sum(offer.download.missing_bytes for offer in offers),
         },
-        f"{len(written)} files in {where}" if written else f"all of it is here: {where}",
+        f"{counted(len(written), 'file')} in {where}" if written else f"all of it is here: {where}",
     )
 
 

@@ -12,6 +12,7 @@ from gym_fed.data.steps import Row, text_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.contamination.suite_filter import SuiteFilter, build_filter
 from gym_fed.identity.canonical import canonical_digest
+from gym_fed.text import counted
 
 _SHOWN = 20
 
@@ -52,7 +53,9 @@ class ContaminationReport:
     def describe(self) -> str:
         """One line for people."""
         against = ", ".join(self.suites) or "no suite is here"
-        return f"{self.contaminated} of {self.rows} rows contain evaluation rows (checked: {against})"
+        return (
+            f"{self.contaminated} of {counted(self.rows, 'row')} contain evaluation rows (checked: {against})"
+        )
 
 
 class ContaminationCheck:

@@ -14,6 +14,7 @@ from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._secrets import from_environment
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.text import counted
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 
@@ -78,7 +79,7 @@ class Remote(Grader):
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise self._off('the answer is not {"rewards": [number, ...]}') from error
         if len(numbers) != len(samples):
-            raise self._off(f"{len(numbers)} rewards for {len(samples)} samples")
+            raise self._off(f"{counted(len(numbers), 'reward')} for {counted(len(samples), 'sample')}")
         if not all(math.isfinite(number) for number in numbers):
             raise self._off("a reward is not finite")
         return numbers

@@ -14,6 +14,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contributor_id, verify_signature
 from gym_fed.privacy.secure_aggregation.keys import require_shareable
+from gym_fed.text import counted
 
 ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK = "advertise", "share", "train", "confirm", "unmask"
 STAGES = (ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK)
@@ -202,7 +203,8 @@ def check_confirmed(request: Unmasking, participants: Participants, threshold: i
     if len(request.confirmations) < threshold:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"{len(request.confirmations)} contributors confirmed who survives, fewer than the threshold {threshold}",
+            f"{counted(len(request.confirmations), 'contributor')} confirmed who survives, "
+            f"fewer than the threshold {threshold}",
         )
 
 
@@ -227,7 +229,8 @@ def check_majority(threshold: int, began: int) -> None:
     """
     if began < threshold:
         raise GymError(
-            ErrorCode.UPDATE_REFUSED, f"{began} contributors began a round whose threshold is {threshold}"
+            ErrorCode.UPDATE_REFUSED,
+            f"{counted(began, 'contributor')} began a round whose threshold is {threshold}",
         )
     if 2 * threshold <= began:
         raise GymError(

@@ -51,7 +51,7 @@ def test_rows_of_a_suite_are_refused_where_the_policy_says_so(rows: Path) -> Non
 
 def test_a_file_of_nothing_but_rows_of_a_suite_is_refused(rows: Path) -> None:
     rows.write_text(json.dumps({"text": QUESTION}) + "\n")
-    with pytest.raises(GymError, match="1 of 1 rows"):
+    with pytest.raises(GymError, match="1 of 1 row"):
         load_data(str(rows))
 
 

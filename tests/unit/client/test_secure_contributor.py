@@ -264,7 +264,7 @@ def test_a_list_of_survivors_that_too_few_signed_unmasks_nothing(began: Round) -
     assert "has signed" in refusal(lambda: began.of["ann"].unmask(began.unmasking(listed, listed))).message
     began.of["ann"].confirm(began.survivors(*listed))
     few = refusal(lambda: began.of["ann"].unmask(began.unmasking(listed, ["ann"])))
-    assert "1 contributors confirmed" in few.message
+    assert "1 contributor confirmed" in few.message
     forged = Unmasking.model_validate_json(began.unmasking(listed, listed))
     ids = [began.ids[name] for name in listed]
     swapped = {ids[0]: forged.confirmations[ids[1]], ids[1]: forged.confirmations[ids[1]]}

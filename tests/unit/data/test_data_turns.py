@@ -122,9 +122,9 @@ def test_keys_that_nobody_reads_are_counted(tmp_path: Path) -> None:
 
 def test_show_and_convert_say_which_keys_are_not_read(tmp_path: Path) -> None:
     file = written(tmp_path, {"messages": [ASK, SAY], "id": 7})
-    assert "not read: id (1 rows)" in gym("show", file).output
+    assert "not read: id (1 row)" in gym("show", file).output
     done = gym("convert", file, tmp_path / "out.jsonl", "--to", "sharegpt")
-    assert "not read: id (1 rows)" in done.output
+    assert "not read: id (1 row)" in done.output
     asked = gym("convert", file, tmp_path / "out2.jsonl", "--to", "sharegpt", "--json")
     assert json.loads(asked.stdout)["unread"] == {"id": 1}
 

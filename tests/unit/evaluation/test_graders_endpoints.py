@@ -267,8 +267,8 @@ def test_the_reward_server_is_asked_again_after_failures_but_not_after_refusals(
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ({"rewards": [1, 2]}, "2 rewards for 1 samples"),
-        ({"rewards": []}, "0 rewards for 1 samples"),
+        ({"rewards": [1, 2]}, "2 rewards for 1 sample"),
+        ({"rewards": []}, "0 rewards for 1 sample"),
         (b'{"rewards": [NaN]}', "a reward is not finite"),
         (b'{"rewards": [1e999]}', "a reward is not finite"),
         ({"rewards": ["1"]}, "the answer is not"),

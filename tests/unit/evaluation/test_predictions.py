@@ -97,7 +97,7 @@ def test_a_stopped_run_of_drawn_answers_goes_on_and_ends_as_one_that_was_not(
     drawn = {"do_sample": True, "temperature": 2.0, "seed": 3}
     predict(config(tmp_path, rows, output_dir=tmp_path / "whole", **drawn))
     answered: list[int] = []
-    with pytest.raises(GymError, match="2 of 5 rows are answered") as caught:
+    with pytest.raises(GymError, match="answered 2 of 5 rows") as caught:
         predict(config(tmp_path, rows, **drawn), should_stop=lambda: True)
     assert caught.value.code is ErrorCode.INTERRUPTED
     with (tmp_path / "out/generated_predictions.jsonl").open("a") as file:
@@ -139,7 +139,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, rows: Path) -> None:
 
 def test_rows_without_any_that_can_be_answered_and_keys_that_are_not_read_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "texts.jsonl", [{"text": "once upon a time"}])
-    with pytest.raises(GymError, match="none of the 1 rows can be answered: 1 without an answer"):
+    with pytest.raises(GymError, match="no answer is possible for 1 row: 1 without an answer"):
         predict(config(tmp_path, file, eval_data=[{"path": str(file)}]))
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="temperature: is read with do_sample: true only"):

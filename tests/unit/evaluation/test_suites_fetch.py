@@ -168,7 +168,7 @@ def test_the_command_shows_bytes_and_licence_and_needs_consent(hub: ModelHub, tm
     assert "licence: mit" in done.output
     assert not (tmp_path / LOCK).exists()
     done = CliRunner().invoke(app, [*words, "--yes"], catch_exceptions=False)
-    assert f"1 files in {tmp_path}" in done.output
+    assert f"1 file in {tmp_path}" in done.output
 
 
 def test_a_suite_wants_every_subset_of_its_sets_once() -> None:

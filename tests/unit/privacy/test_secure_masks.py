@@ -211,7 +211,7 @@ def test_a_list_that_a_hub_could_split_in_two_is_refused() -> None:
         check_participants(four, SERVER, ROUND, 2, TASK)
     with pytest.raises(GymError, match="twice or out of order"):
         check_participants([three[0], three[0], three[1]], SERVER, ROUND, 2, TASK)
-    with pytest.raises(GymError, match="1 contributors began"):
+    with pytest.raises(GymError, match="1 contributor began"):
         check_participants(three[:1], SERVER, ROUND, 2, TASK)
 
 

@@ -175,5 +175,5 @@ def test_history_and_undo_at_the_terminal(tmp_path: Path, monkeypatch: pytest.Mo
     assert "3 (newest)" in table
     assert "draw 2" in table
     gym("verify", "ada")
-    assert gym("gc", "--keep", "1").startswith("removed 1 files")
+    assert gym("gc", "--keep", "1").startswith("removed 1 file")
     assert [row["revision"] for row in json.loads(gym("history", "ada", "--json"))] == [3]

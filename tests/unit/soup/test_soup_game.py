@@ -134,7 +134,7 @@ def test_a_model_that_breaks_counts_for_a_bound(tiny: LoadedModel, tmp_path: Pat
     with DeltaFile.open(tmp_path / "huge.gymdelta", spec) as update:
         assert SoupGame(tiny.model, tiny.tokenizer, [update], ROWS, [1.0]).value(frozenset({0})) == -WORST
         assert round_coefficients([update, update], [1.0, 3.0], update.norm() / 2, 0.5) == [0.0625, 0.1875]
-        with pytest.raises(GymError, match="1 updates but 2 coefficients"):
+        with pytest.raises(GymError, match="1 update but 2 coefficients"):
             SoupGame(tiny.model, tiny.tokenizer, [update], ROWS, [1.0, 1.0])
         other = torch.nn.Linear(2, 2)
         with pytest.raises(GymError, match="does not fit the model") as refused:
