@@ -19,6 +19,7 @@ class PeftAdapter(ExportFormat):
 
     name = "adapter"
     reader = "peft"
+    reader_libraries = ("peft",)
     tried = "LoRA, DoRA; read back by PEFT"
     untried = "models that read images"
     takes_rank = True

@@ -46,6 +46,9 @@ class ExportFormat(ABC):
     reading: ClassVar[str] = "gym_fed.export.readers.of_transformers"
     """Module that reads it back: ``load(parts)`` gives a ``readers.reading.LoadedExport``."""
 
+    reader_libraries: ClassVar[tuple[str, ...]] = ()
+    """Modules that ``reading`` needs for this format beyond its own ``LIBRARIES``."""
+
     merges: ClassVar[bool] = False
     """Whether adapters go into the weights."""
 
@@ -164,7 +167,8 @@ class ExportFormat(ABC):
     def start(self, processes: Processes, *, check: bool) -> None:
         """Start the processes of an export, so that they import their libraries while the model is loaded."""
         if check:
-            processes.start(READ_BACK, getattr(import_module(self.reading), "LIBRARIES", ()))
+            libraries = getattr(import_module(self.reading), "LIBRARIES", ())
+            processes.start(READ_BACK, (*libraries, *self.reader_libraries))
 
     def require_reader(self, source: Source) -> None:  # noqa: B027 - most are read by what is always there
         """Refuse a model whose export nothing here can read back; not asked where the check is skipped.
