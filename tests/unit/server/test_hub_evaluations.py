@@ -209,7 +209,7 @@ def test_an_evaluated_round_promises_a_seed_and_reveals_it_with_its_figures(hub:
     (line,) = [one for one in hub.fed.ledger.entries() if one.kind == "evaluated"]
     shown = ledger_lines(line.to_dict())
     assert len(shown) == 2
-    assert f"tiny_cloze acc {task['before']:.4f} > {task['after']:.4f}, drop {task['drop']:.4f}" in shown[1]
+    assert f"tiny_cloze acc {task['before']:.4f} -> {task['after']:.4f}, drop {task['drop']:.4f}" in shown[1]
     assert shown[1].endswith(f"at least {task['bound']:.4f} (allowed 0.02), 16 of 60 rows")
     record = next(
         path
