@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from _defaults_rows import rows_of
 
-MAX_LENGTH = {"preferences": 512}
+MAX_LENGTH = {"preferences": 448}
 LENGTH = 256
 
 

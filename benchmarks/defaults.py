@@ -30,8 +30,8 @@ from _report import Report, options
 from _smollm2_model import read_gguf
 
 HERE = Path(__file__).resolve().parent
-SIZES = {"preferences": (24, 24)}
-SIZE = (40, 24)
+SIZES = {"preferences": (16, 16)}
+SIZE = (24, 24)
 """Rows that are learned and held out."""
 
 
