@@ -22,7 +22,7 @@ from gym_fed.library_env import settle
 from gym_fed.system_errors import is_panic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -87,6 +87,7 @@ def load_model(
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from gym_fed.modeling.architecture import images_type, require_architecture, require_text
+    from gym_fed.modeling.attention_choice import with_attention
     from gym_fed.modeling.checkpoint import class_of
     from gym_fed.modeling.config_sizes import require_sizes
     from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
@@ -113,28 +114,12 @@ def load_model(
             sees = images_type(Path(source)) is not None
             auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
             kind: Any = class_of(arguments["config"]) if arguments and given else auto
-            model = _from_pretrained(
+            model = with_attention(
                 kind, None if given else source, {"dtype": getattr(torch, dtype), **(arguments or {})}
             )
     tokenizer = load_tokenizer(name_or_path)
     placed = arguments is not None and not arguments.keys().isdisjoint(_PLACING)
     return LoadedModel((model if placed else model.to(target)).eval(), tokenizer, name_or_path)
-
-
-def _from_pretrained(kind: Any, source: str | None, arguments: Mapping[str, Any]) -> Any:
-    """Load a model with torch's attention, or the one written out where its class has no other.
-
-    transformers' own choice could be what a ``config.json`` names, such as a GPU's kernels.
-    """
-    given = {"local_files_only": True, "trust_remote_code": False, **arguments}
-    if "attn_implementation" in given:
-        return kind.from_pretrained(source, **given)
-    try:
-        return kind.from_pretrained(source, **given, attn_implementation="sdpa")
-    except ValueError as error:  # Gemma 2, gpt-oss, Bloom, Mamba and others; raised before weights are read
-        if "does not support an attention implementation" not in str(error):
-            raise
-        return kind.from_pretrained(source, **given, attn_implementation="eager")
 
 
 def _require_words(name: str, folder: Path) -> None:

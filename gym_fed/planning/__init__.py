@@ -6,5 +6,5 @@
 - ``plan``: both, for one config.
 
 Neighbours: imports config, data, downloads, errors, json_files, kinds, models, text, training; imported by
-cli.
+cli, training.
 """
