@@ -211,6 +211,34 @@ def test_the_first_token_that_differs_is_named() -> None:
     assert _first_difference(ours, {**ours, "\u202e": 7}) == r"id 7 is '\\u202e' there and no token here"
 
 
+def test_the_columns_that_are_compared_are_tokens_with_a_row_in_both_models() -> None:
+    from gym_fed.training.algorithms.distillation.distillation import token_columns
+
+    class Tokens:
+        def __init__(self, *ids: int) -> None:
+            self._ids = ids
+
+        def get_vocab(self) -> dict[str, int]:
+            return {f"t{number}": number for number in self._ids}
+
+    assert token_columns(Tokens(0, 2, 1), 8) == slice(3)
+    assert token_columns(Tokens(0, 1, 2), 2) == slice(2)
+    assert token_columns(Tokens(0, 1, 5, 9), 8) == [0, 1, 5]
+
+
+def test_a_teacher_without_a_row_for_a_token_of_the_data_is_refused(tmp_path: Path) -> None:
+    loaded = load_model("gym-nano")
+    loaded.model.config.pad_token_id = None
+    loaded.model.resize_token_embeddings(90)
+    loaded.model.save_pretrained(tmp_path / "t")
+    loaded.tokenizer.save_pretrained(tmp_path / "t")
+    with pytest.raises(
+        GymError, match=r"has 90 rows of embeddings, and the data has the token \d+"
+    ) as caught:
+        Trainer(new_student(tmp_path / "run", section={"teacher": str(tmp_path / "t")})).train(ROWS)
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+
+
 def padded_model(rows: int, folder: Path) -> Path:
     """gym-nano with ``rows`` of embeddings, of which those behind its tokens are large random numbers."""
     loaded = load_model("gym-nano")

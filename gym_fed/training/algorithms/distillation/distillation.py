@@ -102,11 +102,12 @@ class Distillation(Algorithm):
             max_new_tokens=settings.max_completion_length,
             disable_dropout=False,  # lora_dropout is the config's to decide
         )
+        teacher, rows = _teacher(job, settings)
         return local(DistillationTrainer)(
             model=job.model,
-            teacher_model=_teacher(job, settings),
+            teacher_model=teacher,
             divergence=partial(divergence, beta=settings.beta, temperature=settings.temperature),
-            tokens=token_columns(job.tokenizer),
+            tokens=token_columns(job.tokenizer, rows),
             args=arguments,
             processing_class=job.tokenizer,
             callbacks=job.callbacks,
@@ -153,7 +154,8 @@ def _prompt_length(labels: list[int]) -> int:
     return end + 1
 
 
-def _teacher(job: Job, settings: DistillationSettings) -> Any:
+def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
+    """The frozen teacher, and how many rows of embeddings both models have."""
     from gym_fed.models import load_model
 
     teacher = load_model(
@@ -162,27 +164,32 @@ def _teacher(job: Job, settings: DistillationSettings) -> Any:
         device=str(next(job.model.parameters()).device),
     ).model
     teacher.requires_grad_(False)
-    rows = teacher.config.get_text_config().vocab_size
-    if (largest := max(job.tokenizer.get_vocab().values())) >= rows:
+    theirs, ours = (model.config.get_text_config().vocab_size for model in (teacher, job.model))
+    largest = max(max(row["input_ids"]) for row in (*job.encoded, *(job.eval_encoded or ())))
+    if largest >= theirs:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"distillation.teacher: {settings.teacher} has {rows:,} rows of embeddings, and its tokenizer ids up to "
+            f"distillation.teacher: {settings.teacher} has {theirs:,} rows of embeddings, and the data has the token "
             f"{largest:,}",
             "restore its weights and tokenizer, or choose another teacher",
         )
     # TRL refuses other numbers of padding rows by this key, which nothing else reads in a model that is not saved.
-    teacher.config.get_text_config().vocab_size = job.model.config.get_text_config().vocab_size
-    return teacher.eval()
+    teacher.config.get_text_config().vocab_size = ours
+    return teacher.eval(), min(theirs, ours)
 
 
-def token_columns(tokenizer: Any) -> slice | list[int]:
-    """The columns of logits that are tokens of the tokenizer.
+def token_columns(tokenizer: Any, rows: int) -> slice | list[int]:
+    """The columns of logits that are tokens of the tokenizer and have a row in both models.
 
     Models of one family pad their embeddings to different sizes (Qwen2.5 has 151,665 tokens, and 151,936 rows at 0.5B
     and 152,064 at 7B). The logits of padding rows belong to no token and are never trained, so they are left out of
     the softmax of teacher and student.
+
+    Args:
+        tokenizer: Of both models. It may have tokens without a row, such as Gemma 3's for pictures at 1B.
+        rows: The lower number of rows of embeddings of the two.
     """
-    ids = sorted(set(tokenizer.get_vocab().values()))
+    ids = sorted({number for number in tokenizer.get_vocab().values() if number < rows})
     return slice(len(ids)) if ids[-1] == len(ids) - 1 else ids
 
 
