@@ -15,10 +15,11 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._combined import CombinedGrader
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model
+from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.run.job import Job
 from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick
+from tests.support.tiny_models import tiny_model
 
 REWARDED = ("grpo", "gspo", "rloo", "ppo")
 ROWS: list[dict[str, Any]] = [
@@ -363,3 +364,17 @@ def test_a_grader_that_gives_no_finite_number_ends_the_run(tiny_base: Path, tmp_
     with pytest.raises(GymError, match="the grader letters gave"):
         train(tiny_base, config(tmp_path / "run", "grpo"), graders=[grader])
     assert grader.calls == ["setup", "teardown"]
+
+
+@pytest.mark.parametrize("algorithm", REWARDED)
+@pytest.mark.parametrize("kind", quick(["mpt", "granitemoe"], "mpt"))
+def test_architectures_without_a_fused_head_are_trained_with_a_reference(
+    kind: str, algorithm: str, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer("gym-nano")
+    model = tiny_model(kind, vocab_size=len(tokenizer))
+    settings = config(tmp_path / "run", algorithm, {"beta": 0.1}, max_steps=1, learning_rate=1e-4)
+    result = Trainer(settings, model=model, tokenizer=tokenizer, graders=[Letters()]).train(ROWS * 2)
+    assert result.steps == 1
+    kl = [entry["kl"] for entry in result.history if "kl" in entry]
+    assert kl[0] == pytest.approx(0, abs=1e-4), "the reference is the policy, by the same head"
