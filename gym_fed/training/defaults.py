@@ -116,6 +116,22 @@ class Defaults:
         ]
 
 
+def with_defaults(config: TrainingConfig) -> TrainingConfig:
+    """``config`` with what a run of it would choose, for a plan.
+
+    Values that follow from the rows are left open where rows or tokenizer are not on this machine.
+    """
+    from gym_fed.downloads import missing_model
+    from gym_fed.training.rows.run_rows import rows_of_run
+
+    defaults = Defaults(config)
+    config = defaults.for_method(config)
+    is_here = config.model is None or not missing_model(config.model)
+    if not is_here or not config.data or any(source.hub or source.name for source in config.data):
+        return defaults.for_rows(config, None, [])
+    return defaults.for_rows(config, None, rows_of_run(config, None, None)[0])
+
+
 def _report(chosen: Sequence[Default]) -> None:
     """Print the chosen values and why, on standard error."""
     console.err.print(

@@ -183,11 +183,12 @@ def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
 
 
 def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None:
-    """What the run would need; nothing is loaded or written."""
+    """What the run would need, with the defaults that it would choose; nothing is loaded or written."""
     from gym_fed.planning.plan import plan_run
+    from gym_fed.training.defaults import with_defaults
 
     err.print("planning, with a step of some blocks timed on this machine ...")
-    found = plan_run(settings, processes=processes)
+    found = plan_run(with_defaults(settings), processes=processes)
     print_result(as_json, found.facts(), lambda: print_columns(found.lines(), indent=""))
 
 

@@ -16,7 +16,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
-from gym_fed.training.defaults import Defaults
+from gym_fed.training.defaults import Defaults, with_defaults
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 24)
@@ -174,3 +174,20 @@ def test_rows_of_preferences_are_measured_with_their_answers(
 
     assert chosen.max_length == 512
     assert chosen.num_train_epochs == 1
+
+
+def test_a_plan_is_of_what_the_run_would_choose(large_base: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a", "completion": "b"}\n' * 24, encoding="utf-8")
+    planned = with_defaults(config(large_base, tmp_path / "run", data=[{"path": str(file)}]))
+
+    assert planned.finetuning == "lora"
+    assert planned.per_device_train_batch_size * planned.gradient_accumulation_steps == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_without_rows_leaves_their_keys_open(large_base: Path, tmp_path: Path) -> None:
+    planned = with_defaults(config(large_base, tmp_path / "run", data=[{"name": "gsm8k"}]))
+
+    assert planned.finetuning == "lora"
+    assert "max_length" not in planned.model_fields_set
