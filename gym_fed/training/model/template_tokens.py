@@ -19,6 +19,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TUNING
 from gym_fed.modeling.processors import is_processor
 from gym_fed.models import load_tokenizer
+from gym_fed.text import plain
 from gym_fed.training.vision.conversations import is_vision_model
 
 _MARK = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>\s]+?｜>|<[a-z]+(?:_[a-z]+)+>|\[/?[A-Z_]{3,}\]")
@@ -66,7 +67,7 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
     if not adds:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"chat_template: {config.chat_template} ends an answer with {end}, which is no token of the tokenizer, so "
+            f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is no token of the tokenizer, so "
             "the model would never stop",
             "set chat_template_tokens: add (full fine-tuning), or choose a template that ends with the tokenizer's own "
             f"{templated.eos_token or 'end token'}, such as default, vicuna or zephyr",

@@ -267,7 +267,8 @@ def test_validate_names_the_row_that_the_template_refuses_and_takes_what_can_run
     text = f"model: {model_folder}\noutput_dir: {tmp_path / 'run'}\ndata: [{{path: {tmp_path / 'rows.jsonl'}}}]\n"
     written(tmp_path / "rows.jsonl", *refused)
     gemma = tmp_path / "gemma.jinja"
-    gemma.write_text(source("gemma"), encoding="utf-8")
+    turns = source("gemma").replace("<start_of_turn>", "<|im_start|>").replace("<end_of_turn>", "<|im_end|>")
+    gemma.write_text(turns, encoding="utf-8")
     settings.write_text(text + f"chat_template: {gemma}\n", encoding="utf-8")
     found = CliRunner().invoke(app, ["configs", "validate", str(settings)])
     assert found.exit_code != 0
