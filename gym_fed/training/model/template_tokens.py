@@ -67,8 +67,8 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
     if not adds:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is no token of the tokenizer, so "
-            "the model would never stop",
+            f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is no token of the "
+            "tokenizer, so the model would never stop",
             "set chat_template_tokens: add (full fine-tuning), or choose a template that ends with the tokenizer's own "
             f"{templated.eos_token or 'end token'}, such as default, vicuna or zephyr",
         )
