@@ -7,7 +7,6 @@ from typing import Any
 
 from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted
 
 
 def is_file(name: str | Path | None) -> bool:
@@ -30,7 +29,7 @@ def read(file: str | Path) -> dict[str, Any]:
     if len(adapters) > 1:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{file}: adapter_name_or_path: while answering, {counted(len(adapters), 'adapter')} cannot be put on",
+            f"{file}: adapter_name_or_path: {len(adapters)} adapters are not put on while answering",
             "merge them first: gym export MODEL --adapter A --adapter B -o FOLDER",
         )
     if adapters:
