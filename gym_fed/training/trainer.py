@@ -27,7 +27,7 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.defaults import Defaults
 from gym_fed.training.model.adapters import require_none_merged, settled, trained_on
 from gym_fed.training.model.loading import load_for_training, require_dtype
-from gym_fed.training.model.template_tokens import fit_to_template
+from gym_fed.training.model.template_tokens import fit_to_template, require_embedded
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
@@ -209,19 +209,16 @@ class Trainer(ExpectedElsewhere):
             splitting = deepspeed_loading(config)
             model, tokenizer = self._load_model(config)
             rows = self._encode(config, algorithm, tokenizer, *given)
+            require_embedded(model, rows.encoded, rows.eval_encoded)
             processes.on_main(lambda: folder.check(config, *rows.digests, resume=resume))
             self._report_rows(dataset, rows)
             model = _prepare_model(config, algorithm, tuning, model, tokenizer, device)
             checkpoint = processes.on_main(lambda: _open_folder(folder, config, rows, begun, resume))
             config = self.config = choose_batch_size(config, algorithm, model, tokenizer, rows)
             hooks = self._hooks = self._make_hooks(config, folder)
-            check = (
-                begin_check(
-                    config, algorithm, model, tokenizer, given, folder.path, is_new=checkpoint is None
-                )
-                if self._check and processes.is_main()
-                else None
-            )
+            checked = (config, algorithm, model, tokenizer, given, folder.path)
+            is_checked = self._check and processes.is_main()
+            check = begin_check(*checked, is_new=checkpoint is None) if is_checked else None
             trainer, best_step = self._fit(
                 config, algorithm, tuning, model, tokenizer, rows, folder, checkpoint, hooks
             )

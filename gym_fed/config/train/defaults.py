@@ -149,6 +149,8 @@ def learning_rate(algorithm: str, finetuning: str) -> tuple[float, str]:
 
 def _needs_full(config: TrainingConfig) -> str | None:
     """Why an adapter cannot be the default of this config; None if it can."""
+    if config.chat_template_tokens == "add":
+        return "chat_template_tokens: add gives the embeddings new rows, which no adapter trains"
     if config.mixture_of_depths is not None:
         return "mixture_of_depths adds routers, which no adapter trains"
     if OPTIMIZERS.new(config.optimizer).whole_weights:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -93,17 +94,16 @@ def fit_to_template(model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
 
 
 def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: int) -> None:
-    """Give the model a row of embeddings for each token, or refuse a tokenizer with more tokens than rows.
+    """Give the model a row of embeddings for each token, with ``chat_template_tokens: add``.
 
     Args:
-        model: The loaded model; its embeddings grow in place with ``chat_template_tokens: add``. New rows begin as the
-            mean of the others.
+        model: The loaded model; its embeddings grow in place. New rows begin as the mean of the others.
         tokenizer: What rows are encoded with.
         config: The run's.
         known: Tokens that the tokenizer had before any was added.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with the range of ids that have no row.
+        GymError: ``CONFIG_INVALID`` where the tuning method would not train them.
     """
     largest = _largest_id(tokenizer)
     rows = model.get_input_embeddings().weight.shape[0]
@@ -111,13 +111,35 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
     if config.chat_template_tokens == "add" and (added or largest >= rows):
         _require_trained_embeddings(config)
         _grow(model, min(known, rows), largest + 1)
-    elif largest >= rows:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"the tokenizer has the tokens {rows} to {largest}, and the model's embeddings have rows 0 to {rows - 1}",
-            "use the tokenizer that the model was trained with, or set chat_template_tokens: add, which gives each "
-            "token a row (full fine-tuning)",
-        )
+
+
+def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> None:
+    """Refuse rows with a token that has no row of embeddings, before anything is written.
+
+    A tokenizer may know more tokens than its model has rows (Gemma 3's has one for pictures): those that no row uses do
+    no harm.
+
+    Args:
+        model: The loaded model.
+        encoded: Encoded training and held-out rows; columns of token ids end in ``ids``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming the row and the token.
+    """
+    size = model.get_input_embeddings().weight.shape[0]
+    for rows in encoded:
+        for number, row in enumerate(rows or (), start=1):
+            largest = max(
+                (max(ids, default=-1) for key, ids in row.items() if key.endswith("ids")), default=-1
+            )
+            if largest >= size:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"row {number} holds token {largest} of the tokenizer, and the model's embeddings have rows 0 to "
+                    f"{size - 1}",
+                    "use the tokenizer that the model was trained with, or set chat_template_tokens: add, which gives "
+                    "each token a row (full fine-tuning)",
+                )
 
 
 def _grow(model: Any, known: int, size: int) -> None:

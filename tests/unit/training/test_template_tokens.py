@@ -173,11 +173,15 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_refused_with_the_range(
     loaded.tokenizer.add_tokens(["<more>", "<most>"])
     settings = config(plain_base, tmp_path / "run")
     with pytest.raises(
-        GymError, match="has the tokens 258 to 259, and the model's embeddings have rows 0 to 257"
+        GymError,
+        match="row 2 holds token 259 of the tokenizer, and the model's embeddings have rows 0 to 257",
     ) as caught:
-        Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(ROWS)
+        rows = [*ROWS[:1], {"text": "a<most>b"}]
+        Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(rows)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert not (tmp_path / "run").exists()
+    unused = config(plain_base, tmp_path / "unused")
+    assert Trainer(unused, model=loaded.model, tokenizer=loaded.tokenizer).train(ROWS).steps == 1
     grown = config(plain_base, tmp_path / "run", chat_template_tokens="add")
     assert (
         Trainer(grown, model=loaded.model, tokenizer=loaded.tokenizer).train([{"text": "a<most>b"}] * 4).steps
