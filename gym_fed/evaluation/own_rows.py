@@ -81,12 +81,13 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
             generate(name, limit or 100, split="heldout") if name in TASKS else list(load_rows(name))[:limit]
         )
     except GymError as error:
-        if "--columns" not in error.hint:  # which `gym eval` does not have
+        if "--columns" not in error.hint:
             raise
         raise GymError(
             error.code,
             error.message,
-            "rows need messages, or prompt and completion; for other columns write a task file, which --tasks takes",
+            "rows need messages, or prompt and completion; other columns are named with --data FILE --columns "
+            "prompt=question,completion=answer in place of --tasks, or by a task file",
         ) from error
     for number, row in enumerate(found, start=1):
         messages = row.get("messages") or [

@@ -57,6 +57,23 @@ class Retention:
         """True if the loss rose by more than twice its error and by more than ``MIN_LOSS``."""
         return not self.rise <= max(2 * self.stderr, MIN_LOSS)
 
+    def describe(self) -> str:
+        """The figures on one line, beginning with ``kept`` or ``lost``."""
+        return (
+            f"{'lost' if self.is_lost else 'kept'}: loss on {self.num_items} ordinary questions and texts "
+            f"{self.before:.4f} -> {self.after:.4f} (change {self.rise:+.4f} ± {self.stderr:.4f})"
+        )
+
+    def warning(self, remedies: Sequence[str]) -> str | None:
+        """What to tell the user if knowledge is lost, with at least two remedies; None if it is kept."""
+        if not self.is_lost:
+            return None
+        *first, last = remedies
+        return (
+            "the model has lost general knowledge: the loss on ordinary questions and texts rose, "
+            f"{self.before:.3f} -> {self.after:.3f} nats per token; {', '.join([*first, f'or {last}'])}"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**asdict(self), "is_lost": self.is_lost}

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,21 +12,19 @@ import typer
 from gym_fed.cli.completion import models, suites, variants
 from gym_fed.cli.evaluation.figures import EvaluationRun, print_runs
 from gym_fed.cli.evaluation.options import AllVariants, FolderOption
-from gym_fed.cli.evaluation.suites import DataOption
+from gym_fed.cli.evaluation.own_rows import OwnRowsCommand, evaluate_own_rows
+from gym_fed.cli.evaluation.progress import evaluation_progress
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_eval, print_next
-from gym_fed.cli.train.progress import bar
 from gym_fed.console import AsJson, err
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import DEVICE, AdapterOption
+from gym_fed.options import DEVICE, AdapterOption, ColumnsOption
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.evaluator import Evaluator, Progress
     from gym_fed.evaluation.scoring.opening import ModelRequest
 
 EVALS = Path("evals")
-LINE_SECONDS = 5.0
-"""How often progress is printed where there is no terminal."""
 _SHORTEST_ID = 6
 
 
@@ -88,7 +83,39 @@ def run_evaluation(
         str | None,
         typer.Option("--api-key-env", metavar="NAME", help="Environment variable that has the API key."),
     ] = None,
-    data: DataOption = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="Rows of your own to evaluate on; with --suite or --tasks, a folder of evaluation sets.",
+        ),
+    ] = None,
+    columns: ColumnsOption = None,
+    grader: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grader",
+            metavar="NAME[:{KEY: VALUE}]",
+            help="With --data FILE, grade the model's answers, such as numeric; may be repeated.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            min=1,
+            help="With --data FILE, longest answer.",
+            show_default="twice the longest of the rows' own",
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="With --data FILE, measure what the model kept of its base's knowledge.",
+        ),
+    ] = True,
     apply_chat_template: Annotated[
         bool | None,
         typer.Option(
@@ -108,7 +135,10 @@ def run_evaluation(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a model on suites of tasks: figures with standard errors, and a record of every sample.
+    """Evaluate a model on suites of tasks, or on rows of your own (--data FILE): figures with standard errors.
+
+    On suites there is a record of every sample. On rows of your own a run, an adapter or a variant is compared with its
+    base.
 
     The same command continues a stopped evaluation; what has a record is read, not computed.
     """
@@ -120,10 +150,20 @@ def run_evaluation(
         raise GymError(
             ErrorCode.USAGE, "which MODEL?", "gym-nano, a folder (one called run is ./run), or --api URL"
         )
+    own = {"--columns": columns, "--grader": grader, "--max-tokens": max_tokens, "--no-check": not check}
     benchmarks = [*named_variants(suite or ()), *named_variants(tasks or ())]
     if not benchmarks:
+        if data is None:
+            raise GymError(
+                ErrorCode.USAGE,
+                "which tasks?",
+                "give rows of your own (--data FILE), or a suite, such as --suite tiny; gym eval list shows them",
+            )
+    elif found := [name for name, value in own.items() if value]:
         raise GymError(
-            ErrorCode.USAGE, "which tasks?", "name a suite, such as --suite tiny; gym eval list shows them"
+            ErrorCode.USAGE,
+            f"{found[0]} goes with --data FILE, without --suite and --tasks",
+            "leave one of them out",
         )
     request = ModelRequest(
         model or "",
@@ -137,6 +177,30 @@ def run_evaluation(
         dtype=dtype,
     )
 
+    if not benchmarks:
+        suites_only = {
+            "--num-fewshot": num_fewshot is not None,
+            "--apply-chat-template": apply_chat_template is not None,
+            "--fresh": fresh,
+        }
+        if given := [name for name, value in suites_only.items() if value]:
+            raise GymError(ErrorCode.USAGE, f"{given[0]} goes with --suite or --tasks", "leave it out")
+        evaluate_own_rows(
+            request,
+            OwnRowsCommand(
+                str(data),
+                columns=columns,
+                graders=tuple(grader or ()),
+                limit=limit,
+                max_tokens=max_tokens,
+                compare=compare,
+                check=check,
+                yes=yes,
+            ),
+            as_json,
+        )
+        return
+
     def evaluator(of: ModelRequest) -> Evaluator:
         return Evaluator(
             benchmarks,
@@ -144,7 +208,7 @@ def run_evaluation(
             num_examples=limit,
             num_fewshot=num_fewshot,
             apply_chat_template=apply_chat_template,
-            data=data,
+            data=None if data is None else Path(data),
             out=folder,
             fresh=fresh,
         )
@@ -182,14 +246,14 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
     ensure_models(models_needed(evaluator.request), yes)
     err.print(f"loading {evaluator.request.model or evaluator.request.api} ...", style="dim")
     reached: Progress | None = None
-    with _progress() as show:
+    with evaluation_progress("requests") as show:
 
         def on_progress(progress: Progress) -> None:
             nonlocal reached
             if reached is None and progress.done:
                 err.print(f"{progress.done} of {progress.total} requests were computed before: they are kept")
             reached = progress
-            show(progress)
+            show(progress.done, progress.total, progress.task)
 
         evaluator.on_progress = on_progress
         try:
@@ -203,24 +267,6 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
         EvaluationRun(results, evaluator.records[name], name in evaluator.cached, evaluator.group_of)
         for name, results in found.items()
     ]
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, a line every few seconds elsewhere; both on standard error."""
-    if err.is_terminal:
-        with bar("evaluating") as update:
-            yield lambda progress: update(progress.done, progress.total, progress.task)
-        return
-    last = time.monotonic()
-
-    def line(progress: Progress) -> None:
-        nonlocal last
-        if progress.task and time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
-            err.print(f"{progress.done} of {progress.total} requests  {progress.task}")
-
-    yield line
 
 
 def _record(reference: str, folder: Path) -> Path | None:

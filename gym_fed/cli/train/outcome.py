@@ -43,11 +43,7 @@ def check_lines(check: CheckResult) -> list[str]:
         )
         lines.append(f"{of}: loss {held.before:.4f} -> {held.after:.4f}{error}")
     if (kept := check.retention) is not None:
-        verdict = "lost" if kept.is_lost else "kept"
-        lines.append(
-            f"{verdict}: loss on {kept.num_items} ordinary questions and texts {kept.before:.4f} -> {kept.after:.4f} "
-            f"(change {kept.rise:+.4f} ± {kept.stderr:.4f})"
-        )
+        lines.append(kept.describe())
     for prompt, before, after in zip(check.prompts, check.before, check.after, strict=True):
         lines.append(f"> {_line(prompt, _PROMPT_CHARACTERS)}")
         lines.append(f"  before: {_line(before, _ANSWER_CHARACTERS)}")

@@ -292,14 +292,13 @@ def _outcome_warnings(
             f"the loss on held-out rows rose, {held_out.before:.3f} -> {held_out.after:.3f}: the run learned its rows "
             "by heart; train for fewer epochs (num_train_epochs), or on more rows"
         )
-    if retention is not None and retention.is_lost:
+    if retention is not None:
         remedies = ["mix ordinary conversations into the rows (a second data source)", "lower learning_rate"]
         if not config.chosen_sections().get("lora"):
             remedies.append("train an adapter (finetuning: lora)")
-        found.append(
-            "the model has lost general knowledge: the loss on ordinary questions and texts rose, "
-            f"{retention.before:.3f} -> {retention.after:.3f} nats per token; {', '.join(remedies)}, or train shorter"
-        )
+        remedies.append("train shorter")
+        lost = retention.warning(remedies)
+        found += [] if lost is None else [lost]
     if after.ended and not any(after.ended):
         found.append(
             f"none of {len(after.ended)} answers ended within {num_tokens} tokens: the model may not stop; train "

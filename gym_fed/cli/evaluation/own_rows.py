@@ -1,0 +1,226 @@
+"""`gym eval MODEL --data FILE`: the user's own rows, before and after, and what the model kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.cli.evaluation.progress import evaluation_progress
+from gym_fed.cli.models.needed import ensure_models
+from gym_fed.console import err, out, print_json, print_table
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted, plain
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.own_evaluation import OwnResult
+    from gym_fed.evaluation.own_set import OwnRow
+    from gym_fed.evaluation.scoring.opening import ModelRequest
+
+_MODEL_CHARACTERS = 30
+
+
+@dataclass(frozen=True)
+class OwnRowsCommand:
+    """Options of the command, as they were typed.
+
+    Attributes:
+        data: The file.
+        columns: ``OURS=THEIRS`` pairs.
+        graders: Values of ``--grader``.
+        limit: Read the first N rows.
+        max_tokens: Longest answer.
+        compare: Another model, in place of the base.
+        check: True to measure retention.
+        yes: Consent to downloads.
+    """
+
+    data: str
+    columns: str | None
+    graders: tuple[str, ...]
+    limit: int | None
+    max_tokens: int | None
+    compare: str | None
+    check: bool
+    yes: bool
+
+
+def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: bool) -> None:
+    """Evaluate and print.
+
+    Raises:
+        GymError: ``USAGE`` for several variants or a server; as ``read_own_rows`` and ``OwnEvaluation.run``.
+    """
+    from gym_fed.data.columns import parse_columns
+    from gym_fed.evaluation.graders._named import graders_named
+    from gym_fed.evaluation.own_evaluation import OwnEvaluation
+    from gym_fed.evaluation.own_set import read_own_rows
+    from gym_fed.evaluation.scoring.opening import models_needed, require_named
+
+    if request.api is not None:
+        raise GymError(
+            ErrorCode.USAGE,
+            "--data FILE does not go with --api",
+            "name a model of this machine; a server is evaluated on --tasks FILE",
+        )
+    if len(request.variants) > 1 or (request.store is not None and not request.variants):
+        raise GymError(
+            ErrorCode.USAGE, "--data FILE takes one variant at a time", "name one with --variant NAME"
+        )
+    graders = graders_named(command.graders)
+    rows = read_own_rows(command.data, parse_columns(command.columns), limit=command.limit, graders=graders)
+    require_named(request)
+    ensure_models(models_needed(request), command.yes)
+    reference, notes = _reference(request, command)
+    with evaluation_progress("rows") as show:
+        evaluation = OwnEvaluation(
+            request,
+            rows,
+            reference,
+            reference_is_base=command.compare is None,
+            graders=graders,
+            max_tokens=command.max_tokens,
+            check=command.check,
+            on_load=lambda name: err.print(f"loading {plain(name, 200)} ...", style="dim", markup=False),
+            on_progress=show,
+        )
+        try:
+            result = evaluation.run()
+        except KeyboardInterrupt:
+            raise GymError(
+                ErrorCode.INTERRUPTED, "stopped", "--limit N evaluates on the first N rows only"
+            ) from None
+    result = replace(result, notes=[*notes, *result.notes])
+    if as_json:
+        print_json(_as_json(request, reference, command, rows, result))
+    else:
+        _print(request, reference, command, rows, result)
+    for warning in result.warnings:
+        err.print(f"warning: {warning}", style="yellow", markup=False)
+
+
+def _reference(request: ModelRequest, command: OwnRowsCommand) -> tuple[ModelRequest | None, list[str]]:
+    """What the model is compared with, and why there is nothing."""
+    from gym_fed.evaluation.scoring.base_request import base_request
+    from gym_fed.evaluation.scoring.opening import models_needed
+
+    if command.compare is not None:
+        other = replace(
+            request,
+            model=command.compare,
+            base=request.base if command.compare.endswith(".gymdelta") else None,
+            adapters=(),
+            variants=(),
+            store=None,
+        )
+        ensure_models(models_needed(other), command.yes)
+        return other, []
+    try:
+        base = base_request(request)
+    except GymError as error:
+        if error.code is not ErrorCode.MODEL_NOT_FOUND:
+            raise
+        return None, [f"not compared: {error.message}; {error.hint}"]
+    if base is None:
+        return None, ["not compared: nothing says which base it was made from; name one with --compare MODEL"]
+    return base, []
+
+
+def _print(
+    request: ModelRequest,
+    reference: ModelRequest | None,
+    command: OwnRowsCommand,
+    rows: list[OwnRow],
+    result: OwnResult,
+) -> None:
+    from gym_fed.evaluation.own_set import MAX_TOKENS, MAX_WORDS
+    from gym_fed.evaluation.row_scores import EXACT_MATCH, LOSS
+    from gym_fed.tables import TextTable
+
+    names = {LOSS: "loss, nats per token", EXACT_MATCH: "exact match, short answers"}
+    if reference is None:
+        table = TextTable("metric", "n", plain(request.model, _MODEL_CHARACTERS))
+    else:
+        heads = ("before", "after") if command.compare is None else (command.compare, str(request.model))
+        table = TextTable("metric", "n", *(plain(head, _MODEL_CHARACTERS) for head in heads), "change")
+    for metric in result.metrics:
+        cells = [names.get(metric.name, metric.name), f"{metric.num_rows:,}"]
+        if reference is not None:
+            cells.append(_figure(metric.before, metric.before_stderr))
+        cells.append(_figure(metric.value, metric.stderr))
+        if reference is not None:
+            cells.append(_figure(metric.change, metric.change_stderr, sign="+"))
+        table.add_row(*cells)
+    print_table(table)
+    if result.retention is not None:
+        out.print(result.retention.describe(), markup=False, highlight=False)
+    if reference is not None and command.compare is None:
+        err.print(f"before: {plain(reference.model, 200)}", markup=False)
+    counts, answered = result.after.counts, [one for one in result.after.answers if one is not None]
+    lines = [
+        f"{counted(len(rows), 'row')} of {command.data}, rendered as in training; {counts.cut} cut to "
+        f"{result.after.max_length:,} tokens, {counts.dropped} with nothing to predict"
+    ]
+    if answered:
+        lines.append(
+            f"{counted(len(answered), 'answer')} of at most {result.after.max_tokens} tokens; exact match counts "
+            f"answers of at most {MAX_WORDS} words and {MAX_TOKENS} tokens"
+        )
+    if result.after.too_long:
+        lines.append(
+            f"{counted(result.after.too_long, 'row')} not answered: the prompt fills the model's context"
+        )
+    for line in (*lines, *result.notes):
+        err.print(line, style="dim", markup=False)
+
+
+def _figure(value: float | None, stderr: float | None, *, sign: str = "") -> str:
+    if value is None:
+        return "-"
+    return f"{value:{sign}.4f}" + ("" if stderr is None else f" ± {stderr:.4f}")
+
+
+def _as_json(
+    request: ModelRequest,
+    reference: ModelRequest | None,
+    command: OwnRowsCommand,
+    rows: list[OwnRow],
+    result: OwnResult,
+) -> dict[str, Any]:
+    after, before = result.after, result.before
+    return {
+        "model": str(request.model),
+        "reference": None if reference is None else str(reference.model),
+        "reference_is_base": reference is not None and command.compare is None,
+        "data": command.data,
+        "rows": {
+            "rows": len(rows),
+            "cut": after.counts.cut,
+            "dropped": after.counts.dropped,
+            "not_answered": after.too_long,
+            "max_length": after.max_length,
+            "max_tokens": after.max_tokens,
+        },
+        "metrics": {metric.name: metric.as_dict() for metric in result.metrics},
+        "retention": None if result.retention is None else result.retention.as_dict(),
+        "samples": [
+            {
+                "place": row.place,
+                "reference": row.reference,
+                "after": _sample(after, i),
+                "before": None if before is None else _sample(before, i),
+            }
+            for i, row in enumerate(rows)
+        ],
+        "warnings": result.warnings,
+        "notes": result.notes,
+    }
+
+
+def _sample(scores: Any, i: int) -> dict[str, Any]:
+    import math
+
+    values = {name: column[i] for name, column in scores.metrics.items()}
+    finite = {
+        name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
+    }
+    return {**finite, "answer": scores.answers[i], "ended": scores.ended[i]}

@@ -1,0 +1,221 @@
+"""Evaluates a model on the user's own rows next to its base or another model, and what it kept of its base."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.graders import GraderConfig
+from gym_fed.evaluation.own_set import OwnRow, Rendering, render, rendering_of
+from gym_fed.evaluation.retention import (
+    Retention,
+    compare_retention,
+    knows_items,
+    retention_items,
+    retention_losses,
+)
+from gym_fed.evaluation.row_scores import (
+    EXACT_MATCH,
+    LOSS,
+    OnProgress,
+    RowMetric,
+    RowScores,
+    check_references,
+    longest_row,
+    row_metrics,
+    score_rows,
+)
+from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, dense_model, require_named
+from gym_fed.models import folder_here, load_tokenizer, quiet_loading
+from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts
+
+REMEDIES = (
+    "mix ordinary conversations into the rows (a second data source)",
+    "lower learning_rate",
+    "train an adapter (finetuning: lora)",
+    "train shorter",
+)
+
+
+@dataclass(frozen=True)
+class OwnResult:
+    """What the evaluation found.
+
+    Attributes:
+        metrics: Means, and with a reference the paired changes.
+        after: The model's scores.
+        before: Scores of its base or of the other model; None without one.
+        retention: Loss on ordinary questions and texts, before and after; None where it was not measured.
+        warnings: What the user should know, with remedies.
+        notes: What was not measured or compared, and why.
+    """
+
+    metrics: list[RowMetric]
+    after: RowScores
+    before: RowScores | None
+    retention: Retention | None
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class OwnEvaluation:
+    """An evaluation on rows of the user.
+
+    Attributes:
+        request: The model, with one variant at most.
+        rows: Rows of ``read_own_rows``.
+        reference: The model to compare with; None for none.
+        reference_is_base: True if ``reference`` is what the model was made from, and gets its rendering of the rows.
+        graders: Graders of the answers.
+        max_tokens: Longest answer; None for twice the longest of the rows' own.
+        check: True to measure retention, where there is a reference.
+        on_load: Called with a model's name before it is loaded.
+        on_progress: See ``score_rows``.
+    """
+
+    request: ModelRequest
+    rows: Sequence[OwnRow]
+    reference: ModelRequest | None = None
+    reference_is_base: bool = False
+    graders: Sequence[GraderConfig] = ()
+    max_tokens: int | None = None
+    check: bool = True
+    on_load: Callable[[str], None] = lambda name: None
+    on_progress: OnProgress = lambda done, total, what: None
+
+    def run(self) -> OwnResult:
+        """Score the reference first, then the model; one of the two is in memory at a time.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for rows that cannot be rendered or graded, before a model is loaded; as
+                ``dense_model``, ``score_rows`` and the graders.
+        """
+        require_named(self.request)
+        if self.reference is not None:
+            require_named(self.reference)
+        check_references(self.rows, self.graders)
+        source = _source(self.request)
+        folder = folder_here(source)
+        rendering = Rendering() if folder is None else rendering_of(folder)
+        tokenizer = load_tokenizer(source)
+        render(tokenizer, self.rows, rendering, 1 << 30)  # refuses what cannot be rendered
+        notes: list[str] = []
+        kept = _Kept(self.check and self.reference is not None, tokenizer)
+        before = None
+        left_out: list[str] = []
+        if self.reference is not None:
+            before, same_tokens = self._score_reference(tokenizer, rendering, kept)
+            if not same_tokens:
+                left_out.append(LOSS)
+                notes.append(
+                    "the loss is not compared: the models have other tokens, and it is counted per token"
+                )
+        loaded = self._open(self.request)
+        with quiet_loading():
+            after = self._scores(loaded.model, tokenizer, rendering)
+            retention = kept.result(loaded.model)
+        metrics = row_metrics(after, before, leave_out=left_out)
+        return OwnResult(
+            metrics,
+            after,
+            before,
+            retention,
+            warnings=_warnings(metrics, retention, after),
+            notes=[*notes, *kept.notes],
+        )
+
+    def _score_reference(self, tokenizer: Any, rendering: Rendering, kept: _Kept) -> tuple[RowScores, bool]:
+        assert self.reference is not None
+        loaded = self._open(self.reference)
+        same_tokens = loaded.tokenizer.get_vocab() == tokenizer.get_vocab()
+        own = tokenizer if same_tokens and self.reference_is_base else loaded.tokenizer
+        with quiet_loading():
+            scores = self._scores(loaded.model, own, rendering)
+            kept.measure_before(loaded.model, same_tokens=same_tokens)
+        return scores, same_tokens
+
+    def _open(self, request: ModelRequest) -> Any:
+        import torch
+
+        self.on_load(str(request.model))
+        parts = in_parts(str(request.model))
+        variant = parts[1] if parts is not None else next(iter(request.variants), BASE)
+        loaded = dense_model(request, variant)
+        loaded.model.to(getattr(torch, request.dtype)).eval()
+        return loaded
+
+    def _scores(self, model: Any, tokenizer: Any, rendering: Rendering) -> RowScores:
+        return score_rows(
+            model,
+            tokenizer,
+            self.rows,
+            rendering,
+            max_length=longest_row(model, rendering),
+            graders=self.graders,
+            max_tokens=self.max_tokens,
+            on_progress=self.on_progress,
+        )
+
+
+class _Kept:
+    """The retention check of two models that are loaded one after the other."""
+
+    def __init__(self, is_wanted: bool, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._items = retention_items(tokenizer) if is_wanted else []
+        self._before: list[float] = []
+        self.notes: list[str] = []
+
+    def measure_before(self, model: Any, *, same_tokens: bool) -> None:
+        if not self._items:
+            return
+        if not same_tokens:
+            self.notes.append("not checked: what the model kept: the two models have other tokens")
+            return
+        losses = retention_losses(model, self._tokenizer, self._items)
+        if knows_items(model, self._tokenizer, self._items, losses):
+            self._before = losses
+        else:
+            self.notes.append(
+                "not checked: what the model kept: its base does not know the ordinary questions and texts of the check"
+            )
+
+    def result(self, model: Any) -> Retention | None:
+        if not self._before:
+            return None
+        return compare_retention(self._before, retention_losses(model, self._tokenizer, self._items))
+
+
+def _warnings(metrics: Sequence[RowMetric], retention: Retention | None, after: RowScores) -> list[str]:
+    found = []
+    for metric in metrics:
+        if metric.change is None or metric.name not in (LOSS, EXACT_MATCH):
+            continue
+        worse = metric.change if metric.name == LOSS else -metric.change
+        if not worse <= 2 * (metric.change_stderr or math.inf):
+            found.append(
+                f"the model is worse on these rows, {metric.name} {metric.before:.3f} -> {metric.value:.3f}: train on "
+                "rows like these, for fewer epochs (num_train_epochs), or lower learning_rate"
+            )
+    if retention is not None and (lost := retention.warning(REMEDIES)) is not None:
+        found.append(lost)
+    cut = sum(ended is False for ended in after.ended)
+    if cut > sum(ended is True for ended in after.ended):
+        found.append(
+            f"{cut} of {cut + sum(ended is True for ended in after.ended)} answers did not end within "
+            f"{after.max_tokens} tokens: raise --max-tokens, or train the model longer"
+        )
+    return found
+
+
+def _source(request: ModelRequest) -> str:
+    """The model whose tokenizer is used."""
+    name = str(request.model)
+    if (delta := delta_file(Path(name))) is not None:
+        return request.base or base_of_delta(delta)
+    parts = in_parts(name)
+    return name if parts is None else parts[0]

@@ -1,0 +1,262 @@
+"""The user's own rows for an evaluation: checked before a model is loaded, rendered as training renders them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.graders import GraderConfig
+from gym_fed.data.chat_templates.conversation import Reasoning
+from gym_fed.data.columns import renaming
+from gym_fed.data.encoding import IGNORED, encode_rows
+from gym_fed.data.reading import iter_rows
+from gym_fed.data.row_counts import EncodedRows
+from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+MAX_WORDS, MAX_TOKENS = 10, 64
+"""An answer of at most so many words and tokens is short: the model's answer is compared with it as a whole."""
+
+DEFAULT_LENGTH = 2048
+"""Tokens that rows are cut to, unless MODEL is a run, which has its own ``max_length``."""
+
+_WHOLE = 1 << 30
+_PLACEHOLDER = "."
+_SHOWN, _SHOWN_CHARACTERS = 20, 40
+_TURNS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
+"""Keys of a row that hold what was said; graders read the others."""
+
+
+@dataclass(frozen=True)
+class OwnRow:
+    """One row of the user's file.
+
+    Attributes:
+        place: File and line, for messages.
+        row: As training takes it: ``messages``, ``text``, or ``prompt`` and ``completion``. A row that has only a
+            prompt is given a placeholder as its answer.
+        has_answer: False for the placeholder.
+        reference: The last answer as text; None where there is none, or where it calls tools.
+        graded: What graders read: ``prompt``, ``answer``, and the file's other columns.
+    """
+
+    place: str
+    row: Row
+    has_answer: bool
+    reference: str | None
+    graded: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_short(self) -> bool:
+        """True if the reference has at most ``MAX_WORDS`` words."""
+        return self.reference is not None and 0 < len(self.reference.split()) <= MAX_WORDS
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How a run renders its rows; the defaults are those of `gym train`.
+
+    Attributes:
+        max_length: Rows are cut to so many tokens; None for ``DEFAULT_LENGTH``.
+        mask_history: Label the last answer of a conversation alone.
+        reasoning: See ``encode_rows``.
+        default_system: System message of conversations that have none.
+    """
+
+    max_length: int | None = None
+    mask_history: bool = False
+    reasoning: Reasoning = "learn"
+    default_system: str | None = None
+
+
+def read_own_rows(
+    path: str,
+    columns: Mapping[str, str] | None = None,
+    *,
+    limit: int | None = None,
+    graders: Sequence[GraderConfig] = (),
+) -> list[OwnRow]:
+    """Read rows and check all that can be checked without a model.
+
+    Args:
+        path: A data file, a pattern, or a URL.
+        columns: Names of columns in the file, by the names that formats expect.
+        limit: Read the first N rows only.
+        graders: Graders of answers; with them a row needs no answer of its own.
+
+    Raises:
+        GymError: ``USAGE`` for a folder; ``DATA_INVALID`` naming the file and the row that cannot be used; as
+            ``iter_rows``.
+    """
+    if Path(path).expanduser().is_dir():
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--data {path} is a folder",
+            "name a file of rows, such as mine.csv; with --suite or --tasks a folder of evaluation sets is read",
+        )
+    rename = renaming(columns or {})
+    raw_rows: list[Any] = []
+
+    def remembered(raw: Any) -> Any:
+        renamed = raw if rename is None else rename(raw)
+        raw_rows.append(renamed)
+        return renamed
+
+    rows = []
+    for place, row in islice(iter_rows(path, rename=remembered), limit):
+        raw = raw_rows[-1]
+        raw_rows.clear()
+        rows.append(_own_row(place, row, raw if isinstance(raw, dict) else {}, graders))
+    return rows
+
+
+def render(
+    tokenizer: Any, rows: Sequence[OwnRow], rendering: Rendering, max_length: int
+) -> tuple[EncodedRows, list[list[int]]]:
+    """Encode rows as training does.
+
+    Args:
+        tokenizer: Of the model.
+        rows: Rows of ``read_own_rows``.
+        rendering: How the run renders them.
+        max_length: Rows are cut to so many tokens.
+
+    Returns:
+        The rows with a label for each token that counts, and for each row the token ids up to its last answer; these
+        are empty where there is no answer, as in a text.
+
+    Raises:
+        GymError: As ``encode_rows``.
+    """
+    given = [_with_system(one.row, rendering.default_system) for one in rows]
+    encoded = encode_rows(
+        tokenizer,
+        given,
+        max_length=max_length,
+        keep_all=True,
+        mask_history=rendering.mask_history,
+        reasoning=rendering.reasoning,
+    )
+    last = encode_rows(
+        tokenizer, given, max_length=_WHOLE, keep_all=True, mask_history=True, reasoning=rendering.reasoning
+    )
+    prompts = [[] if "text" in one.row else _before_label(row) for one, row in zip(rows, last, strict=True)]
+    return encoded, prompts
+
+
+def rendering_of(folder: Path) -> Rendering:
+    """How the finished run in ``folder`` rendered its rows; the defaults where it is no run.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` for a ``config.yaml`` that cannot be read.
+    """
+    config = run_config(folder)
+    if config is None:
+        return Rendering()
+    return Rendering(
+        max_length=config.get("max_length"),
+        mask_history=bool(config.get("mask_history")),
+        reasoning="learn" if config.get("reasoning") is None else config["reasoning"],
+        default_system=config.get("default_system"),
+    )
+
+
+def run_config(folder: Path) -> dict[str, Any] | None:
+    """The config of the finished run in ``folder``; None where there is none."""
+    if not all((folder / name).is_file() for name in ("config.yaml", "result.json")):
+        return None
+    from gym_fed.training.run.summary import read_config
+
+    return read_config(folder)
+
+
+def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[GraderConfig]) -> OwnRow:
+    if row.get("images"):
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{place}: has images",
+            "rows of text alone are evaluated; drop these rows",
+        )
+    has_answer = kind_of(row) != "prompt"
+    if has_answer:
+        (row,) = as_kind([row], "supervised")
+    elif not graders:
+        names = [plain(name, _SHOWN_CHARACTERS) for name in raw]
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{place}: has no answer, and its columns are {', '.join(names[:_SHOWN])}",
+            "name the column of answers: --columns completion=COLUMN; or grade the model's answers with --grader NAME",
+        )
+    reference = _reference(row) if has_answer else None
+    if has_answer and reference is not None and not reference.strip():
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"{place}: its answer is empty", "fill it in, or remove the row"
+        )
+    graded: Mapping[str, Any] = {}
+    if graders:
+        (asked,) = as_kind([PlacedDict.of(row, place)], "prompt")
+        graded = {**{name: raw[name] for name in raw if name not in _TURNS}, **asked}
+        _require_columns(place, graded, graders)
+    if not has_answer:
+        row = PlacedDict.of(_with_placeholder(row), place)
+    return OwnRow(place, row, has_answer, None if reference is None else reference.strip(), graded)
+
+
+def _reference(row: Row) -> str | None:
+    """The last answer as text; None for texts and calls of tools.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for a conversation that does not end with the assistant.
+    """
+    if "messages" not in row:
+        answer = row.get("completion")
+        return answer if isinstance(answer, str) else None
+    last = row["messages"][-1]
+    if last.get("role") != "assistant":
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{getattr(row, 'place', None) or 'a row'}: does not end with an answer",
+            "let the last message be the assistant's, or remove the row",
+        )
+    if last.get("tool_calls"):
+        return None
+    content = last.get("content")
+    return content if isinstance(content, str) else None
+
+
+def _require_columns(place: str, graded: Mapping[str, Any], graders: Sequence[GraderConfig]) -> None:
+    """Refuse a row without the column that a grader reads, before answers are generated."""
+    for grader in graders:
+        column = getattr(grader, "column", None)
+        if isinstance(column, str) and graded.get(column) is None:
+            had = ", ".join(plain(name, _SHOWN_CHARACTERS) for name in list(graded)[:_SHOWN])
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: grader {grader.name or grader.grader} reads the column {column!r}, and the row has {had}",
+                f"name the column: --grader '{grader.grader}:{{column: NAME}}', or --columns {column}=NAME",
+            )
+
+
+def _with_placeholder(row: Row) -> Row:
+    rest = {key: row[key] for key in ("tools",) if key in row}
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return {"prompt": prompt, "completion": _PLACEHOLDER, **rest}
+    return {"messages": [*prompt, {"role": "assistant", "content": _PLACEHOLDER}], **rest}
+
+
+def _with_system(row: Row, system: str | None) -> Row:
+    messages = row.get("messages")
+    if system is None or not messages or any(message["role"] == "system" for message in messages):
+        return row
+    return PlacedDict.like({**row, "messages": [{"role": "system", "content": system}, *messages]}, row)
+
+
+def _before_label(encoded: Mapping[str, Any]) -> list[int]:
+    labels = encoded["labels"]
+    first = next((i for i, label in enumerate(labels) if label != IGNORED), None)
+    return [] if first is None else list(encoded["input_ids"][:first])

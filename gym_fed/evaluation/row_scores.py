@@ -1,0 +1,272 @@
+"""Scores a model on the user's own rows: loss, exact match of short answers, and graders; and compares two models.
+
+There is one way to score a row, for a model, its base, and any other model that it is compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from gym_fed.config.train.graders import GraderConfig
+from gym_fed.data.row_counts import RowCounts, teaches
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.compare import paired_difference
+from gym_fed.evaluation.generation import greedy_ids
+from gym_fed.evaluation.graders._combined import build_graders
+from gym_fed.evaluation.graders.base import Grader
+from gym_fed.evaluation.grading import grade_answers
+from gym_fed.evaluation.loss import row_losses
+from gym_fed.evaluation.own_set import DEFAULT_LENGTH, MAX_TOKENS, OwnRow, Rendering, render
+
+LOSS, EXACT_MATCH = "loss", "exact_match"
+_BATCH_TOKENS = 2048
+"""Tokens of one forward pass, whose logits are in memory at once."""
+
+_LOSS_ROWS, _ANSWERS = 64, 16
+_LEAST_ANSWER, _MOST_ANSWER = 64, 512
+
+OnProgress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """What a model makes of rows. Lists have a value for each row, None where it has none.
+
+    Attributes:
+        metrics: ``loss`` in nats per token, ``exact_match`` of short answers, and each grader's values, by name.
+        answers: The model's answers.
+        ended: For each answer, whether the model ended it within ``max_tokens``.
+        counts: What became of the rows.
+        max_length: Rows were cut to so many tokens.
+        max_tokens: Answers were cut to so many tokens.
+        too_long: Rows whose prompt leaves no room for an answer.
+    """
+
+    metrics: dict[str, list[float | None]]
+    answers: list[str | None]
+    ended: list[bool | None]
+    counts: RowCounts
+    max_length: int
+    max_tokens: int
+    too_long: int
+
+
+@dataclass(frozen=True)
+class RowMetric:
+    """A metric of a model and, where it is compared, of another one on the same rows.
+
+    Attributes:
+        name: ``loss``, ``exact_match`` or a grader's name.
+        num_rows: Rows that have a value; of both models, where two are compared.
+        value: Mean of the model.
+        stderr: Its standard error; None for a single row.
+        before: Mean of the other model; None without one.
+        before_stderr: Its standard error.
+        change: ``value - before``.
+        change_stderr: Its standard error, paired by row.
+    """
+
+    name: str
+    num_rows: int
+    value: float
+    stderr: float | None
+    before: float | None = None
+    before_stderr: float | None = None
+    change: float | None = None
+    change_stderr: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, where no number is infinite or NaN."""
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in asdict(self).items()
+        }
+
+
+def check_references(rows: Sequence[OwnRow], graders: Sequence[GraderConfig]) -> None:
+    """Grade the rows' own answers with graders that only apply a rule, so that unreadable references are found early.
+
+    Raises:
+        GymError: What the graders raise, with the row's place.
+    """
+    built = [grader for grader in build_graders(graders) if type(grader).setup is Grader.setup]
+    for one in rows if built else ():
+        if one.reference is None:
+            continue
+        try:
+            grade_answers([{**one.graded, "completion": one.reference}], built)
+        except GymError as error:
+            raise GymError(error.code, f"{one.place}: {error.message}", error.hint) from error
+
+
+def longest_row(model: Any, rendering: Rendering) -> int:
+    """The number of tokens that rows are cut to: the run's, or the default, and at most what the model reads."""
+    return min(rendering.max_length or DEFAULT_LENGTH, _context(model))
+
+
+def score_rows(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[OwnRow],
+    rendering: Rendering,
+    *,
+    max_length: int,
+    graders: Sequence[GraderConfig] = (),
+    max_tokens: int | None = None,
+    on_progress: OnProgress = lambda done, total, what: None,
+) -> RowScores:
+    """Score one model.
+
+    Args:
+        model: A causal LM.
+        tokenizer: The tokenizer that rows are rendered with.
+        rows: Rows of ``read_own_rows``.
+        rendering: How the run renders them.
+        max_length: Rows are cut to so many tokens.
+        graders: Graders of its answers.
+        max_tokens: Longest answer; None for twice the longest of the rows' own.
+        on_progress: Called with the number of rows done, of how many, and what is computed.
+
+    Raises:
+        GymError: As ``render`` and the graders.
+    """
+    encoded, prompts = render(tokenizer, rows, rendering, max_length)
+    losses: list[float | None] = [None] * len(rows)
+    scored = [i for i, one in enumerate(rows) if one.has_answer]
+    by_length = sorted(scored, key=lambda i: len(encoded[i]["input_ids"]))
+    for start in range(0, len(by_length), _LOSS_ROWS):
+        on_progress(start, len(by_length), LOSS)
+        at = by_length[start : start + _LOSS_ROWS]
+        longest = max(len(encoded[i]["input_ids"]) for i in at)
+        size = max(1, min(_LOSS_ROWS, _BATCH_TOKENS // max(1, longest)))
+        found = row_losses(model, tokenizer, [encoded[i] for i in at], max_length=max_length, batch_size=size)
+        for i, loss in zip(at, found, strict=True):
+            losses[i] = None if math.isnan(loss) and not teaches(encoded[i]["labels"]) else loss
+    short = {
+        i
+        for i, one in enumerate(rows)
+        if one.is_short and prompts[i] and _num_tokens(tokenizer, one.reference) <= MAX_TOKENS
+    }
+    wanted = [i for i, ids in enumerate(prompts) if ids and (graders or i in short)]
+    room = max_tokens or _room(tokenizer, [rows[i] for i in wanted])
+    answers, ended = _answers(model, tokenizer, prompts, wanted, room, on_progress)
+    metrics: dict[str, list[float | None]] = {LOSS: losses}
+    exact: list[float | None] = [
+        float(answer.strip() == row.reference) if i in short and answer is not None else None
+        for i, (row, answer) in enumerate(zip(rows, answers, strict=True))
+    ]
+    metrics[EXACT_MATCH] = exact
+    metrics |= _grades(rows, answers, graders)
+    too_long = sum(answers[i] is None for i in wanted)
+    return RowScores(metrics, answers, ended, encoded.counts, max_length, room, too_long)
+
+
+def row_metrics(
+    after: RowScores, before: RowScores | None = None, *, leave_out: Sequence[str] = ()
+) -> list[RowMetric]:
+    """Means with standard errors and, with ``before``, paired differences; metrics without a value are left out."""
+    found = []
+    for name, values in after.metrics.items():
+        others = None if before is None or name in leave_out else before.metrics[name]
+        pairs = [
+            (value, other)
+            for value, other in zip(values, others or values, strict=True)
+            if value is not None and other is not None
+        ]
+        if not pairs:
+            continue
+        one = [value for value, _ in pairs]
+        if others is None:
+            found.append(RowMetric(name, len(one), _mean(one), _stderr(one)))
+            continue
+        other_values = [other for _, other in pairs]
+        change = paired_difference(one, other_values)
+        found.append(
+            RowMetric(
+                name,
+                len(one),
+                _mean(one),
+                _stderr(one),
+                _mean(other_values),
+                _stderr(other_values),
+                change.difference,
+                change.stderr,
+            )
+        )
+    return found
+
+
+def _answers(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    wanted: Sequence[int],
+    max_tokens: int,
+    on_progress: OnProgress,
+) -> tuple[list[str | None], list[bool | None]]:
+    """Greedy answers to the prompts at ``wanted``; None where the prompt leaves no room for one."""
+    answers: list[str | None] = [None] * len(prompts)
+    ended: list[bool | None] = [None] * len(prompts)
+    fitting = [i for i in wanted if len(prompts[i]) < _context(model)]
+    fitting.sort(key=lambda i: len(prompts[i]))
+    for start in range(0, len(fitting), _ANSWERS):
+        on_progress(start, len(fitting), "answers")
+        at = fitting[start : start + _ANSWERS]
+        room = min(max_tokens, _context(model) - max(len(prompts[i]) for i in at))
+        found = greedy_ids(model, tokenizer, [prompts[i] for i in at], max_new_tokens=room)
+        for i, answer in zip(at, found, strict=True):
+            answers[i] = str(tokenizer.decode(answer.ids, skip_special_tokens=True))
+            ended[i] = answer.ended
+    return answers, ended
+
+
+def _grades(
+    rows: Sequence[OwnRow], answers: Sequence[str | None], graders: Sequence[GraderConfig]
+) -> dict[str, list[float | None]]:
+    if not graders:
+        return {}
+    at = [i for i, answer in enumerate(answers) if answer is not None]
+    if not at:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            "no row has a prompt that the model has room to answer",
+            "shorten the prompts, or use a model that reads more tokens",
+        )
+    grades = grade_answers([{**rows[i].graded, "completion": answers[i]} for i in at], build_graders(graders))
+    found: dict[str, list[float | None]] = {}
+    for name, values in grades.values.items():
+        column: list[float | None] = [None] * len(rows)
+        for i, value in zip(at, values, strict=True):
+            column[i] = value
+        found[name] = column
+    return found
+
+
+def _room(tokenizer: Any, rows: Sequence[OwnRow]) -> int:
+    """Twice the longest of the rows' own answers, so that one that goes on is not cut where it might have ended."""
+    own = max((_num_tokens(tokenizer, one.reference) for one in rows), default=0)
+    return _MOST_ANSWER if not own else min(_MOST_ANSWER, max(_LEAST_ANSWER, 2 * own))
+
+
+def _num_tokens(tokenizer: Any, text: str | None) -> int:
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else 0
+
+
+def _context(model: Any) -> int:
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(found) if found else 1 << 30
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _stderr(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    return float(np.std(np.asarray(values, dtype=np.float64), ddof=1)) / math.sqrt(len(values))
