@@ -65,7 +65,7 @@ class Retention:
         )
 
     def warning(self, remedies: Sequence[str]) -> str | None:
-        """What to tell the user if knowledge is lost, with at least two remedies; None if it is kept."""
+        """The warning for lost knowledge, with at least two remedies; None if it is kept."""
         if not self.is_lost:
             return None
         *first, last = remedies

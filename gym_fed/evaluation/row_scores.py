@@ -185,20 +185,23 @@ def row_metrics(
             found.append(RowMetric(name, len(one), _mean(one), _stderr(one)))
             continue
         other_values = [other for _, other in pairs]
-        change = paired_difference(one, other_values)
-        found.append(
-            RowMetric(
-                name,
-                len(one),
-                _mean(one),
-                _stderr(one),
-                _mean(other_values),
-                _stderr(other_values),
-                change.difference,
-                change.stderr,
-            )
-        )
+        found.append(paired_metric(name, one, other_values))
     return found
+
+
+def paired_metric(name: str, after: Sequence[float], before: Sequence[float]) -> RowMetric:
+    """Compare two models' values of the same rows, in the same order."""
+    change = paired_difference(after, before)
+    return RowMetric(
+        name,
+        len(after),
+        _mean(after),
+        _stderr(after),
+        _mean(before),
+        _stderr(before),
+        change.difference,
+        change.stderr,
+    )
 
 
 def _answers(

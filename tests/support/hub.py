@@ -30,7 +30,8 @@ class HubProcess:
     ) -> None:
         self.folder = folder
         gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base", base_model)
-        self.configure(_merged({"listen": "127.0.0.1:0", "limits": QUICK_ENROLMENT}, config or {}))
+        own = {"listen": "127.0.0.1:0", "limits": QUICK_ENROLMENT, "check": False}
+        self.configure(_merged(own, config or {}))
         self.process: WarmProcess | None = None
         self.port = 0
         self.fingerprint = ""

@@ -225,6 +225,8 @@ class ServerSections(StrictModel):
     admission: AdmissionConfig = AdmissionConfig()
     root: RootConfig | None = None
     gate: GateConfig = GateConfig()
+    check: bool = True
+    """At the end of the run, compare the newest version with version 0: held-out loss, and what the model kept."""
     rewards: RewardsConfig = RewardsConfig()
     privacy: PrivacyConfig | None = None
     """Contributor-level differential privacy of the soups; absent: none is promised."""

@@ -1,4 +1,4 @@
 """Log-likelihoods and answers for evaluation, of one model or of many variants of one base in one pass.
 
-Neighbours: imports none; imported by evaluator, harness, probe, records, running.
+Neighbours: imports own_set; imported by evaluator, harness, own_evaluation, probe, records, running.
 """

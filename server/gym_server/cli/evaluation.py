@@ -1,8 +1,8 @@
-"""`gym-server eval`: versions of a hub on suites of tasks."""
+"""`gym-server eval`: versions of a hub on suites of tasks; `gym-server compare`: what the rounds have changed."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,10 +10,14 @@ from gym_fed.console import AsJson, err, print_result
 from gym_fed.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
+if TYPE_CHECKING:
+    from gym_server.evaluations.change import VersionChange
 
-def add_evaluation_command(app: typer.Typer) -> None:
-    """Register the command of this module."""
+
+def add_evaluation_commands(app: typer.Typer) -> None:
+    """Register the commands of this module."""
     app.command("eval")(evaluate)
+    app.command()(compare)
 
 
 def evaluate(
@@ -50,3 +54,34 @@ def evaluate(
             on_begin=lambda height, name: err.print(f"evaluating version {height} on {name} ..."),
         )
     print_result(as_json, found, versions_table(found))
+
+
+def compare(
+    folder: Folder = DEFAULT_FOLDER,
+    version: Annotated[
+        int | None, typer.Option("--version", help="Height.", show_default="the current version")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a version with version 0, the hub running or not: the held-out loss, and what the model kept."""
+    with opened(folder) as fed, waiting("comparing a version with version 0"):
+        from gym_server.evaluations.change import measure_change
+        from gym_server.rounds.hub_model import HubModel
+
+        height = fed.round_store.version(fed.round_store.head().height if version is None else version).height
+        model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+        found = measure_change(model, fed.round_store.soups(height), height)
+    warnings = "\n".join(f"warning: {warning}" for warning in found.warnings)
+    print_result(as_json, change_as_json(found), "\n".join(found.lines), note=warnings)
+
+
+def change_as_json(change: VersionChange) -> dict[str, Any]:
+    """The figures with their warnings."""
+    return {
+        "version": change.height,
+        "digest": change.digest,
+        "held_out": None if change.held_out is None else change.held_out.as_dict(),
+        "retention": None if change.retention is None else change.retention.as_dict(),
+        "warnings": change.warnings,
+        "notes": change.notes,
+    }

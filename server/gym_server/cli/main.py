@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,13 +30,16 @@ from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.care import add_care_commands
 from gym_server.cli.certificate import app as certificate_app
 from gym_server.cli.dashboard import add_dashboard_commands
-from gym_server.cli.evaluation import add_evaluation_command
+from gym_server.cli.evaluation import add_evaluation_commands
 from gym_server.cli.ledger import app as ledger_app
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.recipe import app as recipe_app
 from gym_server.cli.steering import add_steering_commands
 from gym_server.cli.variants import app as variants_app
 from gym_server.store.away import StoreAway
+
+if TYPE_CHECKING:
+    from gym_server.evaluations.change import VersionChange
 
 app = typer.Typer(
     name="gym-server",
@@ -161,6 +164,7 @@ def run(
     from contextlib import ExitStack
 
     with waiting("loading torch and Flower"):
+        from gym_server.cli.evaluation import change_as_json
         from gym_server.cli.live import HubEvent, Watcher, line_console
         from gym_server.cli.run import run_hub
         from gym_server.cli.show import describe_round, log_to_stderr
@@ -207,6 +211,15 @@ def run(
         else:
             line_console().print(line["text"])
 
+    def changed(change: VersionChange) -> None:
+        if as_json:
+            print_event({"event": "change", **change_as_json(change)})
+        else:
+            for line in change.lines:
+                line_console().print(line, markup=False)
+            for warning in change.warnings:
+                err.print(f"warning: {warning}", style="yellow", markup=False)
+
     ending = ""
     try:
         ending = run_hub(
@@ -218,6 +231,7 @@ def run(
             on_listening=listening,
             on_dashboard=pages,
             on_round=ended,
+            on_change=changed,
         )
     finally:
         watching.close()
@@ -305,7 +319,7 @@ def model(
 add_account_commands(app)
 add_steering_commands(app)
 add_care_commands(app)
-add_evaluation_command(app)
+add_evaluation_commands(app)
 add_dashboard_commands(app)
 
 

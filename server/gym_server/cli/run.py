@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from flwr.serverapp import Grid
@@ -38,6 +38,7 @@ from gym_server.strategy.durable import DurableDeltaSoup
 from gym_server.strategy.grid import HubGrid
 
 if TYPE_CHECKING:
+    from gym_server.evaluations.change import VersionChange
     from gym_server.web.dashboard import Dashboard
 
 log = logging.getLogger("gym_server")
@@ -66,6 +67,7 @@ def run_hub(
     on_listening: Callable[[Federation, int], None] = lambda *_: None,
     on_dashboard: Callable[[str], None] = lambda _: None,
     on_round: Callable[[Round], None] = lambda _: None,
+    on_change: Callable[[VersionChange], None] | None = None,
     server_app: Callable[[Grid], None] | None = None,
 ) -> str:
     """Serve until stopped, or until all rounds are committed with ``exit_when_done``.
@@ -79,6 +81,8 @@ def run_hub(
         on_listening: Called once with the federation and the port.
         on_dashboard: Called once with the URL of the pages, where there are any.
         on_round: Called after each round that ended.
+        on_change: Called when the rounds are done, with what they have changed; None to leave that check out, as does
+            ``check: false`` in the config.
         server_app: Runs on the grid instead of DeltaSoup: any Flower strategy's ``start``, say.
 
     Returns:
@@ -132,7 +136,7 @@ def run_hub(
                 pages.start()
                 on_dashboard(pages.url)
 
-        server = _Server(federation, hub_lock, insecure, own_app if server_app else delta_soup)
+        server = _Server(federation, hub_lock, insecure, own_app if server_app else delta_soup, on_change)
         ending = asyncio.run(server.serve(exit_when_done, listening))
     return ending
 
@@ -172,11 +176,13 @@ class _Server:
         hub_lock: HubLock,
         insecure: bool,
         work: Callable[[Grid, Callable[[], bool]], None],
+        on_change: Callable[[VersionChange], None] | None,
     ) -> None:
         self._fed = federation
         self._hub_lock = hub_lock
         self._insecure = insecure
         self._work = work
+        self._on_change = on_change if federation.config.check else None
         self._wakeups = Wakeups()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -219,7 +225,8 @@ class _Server:
             if exit_when_done:
                 with waiting("contributors fetch their last verdict"):
                     await self._wakeups.drain(_DRAIN_SECONDS)
-            else:
+            await self._report_change(stop_waiter)
+            if not exit_when_done:
                 log.info("serving until stopped")
                 await stop_waiter
         hub_lock_keeper.cancel()
@@ -234,6 +241,21 @@ class _Server:
         if self._failure is not None:
             raise self._failure
         return ending
+
+    async def _report_change(self, stop_waiter: asyncio.Task[Any]) -> None:
+        """Compare the newest version with version 0 in a process of its own; a stop ends that."""
+        if self._on_change is None:
+            return
+        from gym_server.evaluations.change_process import ChangeRun
+
+        run = ChangeRun(self._fed)
+        with waiting("comparing the newest version with version 0"):
+            task = asyncio.create_task(asyncio.to_thread(run.result))
+            await asyncio.wait({task, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
+            run.stop()
+            found = await task
+        if found is not None:
+            self._on_change(found)
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = self._fed.config.listen

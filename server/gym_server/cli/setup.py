@@ -103,6 +103,9 @@ gate:
   # evals: [{{suite: tiny, limit: 64, max_drop: 0.02}}]  # tasks that no soup may lower (docs/evaluation-gate.md)
   # safety: {{max_margin_drop: 0.2}}  # nats a token; a soup may not refuse less by more (docs/safety.md)
 
+# At the end of the run: held-out loss and retained knowledge of the newest version, compared with version 0.
+check: true
+
 # A hundred clean rows or more, others than gate.heldout's, for soup.aggregator fltrust_caf: the hub trains on them as
 # contributors train, and hears the updates that point its own update's way.
 # root:

@@ -21,7 +21,7 @@ from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.loss import heldout_loss
+from gym_fed.evaluation.loss import heldout_loss, row_losses
 from gym_fed.evaluation.soup_game import SoupGame
 from gym_fed.json_files import read_object
 from gym_fed.models import load_model, quiet_loading, resolve
@@ -129,6 +129,12 @@ class HubModel:
         if self._known_loss is None or self._known_loss[0] != self.digest:
             self._known_loss = (self.digest, self._measure())
         return self._known_loss[1]
+
+    def row_losses(self) -> list[float]:
+        """Loss of each held-out row under the current version, in nats a token; NaN for one with nothing to predict."""
+        return row_losses(
+            self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
+        )
 
     def loss_with(self, delta: Path, scale: float = 1.0) -> float:
         """Held-out loss if ``delta`` were applied; the model itself is left as it was."""

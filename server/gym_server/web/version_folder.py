@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from gym_fed.child_process import background_environment, put_last
 from gym_fed.files import make_folder
-from gym_fed.web.model_server import KEPT_LINES, LINE_LENGTH
-from gym_server.federation import PASSPHRASE_VARIABLE, Federation, objects_url
+from gym_server.federation import Federation, objects_url
+from gym_server.rounds.job_process import JobFailed, JobProcess
 from gym_server.rounds.version_process import WRITTEN_NAME, VersionJob, WrittenVersion
 from gym_server.rounds.versions import Version
 
@@ -43,8 +39,7 @@ class VersionFolder:
     def __init__(self, fed: Federation, root: Path, staging: Path) -> None:
         self._fed, self._staging = fed, staging
         self.path = root / "model"
-        self._process: subprocess.Popen[str] | None = None
-        self._is_ended = False
+        self._process = JobProcess("gym_server.rounds.version_process")
 
     def written(self, version: Version) -> WrittenVersion | None:
         """What the folder says, where it holds this version."""
@@ -94,38 +89,11 @@ class VersionFolder:
 
     def stop(self) -> None:
         """End a process that writes now; none is started any more."""
-        self._is_ended = True
-        if self._process is not None:
-            self._process.kill()
+        self._process.stop()
 
     def _run(self, job: VersionJob) -> list[str]:
-        """What the process printed, once it has written the folder.
-
-        Its input stays open, and ends with this process.
-        """
-        output: deque[str] = deque(maxlen=KEPT_LINES)
-        with subprocess.Popen(
-            [sys.executable, "-m", "gym_server.rounds.version_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=background_environment(without=(PASSPHRASE_VARIABLE,)),
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        ) as process:
-            self._process = process
-            put_last(process.pid)
-            if self._is_ended:
-                process.kill()
-            assert process.stdin is not None
-            assert process.stderr is not None
-            with suppress(BrokenPipeError):
-                process.stdin.write(job.model_dump_json() + "\n")
-                process.stdin.flush()
-            output.extend(line.rstrip("\n")[:LINE_LENGTH] for line in process.stderr)
-            with suppress(OSError):
-                process.stdin.close()
-            if process.wait() != 0:
-                raise NotWritten(list(output))
-        return list(output)
+        """What the process printed, once it has written the folder."""
+        try:
+            return self._process.run(job)[1]
+        except JobFailed as failed:
+            raise NotWritten(failed.output) from failed

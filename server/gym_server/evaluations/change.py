@@ -1,0 +1,115 @@
+"""Compares a version with version 0: the loss on held-out rows, and what the model kept of its base's knowledge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import ConfigDict
+
+from gym_fed.config.hub.task import SoupReference
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.evaluation.retention import (
+    Retention,
+    compare_retention,
+    knows_items,
+    retention_items,
+    retention_losses,
+)
+from gym_fed.evaluation.row_scores import LOSS, RowMetric, paired_metric
+from gym_fed.models import quiet_loading
+from gym_fed.text import counted
+from gym_server.rounds.hub_model import HubModel
+
+_REMEDIES = (
+    "lower recipe.learning_rate",
+    "train adapters (recipe.finetuning: lora)",
+    "let contributors mix ordinary conversations into their rows",
+    "continue from an earlier version (gym-server rollback)",
+)
+
+
+class VersionChange(StrictModel):
+    """What the rounds up to a version have changed."""
+
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
+
+    height: int
+    digest: str
+    held_out: RowMetric | None
+    """Loss on ``gate.heldout``, version 0 and this version; None without held-out rows."""
+    retention: Retention | None
+    """Loss on ordinary questions and texts; None where the base does not know them."""
+    notes: list[str]
+    """What was not measured, and why."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The figures for people."""
+        found = []
+        if (held := self.held_out) is not None:
+            error = "" if held.change_stderr is None else f" ± {held.change_stderr:.4f}"
+            found.append(
+                f"version 0 -> {self.height}, {counted(held.num_rows, 'held-out row')}: loss {held.before:.4f} -> "
+                f"{held.value:.4f} (change {held.change:+.4f}{error})"
+            )
+        if self.retention is not None:
+            found.append(self.retention.describe())
+        return [*found, *self.notes]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the coordinator should know, with remedies."""
+        found = []
+        held = self.held_out
+        if held is not None and not (held.change or 0.0) <= 2 * (held.change_stderr or math.inf):
+            found.append(
+                f"version {self.height} is worse than version 0 on the held-out rows, loss {held.before:.3f} -> "
+                f"{held.value:.3f}: look at what was merged (gym-server rounds), lower recipe.learning_rate, or "
+                "continue from an earlier version (gym-server rollback)"
+            )
+        if self.retention is not None and (lost := self.retention.warning(_REMEDIES)) is not None:
+            found.append(lost)
+        return found
+
+
+def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int) -> VersionChange:
+    """Measure version 0 and the version that soups lead to.
+
+    Args:
+        model: At any version; it is at that one afterwards.
+        soups: Soups that lead to it.
+        height: Its height.
+
+    Raises:
+        GymError: As ``HubModel.follow``.
+    """
+    notes = []
+    with quiet_loading():
+        model.follow([])
+        rows_before = model.row_losses() if model.has_gate else []
+        items = retention_items(model.tokenizer)
+        before = retention_losses(model.model, model.tokenizer, items)
+        if not knows_items(model.model, model.tokenizer, items, before):
+            before = []
+            notes.append(
+                "not checked: what the model kept: the base does not know the ordinary questions and texts of the check"
+            )
+        model.follow(soups)
+        held_out = None
+        counted_rows = [i for i, loss in enumerate(rows_before) if not math.isnan(loss)]
+        if counted_rows:
+            rows_after = model.row_losses()
+            held_out = paired_metric(
+                LOSS, [rows_after[i] for i in counted_rows], [rows_before[i] for i in counted_rows]
+            )
+        else:
+            notes.append("not checked: what was learned: there are no held-out rows (gate.heldout)")
+        retention = (
+            compare_retention(before, retention_losses(model.model, model.tokenizer, items))
+            if before
+            else None
+        )
+    return VersionChange(
+        height=height, digest=model.digest, held_out=held_out, retention=retention, notes=notes
+    )

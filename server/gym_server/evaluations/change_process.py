@@ -1,0 +1,123 @@
+"""Runs ``measure_change`` in a process of its own: `python -m gym_server.evaluations.change_process`.
+
+The job comes as one line of JSON on standard input, the result goes to standard output. The process opens neither the
+hub's database nor its keys, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+
+from gym_fed.child_process import leave_at_eof
+from gym_fed.config.hub.sections import GateConfig
+from gym_fed.config.hub.task import SoupReference
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.console import fail
+from gym_fed.delta.base import BaseSpec
+from gym_fed.errors import GymError
+from gym_fed.files import make_folder
+from gym_fed.text import plain
+from gym_server.federation import Federation, objects_url
+from gym_server.rounds.job_process import JobFailed, JobProcess
+from gym_server.store.away import StoreAway
+from gym_server.store.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from gym_server.evaluations.change import VersionChange
+
+log = logging.getLogger("gym_server")
+
+
+class ChangeJob(StrictModel):
+    """The version to measure."""
+
+    source: str
+    """Where the base is loaded from."""
+    base: dict[str, Any]
+    """As ``BaseSpec.to_dict``."""
+    soups: list[SoupReference]
+    """Soups that lead to the version."""
+    height: int
+    objects: str
+    """URL or folder of the hub's objects."""
+    staging: Path
+    """For copies of remote objects."""
+    max_local_copy_bytes: int
+    gate: GateConfig
+    folder: Path
+    """The hub's folder, which relative paths of the gate start from."""
+
+
+class ChangeRun:
+    """The measurement of the current version in another process.
+
+    Args:
+        fed: The hub.
+    """
+
+    def __init__(self, fed: Federation) -> None:
+        self._fed = fed
+        self._process = JobProcess("gym_server.evaluations.change_process")
+        self._is_stopped = False
+
+    def result(self) -> VersionChange | None:
+        """Wait for the result; None before the first version, where it was stopped, and where it failed (logged)."""
+        from gym_server.evaluations.change import VersionChange
+
+        try:
+            job = self._job()
+            return VersionChange.model_validate_json(self._process.run(job)[0]) if job.height else None
+        except (JobFailed, OSError, ValidationError, SQLAlchemyError, StoreAway) as error:
+            if not self._is_stopped:
+                said = error.output[-1] if isinstance(error, JobFailed) and error.output else str(error)
+                log.warning("the newest version was not compared with version 0: %s", plain(said, 300))
+            return None
+
+    def stop(self) -> None:
+        """End the process, if it runs."""
+        self._is_stopped = True
+        self._process.stop()
+
+    def _job(self) -> ChangeJob:
+        fed = self._fed
+        height = fed.round_store.head().height
+        return ChangeJob(
+            source=fed.config.base_model,
+            base=fed.base.to_dict(),
+            soups=fed.round_store.soups(height) if height else [],
+            height=height,
+            objects=objects_url(fed.folder, fed.config),
+            staging=fed.store.staging,
+            max_local_copy_bytes=fed.config.storage.max_local_copy_bytes,
+            gate=fed.config.gate,
+            folder=fed.folder,
+        )
+
+
+def main() -> None:
+    """Do the job of the standard input."""
+    job = ChangeJob.model_validate_json(sys.stdin.buffer.readline())
+    leave_at_eof()
+    try:
+        from gym_server.evaluations.change import measure_change
+        from gym_server.rounds.hub_model import HubModel
+
+        make_folder(job.staging, 0o700)
+        store = ObjectStore(job.objects, job.staging, job.max_local_copy_bytes, read_only=True)
+        model = HubModel(BaseSpec.from_dict(job.base), job.source, store, job.gate, job.folder)
+        found = measure_change(model, job.soups, job.height)
+    except StoreAway as away:
+        fail(away.refusal)
+    except GymError as error:
+        fail(error)
+    sys.stdout.write(found.model_dump_json())
+
+
+if __name__ == "__main__":
+    main()

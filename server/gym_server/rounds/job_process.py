@@ -1,0 +1,86 @@
+"""Runs a job that needs the model in a process of its own, with the lowest priority, so that rounds are not slowed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from contextlib import suppress
+
+from pydantic import BaseModel
+
+from gym_fed.child_process import background_environment, put_last
+from gym_fed.web.model_server import KEPT_LINES, LINE_LENGTH
+from gym_server.federation import PASSPHRASE_VARIABLE
+
+
+class JobFailed(Exception):
+    """The process ended without a result.
+
+    Attributes:
+        output: The last lines that it printed on standard error.
+    """
+
+    def __init__(self, output: list[str]) -> None:
+        super().__init__("the process ended without a result")
+        self.output = output
+
+
+class JobProcess:
+    """A process that takes one line of JSON on its standard input and ends with its parent.
+
+    Args:
+        module: What `python -m` runs.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._process: subprocess.Popen[str] | None = None
+        self._is_ended = False
+
+    def run(self, job: BaseModel) -> tuple[str, list[str]]:
+        """Run the job to its end.
+
+        Returns:
+            Its standard output, and the last lines of its standard error.
+
+        Raises:
+            JobFailed: It ended with another status than 0, or was stopped.
+        """
+        errors: deque[str] = deque(maxlen=KEPT_LINES)
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+            subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                env=background_environment(without=(PASSPHRASE_VARIABLE,)),
+                start_new_session=True,
+                text=True,
+                errors="replace",
+            ) as process,
+        ):
+            self._process = process
+            put_last(process.pid)
+            if self._is_ended:
+                process.kill()
+            assert process.stdin is not None
+            assert process.stderr is not None
+            with suppress(BrokenPipeError):
+                process.stdin.write(job.model_dump_json() + "\n")
+                process.stdin.flush()
+            errors.extend(line.rstrip("\n")[:LINE_LENGTH] for line in process.stderr)
+            with suppress(OSError):
+                process.stdin.close()
+            if process.wait() != 0:
+                raise JobFailed(list(errors))
+            output.seek(0)
+            return output.read(), list(errors)
+
+    def stop(self) -> None:
+        """Kill the process; one that is about to start ends at once."""
+        self._is_ended = True
+        if (process := self._process) is not None:
+            process.kill()
