@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.data.columns import parse_columns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.listing import listing
 from gym_fed.leaderboard.board import Leaderboard
@@ -25,10 +26,13 @@ RecordId = Annotated[str, Query(pattern=r"^[0-9a-f-]{1,36}$")]
 
 
 class _Evaluation(StrictModel):
-    """What `gym eval run` gets."""
+    """Options of `gym eval run`."""
 
     model: str = Field(default=NANO, min_length=1, max_length=300)
     suite: str = Field(default="tiny", pattern=r"^[A-Za-z0-9][\w.-]{0,79}$")
+    data: str = Field(default="", max_length=300)
+    """A file of the user's own rows, in place of the suite."""
+    columns: str = Field(default="", max_length=1000, pattern=r"^[^\x00]*$")
     limit: int | None = Field(default=None, ge=1, le=10**6)
     folder: str = Field(default=DEFAULT_FOLDER, min_length=1, max_length=300)
 
@@ -100,7 +104,7 @@ def routes(workbench: Workbench) -> APIRouter:
     @found.post("/evals/start")
     def start(given: _Evaluation, visitor: Changing) -> dict[str, Any]:
         """Start `gym eval run`: the job."""
-        title = f"Evaluate {given.model} on {given.suite}"
+        title = f"Evaluate {given.model} on {given.data or given.suite}"
         return workbench.jobs.start(_command(workbench, given), title=title, folder=given.folder).facts()
 
     return found
@@ -110,10 +114,11 @@ def _command(workbench: Workbench, given: _Evaluation) -> list[str]:
     """The command as it would be typed.
 
     Raises:
-        GymError: ``PERMISSION_DENIED``; ``MODEL_NOT_FOUND``; ``USAGE`` for an unknown suite.
+        GymError: ``PERMISSION_DENIED``; ``MODEL_NOT_FOUND``; ``FILE_NOT_FOUND``; ``USAGE`` for an unknown suite and
+            for columns that are no pairs.
     """
     known = listing()
-    if given.suite not in known.suites and given.suite not in known.tasks:
+    if not given.data and given.suite not in known.suites and given.suite not in known.tasks:
         raise GymError(ErrorCode.USAGE, f"no suite {given.suite}", f"one of {', '.join(known.suites)}")
     workbench.inside(given.folder)
     model_of(workbench, given.model)
@@ -122,7 +127,16 @@ def _command(workbench: Workbench, given: _Evaluation) -> list[str]:
         if given.model == NANO or not (workbench.folder / given.model).exists()
         else f"./{given.model}"
     )
-    command = ["gym", "eval", "run", name, "--suite", given.suite]
-    if given.limit is not None:
-        command += ["--limit", str(given.limit)]
+    limit = [] if given.limit is None else ["--limit", str(given.limit)]
+    if given.data:
+        if not workbench.inside(given.data).is_file():
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND,
+                f"{given.data}: no such file",
+                "name a file of rows, such as mine.csv",
+            )
+        parse_columns(given.columns)
+        columns = [f"--columns={given.columns}"] if given.columns else []
+        return ["gym", "eval", "run", name, f"--data={given.data}", *columns, *limit]
+    command = ["gym", "eval", "run", name, "--suite", given.suite, *limit]
     return [*command, "--output", f"./{given.folder}" if given.folder.startswith("-") else given.folder]

@@ -47,23 +47,34 @@ function folderForm(folder) {
 
 function startForm(suites, folder, started) {
   const model = el("input", {id: "model", value: "gym-nano", autocomplete: "off"});
-  const suite = el("select", {id: "suite"}, suites.map((one) => el("option", {value: one.name, selected: one.name === "tiny"}, one.name)));
+  const own = el("option", {value: ""}, "my own rows");
+  const suite = el("select", {id: "suite"}, [own, ...suites.map((one) => el("option", {value: one.name, selected: one.name === "tiny"}, one.name))]);
+  const data = el("input", {id: "data", placeholder: "mine.csv", autocomplete: "off"});
+  const columns = el("input", {id: "columns", placeholder: "prompt=question,completion=answer", autocomplete: "off"});
   const limit = el("input", {id: "limit", type: "number", min: 1, placeholder: "all"});
   const about = el("p", {class: "quiet small"}), command = el("div");
   const draw = () => {
-    about.textContent = suites.find((one) => one.name === suite.value)?.about || "";
-    replace(command, copyable(`gym eval ${quoted(model.value.trim() || "gym-nano")} --suite ${suite.value}${limit.value ? ` --limit ${limit.value}` : ""} --output ${quoted(folder)}`));
+    const isOwn = suite.value === "";
+    about.textContent = isOwn
+      ? "Loss, and exact match of short answers; a run, an adapter or a variant is compared with its base. The result is printed by the job."
+      : suites.find((one) => one.name === suite.value)?.about || "";
+    for (const field of [data, columns]) field.parentElement.hidden = !isOwn;
+    const rows = `--data ${quoted(data.value.trim() || "mine.csv")}${columns.value.trim() ? ` --columns ${quoted(columns.value.trim())}` : ""}`;
+    const most = limit.value ? ` --limit ${limit.value}` : "";
+    const words = isOwn ? `${rows}${most}` : `--suite ${suite.value}${most} --output ${quoted(folder)}`;
+    replace(command, copyable(`gym eval ${quoted(model.value.trim() || "gym-nano")} ${words}`));
   };
-  for (const field of [model, suite, limit]) field.addEventListener("input", draw);
-  draw();
+  for (const field of [model, suite, data, columns, limit]) field.addEventListener("input", draw);
   const begin = action("Evaluate", async () => {
-    await post("evals/start", {model: model.value.trim(), suite: suite.value, folder, ...(limit.value && {limit: Number(limit.value)})});
+    const rows = suite.value === "" ? {data: data.value.trim() || "mine.csv", columns: columns.value.trim()} : {suite: suite.value};
+    await post("evals/start", {model: model.value.trim(), ...rows, folder, ...(limit.value && {limit: Number(limit.value)})});
     started();
   }, {primary: true});
-  return el("div", {class: "stack"},
-    el("form", {class: "fields", onsubmit: (event) => event.preventDefault()},
-      ...[["Model", model], ["Suite", suite], ["Most rows of a task", limit]].map(([label, field]) => el("div", {class: "field"}, el("label", {for: field.id}, label), field)), mayChange() && begin),
-    about, command);
+  const fields = [["Model", model], ["Suite", suite], ["File of rows", data], ["Its columns", columns], ["Most rows of a task", limit]];
+  const form = el("form", {class: "fields", onsubmit: (event) => event.preventDefault()},
+    ...fields.map(([label, field]) => el("div", {class: "field"}, el("label", {for: field.id}, label), field)), mayChange() && begin);
+  draw();
+  return el("div", {class: "stack"}, form, about, command);
 }
 
 function jobOf(job) {

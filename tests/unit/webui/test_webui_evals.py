@@ -161,3 +161,23 @@ def test_an_evaluation_starts_as_the_command_that_a_person_would_type(
     assert job["command"] == wanted
     assert get(client, "evals")["jobs"][0]["id"] == job["id"]
     assert "tiny" in {suite["name"] for suite in get(client, "evals/suites")["suites"]}
+
+
+def test_an_evaluation_on_own_rows_starts_as_the_command_that_a_person_would_type(
+    client: TestClient, folder: Path
+) -> None:
+    (folder / "mine.csv").write_text("question,answer\nWho?,I\n")
+    given = {
+        "model": "gym-nano",
+        "data": "mine.csv",
+        "columns": "prompt=question,completion=answer",
+        "limit": 1,
+    }
+    assert client.post("/api/v1/evals/start", json={**given, "data": "../x.csv"}).status_code == 403
+    assert client.post("/api/v1/evals/start", json={**given, "data": "away.csv"}).status_code == 404
+    assert client.post("/api/v1/evals/start", json={**given, "columns": "prompt"}).status_code in (400, 422)
+    job = client.post("/api/v1/evals/start", json=given).json()
+    client.post(f"/api/v1/jobs/{job['id']}/stop")
+    rows = ["--data=mine.csv", "--columns=prompt=question,completion=answer"]
+    assert job["command"] == ["gym", "eval", "run", "gym-nano", *rows, "--limit", "1"]
+    assert job["title"] == "Evaluate gym-nano on mine.csv"
