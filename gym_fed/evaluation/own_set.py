@@ -15,8 +15,10 @@ from gym_fed.data.encoding import IGNORED, encode_rows
 from gym_fed.data.reading import iter_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
+from gym_fed.data.string_rows import as_turns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
+from gym_fed.training.rows.run_kind import with_system
 
 MAX_WORDS, MAX_TOKENS = 10, 64
 """An answer of at most so many words and tokens is short: the model's answer is compared with it as a whole."""
@@ -89,15 +91,8 @@ def read_own_rows(
         graders: Graders of answers; with them a row needs no answer of its own.
 
     Raises:
-        GymError: ``USAGE`` for a folder; ``DATA_INVALID`` naming the file and the row that cannot be used; as
-            ``iter_rows``.
+        GymError: ``DATA_INVALID`` naming the file and the row that cannot be used; as ``iter_rows``.
     """
-    if Path(path).expanduser().is_dir():
-        raise GymError(
-            ErrorCode.USAGE,
-            f"--data {path} is a folder",
-            "name a file of rows, such as mine.csv; with --suite or --tasks a folder of evaluation sets is read",
-        )
     rename = renaming(columns or {})
     raw_rows: list[Any] = []
 
@@ -132,7 +127,9 @@ def render(
     Raises:
         GymError: As ``encode_rows``.
     """
-    given = [_with_system(one.row, rendering.default_system) for one in rows]
+    given = as_turns(tokenizer, [one.row for one in rows])
+    if (system := rendering.default_system) is not None:
+        given = [with_system(row, system) for row in given]
     encoded = encode_rows(
         tokenizer,
         given,
@@ -247,13 +244,6 @@ def _with_placeholder(row: Row) -> Row:
     if isinstance(prompt, str):
         return {"prompt": prompt, "completion": _PLACEHOLDER, **rest}
     return {"messages": [*prompt, {"role": "assistant", "content": _PLACEHOLDER}], **rest}
-
-
-def _with_system(row: Row, system: str | None) -> Row:
-    messages = row.get("messages")
-    if system is None or not messages or any(message["role"] == "system" for message in messages):
-        return row
-    return PlacedDict.like({**row, "messages": [{"role": "system", "content": system}, *messages]}, row)
 
 
 def _before_label(encoded: Mapping[str, Any]) -> list[int]:

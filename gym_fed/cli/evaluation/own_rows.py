@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.cli.evaluation.progress import evaluation_progress
@@ -12,6 +13,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import counted, plain
 
 if TYPE_CHECKING:
+    from gym_fed.data.rows import RowKind
     from gym_fed.evaluation.own_evaluation import OwnResult
     from gym_fed.evaluation.own_set import OwnRow
     from gym_fed.evaluation.scoring.opening import ModelRequest
@@ -31,7 +33,7 @@ class OwnRowsCommand:
         max_tokens: Longest answer.
         compare: Another model, in place of the base.
         check: True to measure retention.
-        yes: Consent to downloads.
+        yes: Consent to downloads, and to a guess of the columns.
     """
 
     data: str
@@ -50,6 +52,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     Raises:
         GymError: ``USAGE`` for several variants or a server; as ``read_own_rows`` and ``OwnEvaluation.run``.
     """
+    from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns
     from gym_fed.evaluation.graders._named import graders_named
     from gym_fed.evaluation.own_evaluation import OwnEvaluation
@@ -67,7 +70,15 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
             ErrorCode.USAGE, "--data FILE takes one variant at a time", "name one with --variant NAME"
         )
     graders = graders_named(command.graders)
-    rows = read_own_rows(command.data, parse_columns(command.columns), limit=command.limit, graders=graders)
+    if Path(command.data).expanduser().is_dir():
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--data {command.data} is a folder",
+            "name a file of rows, such as mine.csv; with --suite or --tasks a folder of evaluation sets is read",
+        )
+    kind: RowKind = "any" if graders else "supervised"
+    columns = agreed_columns(command.data, columns=parse_columns(command.columns), kind=kind, yes=command.yes)
+    rows = read_own_rows(command.data, columns, limit=command.limit, graders=graders)
     require_named(request)
     ensure_models(models_needed(request), command.yes)
     reference, notes = _reference(request, command)

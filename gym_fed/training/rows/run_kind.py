@@ -29,10 +29,11 @@ def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) 
     turns = as_turns(tokenizer, rows)
     if config.default_system is None:
         return turns
-    return [_with_system(row, config.default_system) for row in turns]
+    return [with_system(row, config.default_system) for row in turns]
 
 
-def _with_system(row: Row, system: str) -> Row:
+def with_system(row: Row, system: str) -> Row:
+    """Begin a conversation with a system message, unless it has one; other rows stay as they are."""
     key = "messages" if "messages" in row else "prompt"
     messages = row.get(key)
     if not isinstance(messages, list) or any(message["role"] == "system" for message in messages):

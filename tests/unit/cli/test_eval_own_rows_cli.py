@@ -14,7 +14,8 @@ from gym_fed.cli.main import app
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import row_losses
-from gym_fed.models import load_model
+from gym_fed.evaluation.own_set import Rendering, read_own_rows, render
+from gym_fed.models import load_model, load_tokenizer
 from tests.support.adapters import run as train_adapter
 from tests.support.nano_store import nano_store
 
@@ -110,7 +111,7 @@ def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> Non
     assert loss["change"] == pytest.approx(loss["value"] - loss["before"])
     exact = metrics["exact_match"]
     assert exact["before"] == 0.0
-    assert exact["value"] > 0.5
+    assert exact["change"] > 2 * exact["change_stderr"] > 0
     assert {key: exact[key] for key in ("value", "change_stderr")} == {
         key: metrics["exact"][key] for key in ("value", "change_stderr")
     }
@@ -309,6 +310,25 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(
     assert error.code.value == code
     assert message in error.message
     assert hint in error.hint
+
+
+def test_other_names_of_columns_are_guessed_and_the_complete_option_is_named() -> None:
+    write_csv(Path("mine.csv"), [("Who?", "It is I.")], ("Customer question", "Our answer"))
+    error = refused("gym-nano", "--data", "mine.csv")
+    assert error.code is ErrorCode.DATA_INVALID
+    assert "--columns 'prompt=Customer question,completion=Our answer'" in error.hint
+    found = evaluated("gym-nano", "--data", "mine.csv", "--yes", "--no-check")
+    assert found["samples"][0]["reference"] == "It is I."
+
+
+def test_a_runs_system_message_and_chat_turns_are_part_of_the_prompt() -> None:
+    tokenizer = load_tokenizer("gym-nano")
+    write_csv(Path("mine.csv"), [("Who?", "I")])
+    rows = read_own_rows("mine.csv", {"prompt": "question", "completion": "answer"})
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    wanted = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    _, prompts = render(tokenizer, rows, Rendering(default_system="Be brief."), 256)
+    assert prompts == [list(wanted)]
 
 
 def test_neither_rows_nor_a_suite_is_refused_with_both_options() -> None:
