@@ -141,7 +141,7 @@ def _spoiled(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rng = random.Random(0)
     answered = [row for row in items if "text" not in row]
     following = iter([*answered[1:], *answered[:1]])
-    spoiled = []
+    spoiled: list[dict[str, Any]] = []
     for row in items:
         if "text" in row:
             words = row["text"].split()

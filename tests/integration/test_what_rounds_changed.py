@@ -31,7 +31,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, list[dict[str,
     hub = Hub(folder / "hub", CONFIG)
     hub.start("--exit-when-done")
     rows = folder / "rows.jsonl"
-    made = [BIN / "gym", "data", "generate", "--task", "shout", "--num", "48", rows]
+    made = [str(BIN / "gym"), "data", "generate", "--task", "shout", "--num", "48", str(rows)]
     subprocess.run(made, check=True, capture_output=True)
     client = start_client(folder / "ada", hub, "--data", str(rows))
     hub.wait_done()
