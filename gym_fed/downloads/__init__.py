@@ -1,7 +1,7 @@
 """Models and data sets of the Hugging Face Hub: offered with bytes and licence, fetched with consent, verified.
 
 Neighbours: imports config, console, data, errors, files, imports, json_files, models, text, version; imported
-by cli, data, evaluation, planning, registry, webui.
+by cli, data, evaluation, planning, registry, training, webui.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def generate_batch(
 
 
 @dataclass(frozen=True)
-class GreedyAnswer:
+class GreedyIds:
     """A greedy answer.
 
     Attributes:
@@ -112,7 +112,7 @@ class GreedyAnswer:
 @torch.inference_mode()
 def greedy_ids(
     model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, max_new_tokens: int
-) -> list[GreedyAnswer]:
+) -> list[GreedyIds]:
     """Continue prompts greedily, in one batch.
 
     Args:
@@ -142,7 +142,7 @@ def greedy_ids(
     answers = []
     for row in out[:, width:].tolist():
         at = next((i for i, token in enumerate(row) if token in ends), None)
-        answers.append(GreedyAnswer(row[:at], at is not None))
+        answers.append(GreedyIds(row[:at], at is not None))
     return answers
 
 

@@ -137,12 +137,10 @@ def _report(chosen: Sequence[Default]) -> None:
     console.err.print(
         "chosen for this model and these rows; each is a key of the config, so a flag changes it:"
     )
-    shown = [
-        (one.key, f"{one.value:g}" if isinstance(one.value, float) else str(one.value), one) for one in chosen
-    ]
-    key_width, value_width = (max(len(row[i]) for row in shown) for i in (0, 1))
-    for key, value, one in shown:
-        console.err.print(f"  {key:{key_width}}  {value:{value_width}}  {one.reason}")
+    values = [f"{one.value:g}" if isinstance(one.value, float) else str(one.value) for one in chosen]
+    key_width, value_width = max(len(one.key) for one in chosen), max(map(len, values))
+    for one, value in zip(chosen, values, strict=True):
+        console.err.print(f"  {one.key:{key_width}}  {value:{value_width}}  {one.reason}")
 
 
 def _of_rows(
@@ -229,7 +227,9 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
     if tokenizer is None or is_packed or "max_length" in config.model_fields_set:
         return []
     longest = sorted(rows, key=lambda row: len(json.dumps(row, default=repr)), reverse=True)
-    return algorithm.lengths(config, tokenizer, rows_to_encode(config, tokenizer, longest[:_SAMPLE_ROWS]))
+    turns = rows_to_encode(config, tokenizer, longest[:_SAMPLE_ROWS])
+    found: list[int] = algorithm.lengths(config, tokenizer, turns)
+    return found
 
 
 def _context(config: TrainingConfig) -> int | None:

@@ -42,7 +42,7 @@ _NO_SPREAD = 1e-6
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A model at one moment.
 
     Attributes:
@@ -127,7 +127,7 @@ class LearningCheck:
         folder: Path,
     ) -> None:
         self._config, self._algorithm, self._tokenizer, self._folder = config, algorithm, tokenizer, folder
-        self._before = Measured()
+        self._before = Measurement()
         self.skipped: list[str] = []
         self._why_not = self._reason_to_skip()
         is_of_rows = algorithm.row_kind == "supervised"
@@ -181,7 +181,7 @@ class LearningCheck:
             held_out, retention, prompts, before.answers, after.answers, warnings, self.skipped
         )
 
-    def _measured(self, model: Any, retention: list[float]) -> Measured:
+    def _measured(self, model: Any, retention: list[float]) -> Measurement:
         held_out = (
             row_losses(
                 model, self._tokenizer, self._held_out, max_length=self._config.max_length, batch_size=4
@@ -190,7 +190,7 @@ class LearningCheck:
             else []
         )
         answers, ended = self._answers(model)
-        return Measured(held_out, retention, answers, ended)
+        return Measurement(held_out, retention, answers, ended)
 
     def _answers(self, model: Any) -> tuple[list[str], list[bool]]:
         if not self._prompts:
@@ -238,7 +238,7 @@ def begin_check(
 
 
 def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
-    """What a row asks, up to the last answer; None for texts, encoded rows, and rows with tools or pictures."""
+    """The prompt of a row, up to the last answer; None for texts, encoded rows, and rows with tools or pictures."""
     if row.get("tools") or row.get("images"):
         return None
     if "messages" in row:
@@ -282,7 +282,7 @@ def learning_warnings(config: TrainingConfig, history: Sequence[dict[str, float]
 def _outcome_warnings(
     held_out: HeldOut | None,
     retention: Retention | None,
-    after: Measured,
+    after: Measurement,
     num_tokens: int,
     config: TrainingConfig,
 ) -> list[str]:
@@ -322,9 +322,9 @@ def _from_history(history: Sequence[dict[str, float]]) -> HeldOut | None:
     return HeldOut(0, found[0], found[-1], None) if len(found) > 1 else None
 
 
-def _read(file: Path) -> Measured | None:
+def _read(file: Path) -> Measurement | None:
     try:
-        return Measured(**json.loads(file.read_text(encoding="utf-8")))
+        return Measurement(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
