@@ -94,7 +94,9 @@ def _in_batches(
             mask = padded([[1] * len(row["input_ids"]) for row in batch], 0).to(device)
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
             targets = labels[:, 1:]
-            losses = cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+            losses = cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+            ).view_as(targets)
             yield at, losses.sum(1), (targets != IGNORED).sum(1)
     finally:
         model.train(was_training)

@@ -16,6 +16,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, model_name
+from gym_fed.personalization.recipe import BaseSize
 from gym_fed.personalization.rows import PersonalRows
 
 
@@ -56,6 +57,11 @@ class Base:
         """Length of its context in tokens, if its config has it."""
         found = getattr(self.model.config, "max_position_embeddings", None)
         return int(found) if found else None
+
+    @property
+    def size(self) -> BaseSize:
+        """What the defaults of a variant depend on."""
+        return BaseSize(self.context, self.spec.num_parameters)
 
     @contextmanager
     def plus(self, delta: DeltaFile, scale: float = 1.0) -> Iterator[Any]:

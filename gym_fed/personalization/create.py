@@ -73,9 +73,7 @@ def create(
     if request.overwrite:
         _forget(folder)
     how = encoding_of(method, codec, encoding, base.spec)
-    config = training_config(
-        method, rows, folder / "run", base_model, training, base.context, base.spec.num_parameters
-    )
+    config = training_config(method, rows, folder / "run", base_model, training, base.size)
     config = config.model_copy(update={"device": device})
     require_fitting(config, how)
     job = VariantJob(folder, config, how)

@@ -114,16 +114,9 @@ def rebase(
         carried = replace(carried, losses=replace(carried.losses, old=old))
         method, rank = method_of(delta)
     if request.steps and request.rows is not None and evaluator is not None:
-        rows = request.rows
-        overrides = _refit_overrides(training, request.steps, rank)
+        rows, overrides = request.rows, _refit_overrides(training, request.steps, rank)
         config = training_config(
-            method,
-            rows,
-            folder / "refit" / "run",
-            str(folder / "start"),
-            overrides,
-            base.context,
-            base.spec.num_parameters,
+            method, rows, folder / "refit" / "run", str(folder / "start"), overrides, base.size
         )
         how = encoding_of(method, codec, encoding, base.spec)
         require_fitting(config, how)

@@ -61,14 +61,26 @@ _OWNED = {
 _DEFAULT_ALGORITHM = {"supervised": "sft", "preference": "dpo"}
 
 
+@dataclass(frozen=True)
+class BaseSize:
+    """What the defaults of a variant depend on in its base.
+
+    Attributes:
+        context: Most tokens that it reads; None if it does not say.
+        num_weights: Number of its weights.
+    """
+
+    context: int | None
+    num_weights: int
+
+
 def training_config(
     method: Method,
     rows: PersonalRows,
     folder: Path,
     base_model: str,
     overrides: Mapping[str, Any] | TrainingConfig | None,
-    context: int | None,
-    num_weights: int,
+    size: BaseSize,
 ) -> TrainingConfig:
     """The run's config: defaults for this kind of rows, and what is overridden.
 
@@ -78,8 +90,7 @@ def training_config(
         folder: The run folder.
         base_model: Named in the config.
         overrides: Keys of ``TrainingConfig``; a whole config counts with the keys that were set in it.
-        context: Most tokens that the base can read.
-        num_weights: Of the base; a large one is trained at the rates of `gym train`.
+        size: Of the base; a large one is trained at the rates of `gym train`.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming a key that is unknown, off, or not the caller's to set.
@@ -100,10 +111,10 @@ def training_config(
     steps = default_steps(len(rows.train), batch)
     values: dict[str, Any] = {
         "algorithm": default,
-        "learning_rate": _rate(algorithm, method, num_weights),
+        "learning_rate": _rate(algorithm, method, size.num_weights),
         "lr_scheduler_type": "cosine",
         "per_device_train_batch_size": batch,
-        "max_length": min(512, context or 512),
+        "max_length": min(512, size.context or 512),
         "save_steps": 0 if given.get("save_strategy") in ("no", "epoch") else 50,
     }
     if few := ALGORITHMS.type_of(algorithm).of_few_rows:
@@ -118,7 +129,7 @@ def training_config(
     values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
     if rows.raw:
         values["chat_template"] = NONE
-    if num_weights > LARGE:
+    if size.num_weights > LARGE:
         values = {"warmup_ratio": 0.1, **values} if "warmup_steps" not in given else values
     return as_given(validate(values, TrainingConfig, "training"))
 

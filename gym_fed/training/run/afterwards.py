@@ -123,9 +123,14 @@ def _stored_dtype(model: Any, config: TrainingConfig) -> str:
     """The type of the base on disk, of an adapter; that of a tuned model itself, which is written as it is."""
     from gym_fed.export.source import stored_dtype
 
-    if hasattr(model, "peft_config") and config.model is not None:
-        return stored_dtype(Path(resolve(config.model)))
-    return str(model.dtype).removeprefix("torch.")
+    in_memory = str(model.dtype).removeprefix("torch.")
+    if not hasattr(model, "peft_config") or config.model is None:
+        return in_memory
+    try:
+        folder = resolve(config.model)
+    except GymError:
+        return in_memory  # a relative path, and the process has moved; formats that need the folder will report it
+    return stored_dtype(Path(folder))
 
 
 def _on_full_base(model: Any, config: TrainingConfig) -> Any:

@@ -298,11 +298,11 @@ def test_rows_are_encoded_without_importing_trl() -> None:
 
 @pytest.mark.parametrize("given", [{"chat_template": "chatml"}, {"reasoning": "drop"}])
 def test_a_variant_takes_no_template_of_its_own(tmp_path: Path, given: dict[str, Any]) -> None:
-    from gym_fed.personalization.recipe import training_config
+    from gym_fed.personalization.recipe import BaseSize, training_config
 
     rows: Any = SimpleNamespace(kind="supervised", train=[TWO])
     with pytest.raises(GymError, match=next(iter(given))) as caught:
-        training_config("lora", rows, tmp_path, "gym-nano", given, 256)
+        training_config("lora", rows, tmp_path, "gym-nano", given, BaseSize(256, 1_000_000))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 

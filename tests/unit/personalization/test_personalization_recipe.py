@@ -12,7 +12,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.personalization.recipe import FULL_BITS, default_steps, encoding_of, training_config
+from gym_fed.personalization.recipe import FULL_BITS, BaseSize, default_steps, encoding_of, training_config
 from gym_fed.personalization.rows import PersonalRows, read_rows
 
 PAIRS = [{"prompt": f"q{i}", "chosen": "yes", "rejected": "no"} for i in range(20)]
@@ -25,7 +25,7 @@ def spec(rows: int, cols: int) -> BaseSpec:
 
 
 def config(rows: PersonalRows, given: Any = None, method: Any = "lora") -> TrainingConfig:
-    return training_config(method, rows, Path("run"), "gym-nano", given, 256, 1_000_000)
+    return training_config(method, rows, Path("run"), "gym-nano", given, BaseSize(256, 1_000_000))
 
 
 def test_preferences_are_learnt_by_dpo_and_examples_by_sft() -> None:
@@ -125,7 +125,7 @@ def test_a_variant_of_a_large_base_is_trained_at_the_rates_of_gym_train() -> Non
     rows = read_rows(TEXTS)
 
     def rate(method: str, weights: int) -> float:
-        return training_config(method, rows, Path("run"), "m", None, 256, weights).learning_rate
+        return training_config(method, rows, Path("run"), "m", None, BaseSize(256, weights)).learning_rate
 
     assert rate("lora", 135_000_000) == 2e-4
     assert rate("full", 135_000_000) == 1e-5

@@ -13,7 +13,7 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from gym_fed.cli.train.train import learned
+from gym_fed.cli.train.outcome import outcome_lines
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import LocalPrivacy
 from gym_fed.config.hub.task import TrainingRecipe, check_distillation
@@ -275,7 +275,7 @@ def test_a_private_run_learns_is_stopped_and_ends_with_what_it_cost(tmp_path: Pa
     assert result.epsilon == result.privacy.epsilon() == reports[-1].epsilon
     kept = json.loads((tmp_path / "run" / "result.json").read_text())
     assert kept["epsilon"] == result.epsilon
-    assert learned(result).endswith(f"; privacy: epsilon {result.epsilon:.2f} at delta 1e-05")
+    assert outcome_lines(result)[0].endswith(f"; privacy: epsilon {result.epsilon:.2f} at delta 1e-05")
     assert summary(tmp_path / "run")["figures"]["target_delta"] == 1e-5
     assert kept["privacy"]["expected_batch_size"] == 12
     assert kept["privacy"]["num_examples"] == 48
