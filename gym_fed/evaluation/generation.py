@@ -146,6 +146,12 @@ def greedy_ids(
     return answers
 
 
+def context_of(model: Any) -> int | None:
+    """Most tokens that the model reads; None if its config does not say."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(found) if found else None
+
+
 def end_ids(model: Any, tokenizer: Any) -> set[int]:
     """Tokens that end an answer: of the generation config and of the tokenizer."""
     configured = getattr(model.generation_config, "eos_token_id", None)

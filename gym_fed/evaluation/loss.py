@@ -11,6 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from gym_fed.data.encoding import IGNORED, encode_rows
 
+BATCH_TOKENS = 2048
+"""Tokens of one forward pass whose logits are in memory at once."""
+
 
 @torch.inference_mode()
 def heldout_loss(
@@ -54,11 +57,12 @@ def row_losses(
 ) -> list[float]:
     """Mean negative log-likelihood of each row, in nats per token, in the order of ``rows``.
 
-    For the arguments see ``heldout_loss``. A row without a token to predict within ``max_length`` gives NaN.
+    For the arguments see ``heldout_loss``; a batch also has at most ``BATCH_TOKENS`` tokens, padding included. A row
+    without a token to predict within ``max_length`` gives NaN.
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length, keep_all=True)
     losses = [math.nan] * len(rows)
-    for at, sums, counts in _in_batches(model, tokenizer, encoded, batch_size):
+    for at, sums, counts in _in_batches(model, tokenizer, encoded, batch_size, BATCH_TOKENS):
         for index, total, count in zip(at, sums.tolist(), counts.tolist(), strict=True):
             losses[index] = total / count if count else math.nan
     return losses
@@ -77,7 +81,11 @@ def batch_losses(
 
 
 def _in_batches(
-    model: Any, tokenizer: Any, encoded: Sequence[dict[str, list[int]]], batch_size: int
+    model: Any,
+    tokenizer: Any,
+    encoded: Sequence[dict[str, list[int]]],
+    batch_size: int,
+    batch_tokens: int | None = None,
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
     """Batches of similar length: the rows' indices, their summed losses ``[n]`` and numbers of tokens ``[n]``."""
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]["input_ids"]))
@@ -86,8 +94,12 @@ def _in_batches(
     was_training = model.training
     model.eval()
     try:
-        for start in range(0, len(order), batch_size):
+        start = 0
+        while start < len(order):
             at = order[start : start + batch_size]
+            while batch_tokens and len(at) > 1 and len(at) * len(encoded[at[-1]]["input_ids"]) > batch_tokens:
+                at = at[: len(at) // 2]
+            start += len(at)
             batch = [encoded[i] for i in at]
             ids = padded([row["input_ids"] for row in batch], pad).to(device)
             labels = padded([row["labels"] for row in batch], IGNORED).to(device)

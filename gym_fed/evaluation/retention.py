@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 from gym_fed.evaluation.compare import paired_difference
+from gym_fed.evaluation.generation import context_of
 from gym_fed.evaluation.loss import row_losses
 from gym_fed.models import NANO, load_tokenizer
 
@@ -24,10 +25,10 @@ MIN_LOSS = 0.05
 """Nats per token. A smaller rise of the loss is not reported as a loss of knowledge, however certain it is: the
 answers of SmolLM2-135M-Instruct to the packaged questions stay right below it (docs/train.md)."""
 
-MAX_TOKENS = 256
+MAX_TOKENS = 1024
 _NANO_ITEMS = 120
 _KNOWN_ONE_IN = 3
-"""Share of the items that ``knows_items`` scores a second time; its question has a clear answer."""
+"""``knows_items`` scores every Nth item a second time; its question has a clear answer."""
 _QUESTION = "Question: {question}\nAnswer:"
 
 
@@ -96,7 +97,7 @@ def retention_items(tokenizer: Any) -> list[dict[str, Any]]:
 
 def retention_losses(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[float]:
     """Loss of each item, nats per token."""
-    return row_losses(model, tokenizer, items, max_length=MAX_TOKENS)
+    return row_losses(model, tokenizer, items, max_length=min(MAX_TOKENS, context_of(model) or MAX_TOKENS))
 
 
 def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], losses: Sequence[float]) -> bool:
@@ -114,15 +115,22 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
     every = range(0, len(items), _KNOWN_ONE_IN)
     spoiled = _spoiled(items)
     wrong = retention_losses(model, tokenizer, [spoiled[i] for i in every])
-    found = paired_difference(wrong, [losses[i] for i in every])
+    pairs = [(w, losses[i]) for w, i in zip(wrong, every, strict=True) if not math.isnan(w + losses[i])]
+    if not pairs:
+        return False
+    found = paired_difference([w for w, _ in pairs], [right for _, right in pairs])
     return found.difference > 2 * (found.stderr or math.inf)
 
 
 def compare_retention(before: Sequence[float], after: Sequence[float]) -> Retention:
-    """Compare losses of the same items, base and tuned; not finite where the tuned model's are not."""
-    found = paired_difference(after, before)
-    count = len(before)
-    return Retention(count, sum(before) / count, sum(after) / count, found.stderr or 0.0)
+    """Compare losses of the same items, base and tuned.
+
+    Items that the base could not score are left out. The result is not finite where the tuned model's losses are not.
+    """
+    pairs = [(b, a) for b, a in zip(before, after, strict=True) if not math.isnan(b)]
+    one, other = [b for b, _ in pairs], [a for _, a in pairs]
+    found = paired_difference(other, one)
+    return Retention(len(pairs), sum(one) / len(one), sum(other) / len(other), found.stderr or 0.0)
 
 
 @cache

@@ -20,13 +20,10 @@ from gym_fed.evaluation.generation import greedy_ids
 from gym_fed.evaluation.graders._combined import build_graders
 from gym_fed.evaluation.graders.base import Grader
 from gym_fed.evaluation.grading import grade_answers
-from gym_fed.evaluation.loss import row_losses
+from gym_fed.evaluation.loss import BATCH_TOKENS, row_losses
 from gym_fed.evaluation.own_set import DEFAULT_LENGTH, MAX_TOKENS, OwnRow, Rendering, render
 
 LOSS, EXACT_MATCH = "loss", "exact_match"
-_BATCH_TOKENS = 2048
-"""Tokens of one forward pass, whose logits are in memory at once."""
-
 _LOSS_ROWS, _ANSWERS = 64, 16
 _LEAST_ANSWER, _MOST_ANSWER = 64, 512
 
@@ -143,7 +140,7 @@ def score_rows(
         on_progress(start, len(by_length), LOSS)
         at = by_length[start : start + _LOSS_ROWS]
         longest = max(len(encoded[i]["input_ids"]) for i in at)
-        size = max(1, min(_LOSS_ROWS, _BATCH_TOKENS // max(1, longest)))
+        size = max(1, min(_LOSS_ROWS, BATCH_TOKENS // max(1, longest)))
         found = row_losses(model, tokenizer, [encoded[i] for i in at], max_length=max_length, batch_size=size)
         for i, loss in zip(at, found, strict=True):
             losses[i] = None if math.isnan(loss) and not teaches(encoded[i]["labels"]) else loss

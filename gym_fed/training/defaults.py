@@ -27,7 +27,7 @@ from gym_fed.config.train.defaults import (
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
-from gym_fed.training.processes.ranks import is_main
+from gym_fed.training.processes.ranks import is_main, world_size
 from gym_fed.training.rows.run_kind import rows_to_encode
 from gym_fed.training.run.folder import RunFolder
 
@@ -154,7 +154,8 @@ def _of_rows(
     device = pick_device(config.device)
     try:
         sizes = sizes_of(config)
-        facts = RowFacts(len(rows), _lengths(config, _tokenizer(config, given), rows), _context(config))
+        longest, usual = _lengths(config, _tokenizer(config, given), rows)
+        facts = RowFacts(len(rows), longest, usual, _context(config), world_size())
     except GymError as error:
         if error.code is ErrorCode.CONFIG_INVALID and config.model is None:
             return []  # a model in memory that the config does not name: nothing can be estimated
@@ -162,7 +163,7 @@ def _of_rows(
     return row_defaults(
         config,
         facts,
-        lambda tried: memory_of(tried, sizes, device=device.type).peak,
+        lambda tried: memory_of(tried, sizes, device=device.type, processes=world_size()).peak,
         available_bytes(device),
     )
 
@@ -220,16 +221,25 @@ def _stored(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[int]:
-    """Tokens of the rows with the most characters; empty where rows are joined, or the length is set."""
+def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Tokens of the longest row, and tokens that 95% of the rows have at most; 0 where rows are joined.
+
+    The rows with the most characters are tokenised; the others are estimated by their characters.
+    """
     algorithm = ALGORITHMS.new(config.algorithm)
     is_packed = algorithm.packing_default if config.packing is None else bool(config.packing)
     if tokenizer is None or is_packed or "max_length" in config.model_fields_set:
-        return []
-    longest = sorted(rows, key=lambda row: len(json.dumps(row, default=repr)), reverse=True)
-    turns = rows_to_encode(config, tokenizer, longest[:_SAMPLE_ROWS])
+        return 0, 0
+    sizes = [len(json.dumps(row, default=repr)) for row in rows]
+    order = sorted(range(len(rows)), key=sizes.__getitem__, reverse=True)
+    sample = order[:_SAMPLE_ROWS] + order[_SAMPLE_ROWS :: max(1, len(order) // _SAMPLE_ROWS)]
+    turns = rows_to_encode(config, tokenizer, [rows[i] for i in sample])
     found: list[int] = algorithm.lengths(config, tokenizer, turns)
-    return found
+    usual_size = sizes[order[len(order) // 20]]
+    usual = max(
+        (length for length, i in zip(found, sample, strict=True) if sizes[i] <= usual_size), default=0
+    )
+    return max(found, default=0), usual
 
 
 def _context(config: TrainingConfig) -> int | None:

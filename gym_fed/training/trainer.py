@@ -34,12 +34,12 @@ from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
 from gym_fed.training.rows.last_encoded import LastEncoded
 from gym_fed.training.rows.run_rows import RunRows, encode_run, has_held_out, rows_of_run
 from gym_fed.training.rows.template_date import templates_say
-from gym_fed.training.run.check import begin_check
+from gym_fed.training.run.check import begin_check, evaluates_first
 from gym_fed.training.run.checks import check_config, check_graders, require_training
 from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
-from gym_fed.training.run.ending import make_result, save_result, settle_model
+from gym_fed.training.run.ending import checked, make_result, save_result, settle_model
 from gym_fed.training.run.folder import RunFolder
-from gym_fed.training.run.hooks import OnReport, OnRows, OnStep, RunHooks, ShouldStop
+from gym_fed.training.run.hooks import KeptRandomState, OnReport, OnRows, OnStep, RunHooks, ShouldStop
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.loop import run_to_end
 from gym_fed.training.run.reproducibility import RunWarning, deterministic, record_environment
@@ -216,20 +216,18 @@ class Trainer(ExpectedElsewhere):
             checkpoint = processes.on_main(lambda: _open_folder(folder, config, rows, begun, resume))
             config = self.config = choose_batch_size(config, algorithm, model, tokenizer, rows)
             hooks = self._hooks = self._make_hooks(config, folder)
-            checked = (config, algorithm, model, tokenizer, given, folder.path)
+            what = (config, algorithm, model, tokenizer, given, rows.eval_encoded, folder.path)
             is_checked = self._check and processes.is_main()
-            check = begin_check(*checked, is_new=checkpoint is None) if is_checked else None
+            check = begin_check(*what, is_new=checkpoint is None) if is_checked else None
             trainer, best_step = self._fit(
                 config, algorithm, tuning, model, tokenizer, rows, folder, checkpoint, hooks
             )
             del splitting
             settle_model(model, trainer, hooks, folder)
             result = make_result(config, trainer, hooks, rows, model, tokenizer, folder, best_step)
-            if check is not None:
-                result = replace(result, check=check.result(model, trainer.state.log_history))
             if config.save_final:
-                save_result(config, trainer, algorithm, hooks, folder, result)
-            return result
+                return save_result(config, trainer, algorithm, hooks, folder, result, check)
+            return checked(result, check)
 
     def _start_processes(self, config: TrainingConfig) -> tuple[Any, RunFolder, str]:
         """The device, the run folder, and the moment at which the run first began."""
@@ -321,15 +319,13 @@ class Trainer(ExpectedElsewhere):
                 checkpoints=folder.checkpoints,
                 callbacks=[
                     hooks,
+                    KeptRandomState(),
                     *([early_stop] if early_stop else []),
                     *tuning.callbacks(model, config),
                     *optimizer.callbacks(config),
                 ],
                 graders=self._graders,
-                evaluate_first=self._check
-                and not algorithm.generates
-                and early_stop is None
-                and checkpoint is None,
+                evaluate_first=self._check and checkpoint is None and evaluates_first(config),
             )
             trainer = algorithm.build(job)
             trainer.make_optimizer = lambda model: optimizer.make(model, config)

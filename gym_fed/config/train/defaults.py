@@ -10,7 +10,7 @@ with the reason, and the value is stored in the run's ``config.yaml``. `gym trai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,16 +30,18 @@ _SCHEDULE = "cosine"
 _WARMUP_RATIO = 0.1
 _ROWS_PER_STEP = ((32, 2), (96, 4))
 _MOST_ROWS_PER_STEP = 8
-"""Fewer rows make smaller steps, so that there are enough of them to learn anything."""
+"""Small data sets use fewer rows per step: (most rows, rows per step)."""
 
 _LEAST_STEPS = 40
 _MOST_EPOCHS = 10
 _EPOCHS = ((2_000, 3), (10_000, 2))
-"""Up to so many rows, so many epochs; more rows are seen once."""
+"""(Most rows, epochs); larger data sets are seen once."""
 
 _LENGTH_STEP = 64
 _LEAST_LENGTH = 256
 _JOINED_LENGTH = 1024
+_OUTLIER = 4
+"""A row more than this many times longer than 95% of the rows does not decide the length of all."""
 MEMORY_SHARE = 0.7
 """Share of the device's memory that the estimated peak of a run may take."""
 
@@ -50,7 +52,7 @@ ROW_KEYS = ("max_length", "num_train_epochs", "per_device_train_batch_size", "gr
 """Keys that ``row_defaults`` chooses."""
 
 MEMORY_KEYS = ("gradient_checkpointing", "base_dtype")
-"""Keys that it chooses where the memory does not suffice otherwise."""
+"""Keys that ``row_defaults`` sets only if the run does not fit into the memory."""
 
 _HELD_OUT_SHARE = 0.1
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 4, 200
@@ -62,7 +64,7 @@ class Default:
     """A value that was chosen for a key that the user left open.
 
     Attributes:
-        key: Of the config.
+        key: Key of the config.
         value: What was chosen.
         reason: Why, for the user.
     """
@@ -77,14 +79,18 @@ class RowFacts:
     """What the defaults depend on in the rows.
 
     Attributes:
-        num_rows: How many there are.
-        lengths: Tokens of each row, or of the longest ones; empty where they do not matter.
+        num_rows: Number of rows.
+        longest: Tokens of the longest row; 0 where lengths do not matter.
+        usual: Tokens that 95% of the rows have at most.
         context: Most tokens that the model reads; None if it does not say.
+        num_processes: Processes that share a step.
     """
 
     num_rows: int
-    lengths: Sequence[int]
+    longest: int
+    usual: int
     context: int | None
+    num_processes: int = 1
 
 
 def as_given(config: ConfigT) -> ConfigT:
@@ -133,9 +139,7 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
             Default("lr_scheduler_type", _SCHEDULE, "falls to 0, so that the last steps change little")
         )
     if not {"warmup_steps", "warmup_ratio"} & given and config.lr_scheduler_type != "constant":
-        found.append(
-            Default("warmup_ratio", _WARMUP_RATIO, "the first steps of Adam are its least certain ones")
-        )
+        found.append(Default("warmup_ratio", _WARMUP_RATIO, "Adam's estimates are noisy in the first steps"))
     return found
 
 
@@ -182,7 +186,9 @@ def row_defaults(
         config = config.model_copy(update={key: value})
 
     if "max_length" not in given:
-        choose("max_length", *_length(rows))
+        section = config.chosen_sections().get(config.algorithm)
+        room = int(getattr(section, "max_completion_length", 0)) if generates else 0
+        choose("max_length", *_length(rows, room))
     if not {"max_steps", "num_train_epochs"} & given:
         choose("num_train_epochs", *_epochs(config, rows.num_rows))
     open_batch = not {"per_device_train_batch_size", "gradient_accumulation_steps", "auto_batch_size"} & given
@@ -190,7 +196,7 @@ def row_defaults(
         least = ALGORITHMS.type_of(config.algorithm).least_batch(
             config.chosen_sections().get(config.algorithm)
         )
-        per_step = max(least, rows_per_step(rows.num_rows))
+        per_step = max(least, rows_per_step(rows.num_rows) // rows.num_processes)
         sizes = [size for size in (8, 4, 2, 1) if least <= size <= per_step]
         limit = MEMORY_SHARE * memory_bytes
 
@@ -206,7 +212,9 @@ def row_defaults(
             choose("base_dtype", "bfloat16", "in float32 the model would not fit into the memory")
             size = next(filter(fits, sizes), None)
         reason = (
-            "fits into the memory" if size else "the least; the memory may not suffice: see gym train --plan"
+            "fits into the memory"
+            if size
+            else "the smallest; it may still run out of memory: see gym train --plan"
         )
         for key, value in _batch(size or sizes[-1], per_step).items():
             choose(key, value, reason if key.startswith("per") else f"{per_step} rows per step")
@@ -225,14 +233,19 @@ def _batch(size: int, per_step: int) -> dict[str, int]:
     }
 
 
-def _length(rows: RowFacts) -> tuple[int, str]:
-    if not rows.lengths:
-        return min(_JOINED_LENGTH, rows.context or _JOINED_LENGTH), "rows are joined, or hold pictures"
-    longest = max(rows.lengths)
-    wanted = max(_LEAST_LENGTH, -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
-    reason = f"the longest of {rows.num_rows:,} rows has {longest:,} tokens"
-    if rows.context is not None and wanted > rows.context:
-        return rows.context, f"{reason}, and the model reads {rows.context:,}"
+def _length(rows: RowFacts, room: int) -> tuple[int, str]:
+    """Row length and reason; ``room`` tokens are kept free for an answer."""
+    context = None if rows.context is None else max(_LENGTH_STEP, rows.context - room)
+    if not rows.longest:
+        return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are joined, or hold pictures"
+    fitted, reason = rows.longest, f"the longest of {rows.num_rows:,} rows has {rows.longest:,} tokens"
+    if rows.longest > max(_OUTLIER * rows.usual, _JOINED_LENGTH):
+        fitted = rows.usual
+        reason = f"95% of {rows.num_rows:,} rows have at most {rows.usual:,} tokens"
+        reason += f"; the longest, {rows.longest:,}, is cut"
+    wanted = max(_LEAST_LENGTH, -(-fitted // _LENGTH_STEP) * _LENGTH_STEP)
+    if context is not None and wanted > context:
+        return context, f"{reason}; the model reads {rows.context:,}"
     return wanted, reason
 
 
@@ -245,7 +258,7 @@ def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
     if epochs * steps_per_epoch < _LEAST_STEPS:
         epochs = min(_MOST_EPOCHS, math.ceil(_LEAST_STEPS / steps_per_epoch))
         return float(epochs), f"{num_rows} rows are few: {epochs * steps_per_epoch} steps"
-    return float(epochs), f"of {num_rows:,} rows"
+    return float(epochs), f"{num_rows:,} rows"
 
 
 def split_default(config: TrainingConfig, num_rows: int) -> Default | None:

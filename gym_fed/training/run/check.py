@@ -6,6 +6,7 @@ stopped is compared with where it began.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import prompt_ids
+from gym_fed.errors import GymError
 from gym_fed.evaluation.compare import paired_difference
-from gym_fed.evaluation.generation import greedy_ids
+from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.loss import row_losses
 from gym_fed.evaluation.retention import (
     Retention,
@@ -31,14 +33,15 @@ from gym_fed.modeling.processors import is_processor
 from gym_fed.models import quiet_loading
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.rows.run_kind import rows_to_encode
+from gym_fed.training.run.reward_warnings import reward_warnings
 from gym_fed.waiting import waiting
 
 FILE = "check.json"
 _PROMPTS = 3
 _LEAST_ANSWER_TOKENS, _MOST_ANSWER_TOKENS = 32, 192
 _MAX_HELD_OUT = 200
-_MANY_TRUNCATED = 0.5
-_NO_SPREAD = 1e-6
+_LOOKED_AT = 32
+"""Rows of each kind among which prompts are looked for."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Measurement:
     """A model at one moment.
 
     Attributes:
-        held_out: Loss of each held-out row, nats per token; empty where there are none, or the loss is not one of rows.
+        held_out: Loss of each held-out row, mean nats per token; empty where there are none, or the loss is not one of
+            rows.
         retention: Loss of each retention item; empty where the base does not know them.
         answers: Greedy answers to the user's prompts.
         ended: For each answer, whether it ended by itself.
@@ -60,7 +64,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Loss on held-out rows, nats per token.
+    """Loss on held-out rows: the mean over rows of each row's nats per token.
 
     Attributes:
         num_rows: How many rows were measured.
@@ -110,10 +114,10 @@ class LearningCheck:
 
     Args:
         config: The run's config, its defaults chosen.
-        algorithm: Of the run.
-        tokenizer: Of the model.
-        data: Rows that are learned, as the algorithm takes them.
-        eval_data: Held-out rows; None without any.
+        algorithm: The run's algorithm.
+        tokenizer: The model's tokenizer.
+        rows: Rows whose prompts may be shown, held-out ones first.
+        encoded: Held-out rows as the run encodes them; None without any.
         folder: The run folder.
     """
 
@@ -122,19 +126,18 @@ class LearningCheck:
         config: TrainingConfig,
         algorithm: Algorithm,
         tokenizer: Any,
-        data: Sequence[dict[str, Any]],
-        eval_data: Sequence[dict[str, Any]] | None,
+        rows: Sequence[dict[str, Any]],
+        encoded: Sequence[dict[str, Any]] | None,
         folder: Path,
     ) -> None:
         self._config, self._algorithm, self._tokenizer, self._folder = config, algorithm, tokenizer, folder
         self._before = Measurement()
         self.skipped: list[str] = []
         self._why_not = self._reason_to_skip()
-        is_of_rows = algorithm.row_kind == "supervised"
-        self._held_out = list(eval_data or ())[:_MAX_HELD_OUT] if is_of_rows else []
-        asked = [row for row in (*(eval_data or ()), *data) if (prompt_of(row) is not None)]
-        self._prompts = [prompt_of(row) for row in asked[:_PROMPTS]]
-        self._num_tokens = self._answer_tokens(asked[:_PROMPTS])
+        self._held_out = _measurable(encoded or ()) if measures_rows(config) else []
+        self._asked = [row for row in rows if prompt_of(row) is not None]
+        self._prompts: list[list[int]] = []
+        self._num_tokens, self._must_end = _LEAST_ANSWER_TOKENS, False
         self._items: list[dict[str, Any]] = []
 
     def measure_before(self, model: Any, *, is_new: bool) -> None:
@@ -142,6 +145,7 @@ class LearningCheck:
         if self._why_not is not None:
             self.skipped.append(self._why_not)
             return
+        self._choose_prompts(context_of(model))
         file = self._folder / FILE
         if self._config.model_init is None:
             self._items = retention_items(self._tokenizer)
@@ -159,58 +163,101 @@ class LearningCheck:
                 "what the model kept: it does not know the ordinary questions and texts of the check"
             )
 
-    def result(self, model: Any, history: Sequence[dict[str, float]]) -> CheckResult:
-        """Measure the trained model and compare.
+    def result(
+        self, model: Any, history: Sequence[dict[str, float]], best_step: int | None = None
+    ) -> CheckResult:
+        """Measure the trained model and compare. What fails here is reported and costs nobody the trained model.
 
         Args:
             model: After its run.
             history: What the trainer logged.
+            best_step: The step whose weights were restored; None for the last one.
         """
-        warnings = learning_warnings(self._config, history)
+        warnings = reward_warnings(self._config, history)
+        logged = _from_history(history, best_step)
         if self._why_not is not None:
-            return CheckResult(_from_history(history), None, [], [], [], warnings, self.skipped)
+            return CheckResult(logged, None, [], [], [], warnings, self.skipped)
+        try:
+            with quiet_loading(), waiting("measuring the trained model"):
+                retained = retention_losses(model, self._tokenizer, self._items) if self._items else []
+                after = self._measured(model, retained)
+        except (RuntimeError, MemoryError, IndexError, ValueError, KeyboardInterrupt, GymError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.skipped.append(f"the trained model: {first}")
+            return CheckResult(logged, None, [], [], [], warnings, self.skipped)
         before = self._before
-        with quiet_loading(), waiting("measuring the trained model"):
-            retained = retention_losses(model, self._tokenizer, self._items) if self._items else []
-            after = self._measured(model, retained)
-        held_out = _compared(before.held_out, after.held_out) or _from_history(history)
+        held_out = _compared(before.held_out, after.held_out) or logged
         retention = compare_retention(before.retention, after.retention) if after.retention else None
-        warnings += _outcome_warnings(held_out, retention, after, self._num_tokens, self._config)
-        prompts = [_shown(prompt) for prompt in self._prompts]
+        warnings += self._outcome_warnings(held_out, retention, after)
+        prompts = [_shown(prompt_of(row)) for row in self._asked]
         return CheckResult(
             held_out, retention, prompts, before.answers, after.answers, warnings, self.skipped
         )
 
     def _measured(self, model: Any, retention: list[float]) -> Measurement:
+        longest = self._config.max_length
         held_out = (
-            row_losses(
-                model, self._tokenizer, self._held_out, max_length=self._config.max_length, batch_size=4
-            )
-            if self._held_out
-            else []
+            row_losses(model, self._tokenizer, self._held_out, max_length=longest) if self._held_out else []
         )
         answers, ended = self._answers(model)
         return Measurement(held_out, retention, answers, ended)
 
+    def _choose_prompts(self, context: int | None) -> None:
+        """Take the first prompts that leave room for an answer of twice the longest of the rows' own."""
+        chosen = []
+        for row in self._asked:
+            ids = prompt_ids(self._tokenizer, prompt_of(row) or "")
+            if context is None or len(ids) + _LEAST_ANSWER_TOKENS <= context:
+                chosen.append((row, ids))
+            if len(chosen) == _PROMPTS:
+                break
+        self._asked, self._prompts = [row for row, _ in chosen], [ids for _, ids in chosen]
+        own = max((len(self._tokenizer(_answer_of(row))["input_ids"]) for row in self._asked), default=0)
+        room = math.inf if context is None else context - max(map(len, self._prompts), default=0)
+        wanted = max(_LEAST_ANSWER_TOKENS, 2 * own)
+        self._num_tokens = int(min(_MOST_ANSWER_TOKENS, wanted, room))
+        self._must_end = self._num_tokens > own
+
     def _answers(self, model: Any) -> tuple[list[str], list[bool]]:
         if not self._prompts:
             return [], []
-        ids = [prompt_ids(self._tokenizer, prompt) for prompt in self._prompts if prompt is not None]
-        found = greedy_ids(model, self._tokenizer, ids, max_new_tokens=self._num_tokens)
+        found = greedy_ids(model, self._tokenizer, self._prompts, max_new_tokens=self._num_tokens)
         texts = [str(self._tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in found]
         return texts, [answer.ended for answer in found]
 
-    def _answer_tokens(self, rows: Sequence[dict[str, Any]]) -> int:
-        """Room for an answer: twice the longest of the rows' own, so that one that goes on has not stopped."""
-        own = max(
-            (len(self._tokenizer(text)["input_ids"]) for text in map(_answer_of, rows) if text), default=0
+    def _outcome_warnings(
+        self, held_out: HeldOut | None, retention: Retention | None, after: Measurement
+    ) -> list[str]:
+        found = []
+        is_worse = held_out is not None and held_out.after - held_out.before > 2 * _or_infinite(
+            held_out.stderr
         )
-        return min(_MOST_ANSWER_TOKENS, max(_LEAST_ANSWER_TOKENS, 2 * own))
+        if held_out is not None and is_worse and not self._algorithm.forgets:
+            found.append(
+                f"the loss on held-out rows rose, {held_out.before:.3f} -> {held_out.after:.3f}: the run learned its "
+                "rows by heart, or learning_rate is too high; train for fewer epochs (num_train_epochs), lower the "
+                "rate, or add rows"
+            )
+        if retention is not None:
+            remedies = [
+                "mix ordinary conversations into the rows (a second data source)",
+                "lower learning_rate",
+            ]
+            if not self._config.chosen_sections().get("lora"):
+                remedies.append("train an adapter (finetuning: lora)")
+            remedies.append("train shorter")
+            lost = retention.warning(remedies)
+            found += [] if lost is None else [lost]
+        if self._must_end and after.ended and not any(after.ended):
+            found.append(
+                f"none of {len(after.ended)} answers ended within {self._num_tokens} tokens: the model may not stop; "
+                "train longer, and look at how rows end (chat_template)"
+            )
+        return found
 
     def _reason_to_skip(self) -> str | None:
         config = self._config
         if is_processor(self._tokenizer):
-            self._tokenizer = self._tokenizer.tokenizer
             return "answers and what the model kept: a model that reads images is not checked"
         if config.distributed is not None and config.distributed.strategy != "ddp":
             return f"answers and what the model kept: no process of {config.distributed.strategy} has the whole model"
@@ -225,16 +272,49 @@ def begin_check(
     model: Any,
     tokenizer: Any,
     given: tuple[list[dict[str, Any]], list[dict[str, Any]] | None],
+    encoded: Sequence[dict[str, Any]] | None,
     folder: Path,
     *,
     is_new: bool,
 ) -> LearningCheck:
-    """Measure the model before its first step; ``given`` are training and held-out rows, see ``LearningCheck``."""
-    data, eval_data = (None if rows is None else rows_to_encode(config, tokenizer, rows) for rows in given)
-    check = LearningCheck(config, algorithm, tokenizer, data or [], eval_data, folder)
+    """Measure the model before its first step.
+
+    Args:
+        config: As for ``LearningCheck``, and so are the arguments below that are not named here.
+        model: Prepared for training.
+        given: Training rows, and held-out rows or None.
+        is_new: False if the run is resumed.
+    """
+    data, eval_data = given
+    rows = rows_to_encode(config, tokenizer, [*(eval_data or ())[:_LOOKED_AT], *data[:_LOOKED_AT]])
+    check = LearningCheck(config, algorithm, tokenizer, rows, encoded, folder)
     with quiet_loading(), waiting("measuring the model before its first step"):
         check.measure_before(model, is_new=is_new)
     return check
+
+
+def measures_rows(config: TrainingConfig) -> bool:
+    """True if the loss of a held-out row is the model's own on its tokens; else the algorithm's evaluation counts."""
+    return ALGORITHMS.type_of(config.algorithm).row_kind == "supervised" and config.packing != "bfd"
+
+
+def evaluates_first(config: TrainingConfig) -> bool:
+    """True if a checked run evaluates its held-out rows before the first step, by the algorithm's own loss."""
+    return (
+        not measures_rows(config)
+        and not ALGORITHMS.type_of(config.algorithm).generates
+        and config.eval_strategy != "no"
+        and config.early_stopping is None  # would take the untrained weights for the best ones
+    )
+
+
+def _measurable(encoded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = itertools.islice((row for row in encoded if "input_ids" in row and "labels" in row), _MAX_HELD_OUT)
+    return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
+
+
+def _or_infinite(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
@@ -250,63 +330,6 @@ def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
     return prompt if isinstance(prompt, str | list) and prompt else None
 
 
-def learning_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
-    """Signs in the log that a run of rewards could not learn.
-
-    Args:
-        config: Of the run.
-        history: What the trainer logged at each step: of GRPO and its kin ``completions/clipped_ratio`` and
-            ``reward_std``.
-    """
-    found = []
-    clipped = [
-        entry["completions/clipped_ratio"] for entry in history if "completions/clipped_ratio" in entry
-    ]
-    spread = [entry["reward_std"] for entry in history if "reward_std" in entry]
-    section = config.chosen_sections().get(config.algorithm)
-    limit = getattr(section, "max_completion_length", None)
-    if clipped and limit is not None and (share := sum(clipped) / len(clipped)) > _MANY_TRUNCATED:
-        found.append(
-            f"{share:.0%} of the answers were cut at {config.algorithm}.max_completion_length = {limit}, so their "
-            f"rewards say little; raise it, or ask for shorter answers"
-        )
-    if spread and (flat := sum(value <= _NO_SPREAD for value in spread)) > _MANY_TRUNCATED * len(spread):
-        found.append(
-            f"in {flat} of {len(spread)} steps all answers to a prompt got the same reward, from which nothing is "
-            f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
-            "or take prompts that the model sometimes gets right"
-        )
-    return found
-
-
-def _outcome_warnings(
-    held_out: HeldOut | None,
-    retention: Retention | None,
-    after: Measurement,
-    num_tokens: int,
-    config: TrainingConfig,
-) -> list[str]:
-    found = []
-    if held_out is not None and held_out.after - held_out.before > 2 * (held_out.stderr or 0.0):
-        found.append(
-            f"the loss on held-out rows rose, {held_out.before:.3f} -> {held_out.after:.3f}: the run learned its rows "
-            "by heart; train for fewer epochs (num_train_epochs), or on more rows"
-        )
-    if retention is not None:
-        remedies = ["mix ordinary conversations into the rows (a second data source)", "lower learning_rate"]
-        if not config.chosen_sections().get("lora"):
-            remedies.append("train an adapter (finetuning: lora)")
-        remedies.append("train shorter")
-        lost = retention.warning(remedies)
-        found += [] if lost is None else [lost]
-    if after.ended and not any(after.ended):
-        found.append(
-            f"none of {len(after.ended)} answers ended within {num_tokens} tokens: the model may not stop; train "
-            "longer, and look at how rows end (chat_template)"
-        )
-    return found
-
-
 def _compared(before: Sequence[float], after: Sequence[float]) -> HeldOut | None:
     pairs = [(b, a) for b, a in zip(before, after, strict=True) if not math.isnan(b)]
     if not pairs:
@@ -316,10 +339,11 @@ def _compared(before: Sequence[float], after: Sequence[float]) -> HeldOut | None
     return HeldOut(len(pairs), sum(one) / len(one), sum(other) / len(other), found.stderr)
 
 
-def _from_history(history: Sequence[dict[str, float]]) -> HeldOut | None:
-    """The algorithm's own loss on held-out rows at its first and last evaluation."""
-    found = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
-    return HeldOut(0, found[0], found[-1], None) if len(found) > 1 else None
+def _from_history(history: Sequence[dict[str, float]], best_step: int | None) -> HeldOut | None:
+    """The algorithm's own loss on held-out rows before the first step, and of the weights that were kept."""
+    found = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
+    after = found.get(max(found, default=0) if best_step is None else best_step)
+    return HeldOut(0, found[0], after, None) if 0 in found and len(found) > 1 and after is not None else None
 
 
 def _read(file: Path) -> Measurement | None:

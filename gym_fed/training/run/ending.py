@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
@@ -11,6 +12,7 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.saving import save_final
 from gym_fed.training.processes import group as processes
 from gym_fed.training.rows.run_rows import RunRows
+from gym_fed.training.run.check import LearningCheck
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.hooks import RunHooks
 from gym_fed.training.run.result import TrainResult
@@ -76,15 +78,28 @@ def save_result(
     hooks: RunHooks,
     folder: RunFolder,
     result: TrainResult,
-) -> None:
-    """Write the model into the run folder, and close its record of the run."""
+    check: LearningCheck | None,
+) -> TrainResult:
+    """Write the model into the run folder, check it, and close the record of the run; the result with the check.
+
+    The weights come first: whatever happens in the check, they are there.
+    """
     with quiet_loading():
         save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)
     if config.save_delta is not None:
         processes.on_main(lambda: _save_delta(config, result, folder))
-    processes.on_main(lambda: folder.finish(result.summary()))
+    done = checked(result, check)
+    processes.on_main(lambda: folder.finish(done.summary()))
     assert hooks.experiment is not None  # it has trained
     hooks.experiment.log_artifacts(folder.artifacts())
+    return done
+
+
+def checked(result: TrainResult, check: LearningCheck | None) -> TrainResult:
+    """``result`` with what the run has gained and lost, where it is checked."""
+    if check is None:
+        return result
+    return replace(result, check=check.result(result.model, result.history, result.best_step))
 
 
 def _save_delta(config: TrainingConfig, result: TrainResult, folder: RunFolder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 import sys
 import time
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import TrainerCallback
 
 from gym_fed.data.row_counts import RowCounts
@@ -24,6 +27,22 @@ Track = Callable[[int], Experiment]
 _LAST_VALUE = ("learning_rate", "grad_norm", "epoch", "epsilon")
 _OWN = {"step", "loss", "num_tokens", "tokens_so_far", *_LAST_VALUE}
 _TIMED = re.compile(r"(^|[_/])(runtime|step_time|time|(tokens|samples|steps)_per_second)(/|$)")
+
+
+class KeptRandomState(TrainerCallback):
+    """Undoes what an evaluation before the first step draws, so that the run is the one without it."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self._on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            random.setstate(self._states[0])
+            np.random.set_state(self._states[1])
+            torch.set_rng_state(self._states[2])
+            if self._on_cuda:
+                torch.cuda.set_rng_state_all(self._on_cuda)
 
 
 @dataclass(frozen=True)
@@ -237,8 +256,6 @@ def peak_ram_bytes() -> int:
 
 def peak_cuda_bytes() -> int | None:
     """The most that tensors have taken on the current GPU; None where there is none."""
-    import torch
-
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 

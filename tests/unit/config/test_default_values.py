@@ -29,7 +29,12 @@ def chosen(config: TrainingConfig, weights: int = SMOLLM2, **more: Any) -> dict[
 
 
 def for_rows(
-    config: TrainingConfig, num_rows: int, longest: int = 100, context: int | None = 8192, needs: float = 0.0
+    config: TrainingConfig,
+    num_rows: int,
+    longest: int = 100,
+    context: int | None = 8192,
+    needs: float = 0.0,
+    usual: int = 0,
 ) -> dict[str, Any]:
     """``needs`` is the memory of one row of a batch, in GiB, on a machine with 10 GiB."""
     config = applied(config, method_defaults(config, SMOLLM2))
@@ -39,7 +44,7 @@ def for_rows(
         share *= 0.5 if tried.base_dtype == "bfloat16" else 1.0
         return needs * share * tried.per_device_train_batch_size * GIB
 
-    facts = RowFacts(num_rows, [longest], context)
+    facts = RowFacts(num_rows, longest, usual or longest, context)
     return {one.key: one.value for one in row_defaults(config, facts, peak, 10 * GIB)}
 
 
@@ -186,9 +191,9 @@ def test_the_batch_shrinks_and_memory_is_saved_until_a_run_fits(
 
 def test_a_run_that_fits_in_no_way_says_so() -> None:
     config = applied(TrainingConfig(model="m"), method_defaults(TrainingConfig(model="m"), SMOLLM2))
-    found = row_defaults(config, RowFacts(100, [10], 100), lambda tried: 1e15, GIB)
+    found = row_defaults(config, RowFacts(100, 10, 10, 100), lambda tried: 1e15, GIB)
 
-    assert any("may not suffice" in one.reason for one in found)
+    assert any("may still run out of memory" in one.reason for one in found)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +234,39 @@ def test_a_section_of_a_method_chooses_the_method() -> None:
 def test_sections_of_two_methods_choose_neither() -> None:
     with pytest.raises(ValueError, match="is given, but finetuning is full"):
         TrainingConfig(model="m", lora={"r": 4}, vera={})
+
+
+def test_one_row_far_longer_than_the_others_is_cut_and_reported() -> None:
+    config = applied(TrainingConfig(model="m"), method_defaults(TrainingConfig(model="m"), SMOLLM2))
+    found = row_defaults(config, RowFacts(1000, 60_000, 200, 131_072), lambda tried: 0.0, GIB)
+    length = next(one for one in found if one.key == "max_length")
+
+    assert length.value == 256
+    assert "60,000, is cut" in length.reason
+
+
+def test_prompts_of_rewards_leave_room_for_the_answer() -> None:
+    config = TrainingConfig(
+        model="m", algorithm="grpo", graders=[{"grader": "exact"}], grpo={"max_completion_length": 128}
+    )
+    found = row_defaults(config, RowFacts(100, 700, 700, 768), lambda tried: 0.0, GIB)
+
+    assert next(one.value for one in found if one.key == "max_length") == 768 - 128
+
+
+def test_a_step_is_shared_by_the_processes() -> None:
+    config = applied(TrainingConfig(model="m"), method_defaults(TrainingConfig(model="m"), SMOLLM2))
+    found = row_defaults(config, RowFacts(1000, 10, 10, 8192, num_processes=2), lambda tried: 0.0, GIB)
+    values = {one.key: one.value for one in found}
+
+    assert values["per_device_train_batch_size"] * values["gradient_accumulation_steps"] == 4
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_difference", "npo"])
+def test_rows_to_forget_are_never_split(algorithm: str) -> None:
+    assert split_default(TrainingConfig(model="m", algorithm=algorithm), 1000) is None
+
+
+def test_a_private_run_is_never_split() -> None:
+    privacy = {"noise_multiplier": 1.0, "target_delta": 1e-5}
+    assert split_default(TrainingConfig(model="m", privacy=privacy), 1000) is None

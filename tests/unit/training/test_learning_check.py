@@ -13,7 +13,8 @@ from gym_fed.data import generate
 from gym_fed.errors import GymError
 from gym_fed.evaluation.generation import greedy_ids
 from gym_fed.models import load_model
-from gym_fed.training.run.check import learning_warnings, prompt_of
+from gym_fed.training.run.check import LearningCheck, prompt_of
+from gym_fed.training.run.reward_warnings import reward_warnings
 from gym_fed.training.trainer import Trainer
 
 DOUBLE = generate("double", 200)
@@ -76,9 +77,21 @@ def test_the_result_of_the_check_is_in_the_run_folder(learned: Any) -> None:
     assert stored["check"]["retention"]["is_lost"] is True
 
 
-def test_training_by_a_check_ends_with_the_weights_of_a_run_without_one(tmp_path: Path) -> None:
-    checked = Trainer(config(tmp_path / "a", eval_split=20, max_steps=4), check=True).train(DOUBLE)
-    unchecked = Trainer(config(tmp_path / "b", eval_split=20, max_steps=4)).train(DOUBLE)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"finetuning": "lora", "lora": {"lora_dropout": 0.3}},
+        {"packing": "bfd", "finetuning": "lora", "lora": {"lora_dropout": 0.3}},
+    ],
+    ids=["full", "dropout", "evaluated first"],
+)
+def test_training_by_a_check_ends_with_the_losses_of_a_run_without_one(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    values = {"eval_split": 20, "max_steps": 4, **changes}
+    checked = Trainer(config(tmp_path / "a", **values), check=True).train(DOUBLE)
+    unchecked = Trainer(config(tmp_path / "b", **values)).train(DOUBLE)
 
     assert checked.losses == unchecked.losses
     assert unchecked.check is None
@@ -184,7 +197,7 @@ def test_truncated_answers_without_spread_of_rewards_are_warned_of() -> None:
     settings = TrainingConfig(
         model="gym-nano", algorithm="grpo", graders=[{"grader": "exact"}], grpo={"max_completion_length": 24}
     )
-    found = learning_warnings(settings, HISTORY)
+    found = reward_warnings(settings, HISTORY)
 
     assert len(found) == 2
     assert "87%" in found[0]
@@ -195,7 +208,7 @@ def test_truncated_answers_without_spread_of_rewards_are_warned_of() -> None:
 
 def test_a_run_of_rewards_that_learns_is_not_warned_of() -> None:
     settings = TrainingConfig(model="gym-nano", algorithm="grpo", graders=[{"grader": "exact"}])
-    assert learning_warnings(settings, [{"completions/clipped_ratio": 0.1, "reward_std": 0.4}] * 4) == []
+    assert reward_warnings(settings, [{"completions/clipped_ratio": 0.1, "reward_std": 0.4}] * 4) == []
 
 
 def test_a_real_run_of_rewards_whose_answers_are_all_cut_says_so(tmp_path: Path) -> None:
@@ -240,3 +253,58 @@ def test_a_greedy_answer_says_whether_it_ended() -> None:
     assert nano.tokenizer.decode(whole.ids) == "abc"
     assert not cut.ended
     assert cut.ids == whole.ids[:1]
+
+
+def test_the_weights_are_there_when_the_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = LearningCheck._answers
+    calls: list[int] = []
+
+    def fails_after_training(self: LearningCheck, model: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return real(self, model)
+
+    monkeypatch.setattr(LearningCheck, "_answers", fails_after_training)
+    result = Trainer(config(tmp_path / "run", max_steps=1), check=True).train(DOUBLE)
+
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert (tmp_path / "run" / "result.json").is_file()
+    assert result.check.skipped == ["the trained model: KeyboardInterrupt"]
+
+
+def test_held_out_rows_are_measured_as_the_run_encodes_them(tmp_path: Path) -> None:
+    rows = [{"messages": row["messages"]} for row in DOUBLE]
+    settings = config(
+        tmp_path / "run", max_steps=1, assistant_only_loss=False, per_device_train_batch_size=20
+    )
+    trainer = Trainer(settings, check=True)
+    check = trainer.train(rows).check
+    whole = Trainer(config(tmp_path / "other", max_steps=1), check=True).train(rows).check
+
+    assert check.held_out.before != pytest.approx(whole.held_out.before, abs=0.05)
+
+
+def test_answers_stay_within_the_context_of_the_model(tmp_path: Path) -> None:
+    """gym-nano reads 256 tokens; prompts of nearly as many leave hardly any room."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n} " + "x" * 200},
+                {"role": "assistant", "content": "y" * 30},
+            ]
+        }
+        for n in range(30)
+    ]
+    check = Trainer(config(tmp_path / "run", max_steps=1, max_length=256), check=True).train(rows).check
+
+    assert check.skipped == []
+
+
+def test_a_run_that_forgets_as_requested_is_not_said_to_have_learned_by_heart(tmp_path: Path) -> None:
+    rows = [{**row, "forget": index % 2 == 0} for index, row in enumerate(generate("copy", 60))]
+    rows = [{key: value for key, value in row.items() if key != "forget" or value} for row in rows]
+    settings = config(tmp_path / "run", algorithm="npo", max_steps=10, learning_rate=1e-3, eval_split=10)
+    check = Trainer(settings, check=True).train(rows).check
+
+    assert not any("by heart" in text for text in check.warnings)
