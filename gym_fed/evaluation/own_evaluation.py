@@ -12,10 +12,11 @@ from gym_fed.config.train.graders import GraderConfig
 from gym_fed.evaluation.own_set import OwnRow, Rendering, render, rendering_of
 from gym_fed.evaluation.retention import (
     Retention,
+    RetentionScores,
     compare_retention,
     knows_items,
     retention_items,
-    retention_losses,
+    retention_scores,
 )
 from gym_fed.evaluation.row_scores import (
     EXACT_MATCH,
@@ -167,7 +168,7 @@ class _Kept:
     def __init__(self, is_wanted: bool, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._items = retention_items(tokenizer) if is_wanted else []
-        self._before: list[float] = []
+        self._before: RetentionScores | None = None
         self.notes: list[str] = []
 
     def measure_before(self, model: Any, *, same_tokens: bool) -> None:
@@ -176,18 +177,18 @@ class _Kept:
         if not same_tokens:
             self.notes.append("not checked: what the model kept: the two models have other tokens")
             return
-        losses = retention_losses(model, self._tokenizer, self._items)
-        if knows_items(model, self._tokenizer, self._items, losses):
-            self._before = losses
+        scores = retention_scores(model, self._tokenizer, self._items)
+        if knows_items(model, self._tokenizer, self._items, scores.losses):
+            self._before = scores
         else:
             self.notes.append(
                 "not checked: what the model kept: its base does not know the ordinary questions and texts of the check"
             )
 
     def result(self, model: Any) -> Retention | None:
-        if not self._before:
+        if self._before is None:
             return None
-        return compare_retention(self._before, retention_losses(model, self._tokenizer, self._items))
+        return compare_retention(self._before, retention_scores(model, self._tokenizer, self._items))
 
 
 def _warnings(metrics: Sequence[RowMetric], retention: Retention | None, after: RowScores) -> list[str]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
-from gym_fed.evaluation.generation import context_of
+from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.loss import row_losses
 from gym_fed.models import NANO, load_tokenizer
 
@@ -29,24 +31,48 @@ MAX_TOKENS = 1024
 _NANO_ITEMS = 120
 _KNOWN_ONE_IN = 3
 """``knows_items`` scores every Nth item a second time; its question has a clear answer."""
+_ANSWER_TOKENS, _ANSWERS_AT_ONCE = 24, 32
 _QUESTION = "Question: {question}\nAnswer:"
 
 
 @dataclass(frozen=True)
+class RetentionScores:
+    """A model on the retention set.
+
+    Attributes:
+        losses: Loss of each item, nats per token.
+        right: For each item that is a question, whether the greedy answer is right.
+    """
+
+    losses: list[float]
+    right: list[bool]
+
+
+@dataclass(frozen=True)
 class Retention:
-    """Loss on the retention set before and after training.
+    """The retention set before and after training.
 
     Attributes:
         num_items: Number of questions and texts.
         before: Mean loss of the base, nats per token.
         after: Mean loss of the tuned model.
         stderr: Standard error of ``after - before``, paired by item.
+        num_questions: Number of questions that were answered.
+        right_before: How many of them the base answers right.
+        right_after: How many the tuned model answers right.
+        answers_lost: Questions that only the base answers right.
+        right_stderr: Standard error of ``right_after - right_before``, paired by question.
     """
 
     num_items: int
     before: float
     after: float
     stderr: float
+    num_questions: int = 0
+    right_before: int = 0
+    right_after: int = 0
+    answers_lost: int = 0
+    right_stderr: float = 0.0
 
     @property
     def rise(self) -> float:
@@ -55,13 +81,24 @@ class Retention:
 
     @property
     def is_lost(self) -> bool:
-        """True if the loss rose by more than twice its error and by more than ``MIN_LOSS``."""
-        return not self.rise <= max(2 * self.stderr, MIN_LOSS)
+        """True if the loss rose, or right answers were lost, beyond twice the error.
+
+        A rise of the loss also has to exceed ``MIN_LOSS``. A tune can make right answers likelier on average, by their
+        style, and still give wrong ones, so both are measured.
+        """
+        fewer = self.right_before - self.right_after
+        return not self.rise <= max(2 * self.stderr, MIN_LOSS) or fewer > 2 * self.right_stderr
 
     def describe(self) -> str:
         """The figures on one line, beginning with ``kept`` or ``lost``."""
+        answers = (
+            f"{self.right_before} -> {self.right_after} of {self.num_questions} ordinary questions answered right "
+            f"({self.answers_lost} lost, {self.right_after - self.right_before + self.answers_lost} won), "
+            if self.num_questions
+            else ""
+        )
         return (
-            f"{'lost' if self.is_lost else 'kept'}: loss on {self.num_items} ordinary questions and texts "
+            f"{'lost' if self.is_lost else 'kept'}: {answers}loss on {self.num_items} questions and texts "
             f"{self.before:.4f} -> {self.after:.4f} (change {self.rise:+.4f} ± {self.stderr:.4f})"
         )
 
@@ -71,7 +108,8 @@ class Retention:
             return None
         *first, last = remedies
         return (
-            "the model has lost general knowledge: the loss on ordinary questions and texts rose, "
+            f"the model has lost general knowledge: of {self.num_questions} ordinary questions it answers "
+            f"{self.right_before} -> {self.right_after} right, and the loss on questions and texts went "
             f"{self.before:.3f} -> {self.after:.3f} nats per token; {', '.join([*first, f'or {last}'])}"
         )
 
@@ -92,12 +130,40 @@ def retention_items(tokenizer: Any) -> list[dict[str, Any]]:
         items = [*_packaged("questions.jsonl"), *_packaged("texts.jsonl")]
     if tokenizer.chat_template:
         return items
-    return [_as_text(row["messages"]) if "messages" in row else row for row in items]
+    return [_as_text(row) if "messages" in row else row for row in items]
 
 
-def retention_losses(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[float]:
-    """Loss of each item, nats per token."""
+def retention_scores(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> RetentionScores:
+    """Loss of each item, and whether the greedy answer to each question is right."""
+    return RetentionScores(_losses(model, tokenizer, items), _right(model, tokenizer, items))
+
+
+def _losses(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[float]:
     return row_losses(model, tokenizer, items, max_length=min(MAX_TOKENS, context_of(model) or MAX_TOKENS))
+
+
+def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[bool]:
+    """An answer is right if it has one of the item's keys as a word; without keys, if it is the item's answer."""
+    asked = [row for row in items if "text" not in row]
+    prompts = [prompt_ids(tokenizer, row.get("prompt") or row["messages"][:-1]) for row in asked]
+    room = min(_ANSWER_TOKENS, (context_of(model) or math.inf) - max(map(len, prompts), default=0))
+    if room < 1:
+        return []
+    right = []
+    for start in range(0, len(asked), _ANSWERS_AT_ONCE):
+        found = greedy_ids(
+            model, tokenizer, prompts[start : start + _ANSWERS_AT_ONCE], max_new_tokens=int(room)
+        )
+        for row, answer in zip(asked[start:], found, strict=False):
+            right.append(_is_right(row, str(tokenizer.decode(answer.ids, skip_special_tokens=True))))
+    return right
+
+
+def _is_right(row: dict[str, Any], answer: str) -> bool:
+    if "key" in row:
+        return any(re.search(rf"(?<!\w){re.escape(key)}(?!\w)", answer.casefold()) for key in row["key"])
+    wanted = row["completion"] if "completion" in row else row["messages"][-1]["content"]
+    return bool(answer.strip() == str(wanted).strip())
 
 
 def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], losses: Sequence[float]) -> bool:
@@ -110,11 +176,11 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
         model: The base.
         tokenizer: Its tokenizer.
         items: Of ``retention_items``.
-        losses: Of ``retention_losses``.
+        losses: Of ``retention_scores``.
     """
     every = range(0, len(items), _KNOWN_ONE_IN)
     spoiled = _spoiled(items)
-    wrong = retention_losses(model, tokenizer, [spoiled[i] for i in every])
+    wrong = _losses(model, tokenizer, [spoiled[i] for i in every])
     pairs = [(w, losses[i]) for w, i in zip(wrong, every, strict=True) if not math.isnan(w + losses[i])]
     if not pairs:
         return False
@@ -122,15 +188,29 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
     return found.difference > 2 * (found.stderr or math.inf)
 
 
-def compare_retention(before: Sequence[float], after: Sequence[float]) -> Retention:
-    """Compare losses of the same items, base and tuned.
+def compare_retention(before: RetentionScores, after: RetentionScores) -> Retention:
+    """Compare scores of the same items, base and tuned.
 
     Items that the base could not score are left out. The result is not finite where the tuned model's losses are not.
     """
-    pairs = [(b, a) for b, a in zip(before, after, strict=True) if not math.isnan(b)]
+    pairs = [(b, a) for b, a in zip(before.losses, after.losses, strict=True) if not math.isnan(b)]
     one, other = [b for b, _ in pairs], [a for _, a in pairs]
     found = paired_difference(other, one)
-    return Retention(len(pairs), sum(one) / len(one), sum(other) / len(other), found.stderr or 0.0)
+    count, right_stderr = len(before.right), 0.0
+    if count:
+        answers = paired_difference(list(map(float, after.right)), list(map(float, before.right)))
+        right_stderr = count * (answers.stderr or 0.0)
+    return Retention(
+        num_items=len(pairs),
+        before=sum(one) / len(one),
+        after=sum(other) / len(other),
+        stderr=found.stderr or 0.0,
+        num_questions=count,
+        right_before=sum(before.right),
+        right_after=sum(after.right),
+        answers_lost=sum(b and not a for b, a in zip(before.right, after.right, strict=True)),
+        right_stderr=right_stderr,
+    )
 
 
 @cache
@@ -139,9 +219,10 @@ def _packaged(name: str) -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(line) for line in text.splitlines())
 
 
-def _as_text(messages: Sequence[dict[str, str]]) -> dict[str, str]:
-    prompt, answer = messages[0]["content"], messages[1]["content"]
-    return {"prompt": _QUESTION.format(question=prompt), "completion": f" {answer}"}
+def _as_text(row: dict[str, Any]) -> dict[str, Any]:
+    prompt, answer = (turn["content"] for turn in row["messages"])
+    rest = {"key": row["key"]} if "key" in row else {}
+    return {"prompt": _QUESTION.format(question=prompt), "completion": f" {answer}", **rest}
 
 
 def _spoiled(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -32,6 +32,8 @@ from gym_fed.training.rows.run_kind import rows_to_encode
 from gym_fed.training.run.folder import RunFolder
 
 _SAMPLE_ROWS = 512
+_SAME = ("model", "algorithm", "data", "eval_data")
+"""Keys that tell whether the run in the folder is the one that is continued."""
 
 
 class Defaults:
@@ -47,7 +49,7 @@ class Defaults:
         self.chosen: list[Default] = []
         self.num_weights = _num_weights(config, model)
         self._check = check
-        self._stored = _stored(config.output_dir)
+        self._stored = _stored(config)
 
     @property
     def is_large(self) -> bool:
@@ -208,17 +210,24 @@ def _is_adapter(name: str) -> bool:
     return (Path(resolve(name)) / "adapter_config.json").is_file()
 
 
-def _stored(folder: Path) -> dict[str, Any] | None:
-    """The config of a run in ``folder`` that has learned something and is not finished; None where there is none."""
+def _stored(config: TrainingConfig) -> dict[str, Any] | None:
+    """The config of the unfinished run in ``output_dir`` that ``config`` continues; None where there is none.
+
+    A run of another model, algorithm or other rows is none: opening the folder will refuse it.
+    """
     import yaml
 
+    folder = config.output_dir
     if not RunFolder(folder).is_unfinished():
         return None
     try:
         found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return None  # opening the folder will report it
-    return found if isinstance(found, dict) else None
+    now = config.model_dump(mode="json", include=set(_SAME))
+    if not isinstance(found, dict) or any(found.get(key) != now[key] for key in _SAME):
+        return None
+    return found
 
 
 def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> tuple[int, int]:

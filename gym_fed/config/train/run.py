@@ -89,8 +89,8 @@ class RunSections(StrictModel):
     save_strategy: Cadence | None = None
     """``epoch`` saves a checkpoint at the end of every epoch. By default ``steps`` where ``save_steps`` is set."""
 
-    save_total_limit: int = Field(default=1, ge=1)
-    """How many checkpoints are kept."""
+    save_total_limit: int = Field(default=2, ge=1)
+    """How many checkpoints are kept. With two, a damaged newest one costs no more than the steps since the other."""
 
     resume_from_checkpoint: bool | str | None = None
     """By default a run goes on from the newest checkpoint in ``output_dir``, where there is one. ``true`` demands one,

@@ -22,10 +22,11 @@ from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.loss import row_losses
 from gym_fed.evaluation.retention import (
     Retention,
+    RetentionScores,
     compare_retention,
     knows_items,
     retention_items,
-    retention_losses,
+    retention_scores,
 )
 from gym_fed.files import write_atomically
 from gym_fed.kinds import ALGORITHMS
@@ -52,14 +53,21 @@ class Measurement:
         held_out: Loss of each held-out row, mean nats per token; empty where there are none, or the loss is not one of
             rows.
         retention: Loss of each retention item; empty where the base does not know them.
+        right: For each question among them, whether it is answered right.
         answers: Greedy answers to the user's prompts.
         ended: For each answer, whether it ended by itself.
     """
 
     held_out: list[float] = field(default_factory=list)
     retention: list[float] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     ended: list[bool] = field(default_factory=list)
+
+    @property
+    def scores(self) -> RetentionScores:
+        """The retention set alone."""
+        return RetentionScores(self.retention, self.right)
 
 
 @dataclass(frozen=True)
@@ -152,10 +160,10 @@ class LearningCheck:
         if not is_new and (stored := _read(file)) is not None:
             self._before = stored
         else:
-            losses = retention_losses(model, self._tokenizer, self._items) if self._items else []
-            if losses and not knows_items(model, self._tokenizer, self._items, losses):
-                losses = []
-            self._before = self._measured(model, losses)
+            scores = self._scores(model)
+            if scores.losses and not knows_items(model, self._tokenizer, self._items, scores.losses):
+                scores = RetentionScores([], [])
+            self._before = self._measured(model, scores)
             write_atomically(file, f"{json.dumps(asdict(self._before))}\n".encode())
         if not self._before.retention:
             self._items = []
@@ -179,28 +187,32 @@ class LearningCheck:
             return CheckResult(logged, None, [], [], [], warnings, self.skipped)
         try:
             with quiet_loading(), waiting("measuring the trained model"):
-                retained = retention_losses(model, self._tokenizer, self._items) if self._items else []
-                after = self._measured(model, retained)
+                after = self._measured(model, self._scores(model))
         except (RuntimeError, MemoryError, IndexError, ValueError, KeyboardInterrupt, GymError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.skipped.append(f"the trained model: {first}")
             return CheckResult(logged, None, [], [], [], warnings, self.skipped)
         before = self._before
         held_out = _compared(before.held_out, after.held_out) or logged
-        retention = compare_retention(before.retention, after.retention) if after.retention else None
+        retention = compare_retention(before.scores, after.scores) if after.retention else None
         warnings += self._outcome_warnings(held_out, retention, after)
         prompts = [_shown(prompt_of(row)) for row in self._asked]
         return CheckResult(
             held_out, retention, prompts, before.answers, after.answers, warnings, self.skipped
         )
 
-    def _measured(self, model: Any, retention: list[float]) -> Measurement:
+    def _scores(self, model: Any) -> RetentionScores:
+        if not self._items:
+            return RetentionScores([], [])
+        return retention_scores(model, self._tokenizer, self._items)
+
+    def _measured(self, model: Any, scores: RetentionScores) -> Measurement:
         longest = self._config.max_length
         held_out = (
             row_losses(model, self._tokenizer, self._held_out, max_length=longest) if self._held_out else []
         )
         answers, ended = self._answers(model)
-        return Measurement(held_out, retention, answers, ended)
+        return Measurement(held_out, scores.losses, scores.right, answers, ended)
 
     def _choose_prompts(self, context: int | None) -> None:
         """Take the first prompts that leave room for an answer of twice the longest of the rows' own."""

@@ -11,10 +11,11 @@ from gym_fed.config.hub.task import SoupReference
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.evaluation.retention import (
     Retention,
+    RetentionScores,
     compare_retention,
     knows_items,
     retention_items,
-    retention_losses,
+    retention_scores,
 )
 from gym_fed.evaluation.row_scores import LOSS, RowMetric, paired_metric
 from gym_fed.models import quiet_loading
@@ -89,9 +90,9 @@ def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int)
         model.follow([])
         rows_before = model.row_losses() if model.has_gate else []
         items = retention_items(model.tokenizer)
-        before = retention_losses(model.model, model.tokenizer, items)
-        if not knows_items(model.model, model.tokenizer, items, before):
-            before = []
+        before: RetentionScores | None = retention_scores(model.model, model.tokenizer, items)
+        if not knows_items(model.model, model.tokenizer, items, before.losses):
+            before = None
             notes.append(
                 "not checked: what the model kept: the base does not know the ordinary questions and texts of the check"
             )
@@ -106,9 +107,9 @@ def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int)
         else:
             notes.append("not checked: what was learned: there are no held-out rows (gate.heldout)")
         retention = (
-            compare_retention(before, retention_losses(model.model, model.tokenizer, items))
-            if before
-            else None
+            None
+            if before is None
+            else compare_retention(before, retention_scores(model.model, model.tokenizer, items))
         )
     return VersionChange(
         height=height, digest=model.digest, held_out=held_out, retention=retention, notes=notes

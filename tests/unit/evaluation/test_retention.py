@@ -14,10 +14,12 @@ from gym_fed.evaluation.loss import heldout_loss, row_losses
 from gym_fed.evaluation.retention import (
     MIN_LOSS,
     Retention,
+    RetentionScores,
+    _is_right,
     compare_retention,
     knows_items,
     retention_items,
-    retention_losses,
+    retention_scores,
 )
 from gym_fed.models import load_model
 
@@ -44,7 +46,7 @@ def test_a_row_without_a_token_to_predict_has_no_loss(nano: Any) -> None:
 
 def test_gym_nano_is_asked_its_own_tasks_and_knows_them(nano: Any) -> None:
     items = retention_items(nano.tokenizer)
-    losses = retention_losses(nano.model, nano.tokenizer, items)
+    losses = retention_scores(nano.model, nano.tokenizer, items).losses
 
     assert all("messages" in row for row in items)
     assert knows_items(nano.model, nano.tokenizer, items, losses)
@@ -57,18 +59,20 @@ def test_a_model_of_random_weights_knows_nothing(nano: Any) -> None:
         torch.nn.init.normal_(value, std=0.02)
     items = retention_items(nano.tokenizer)
 
-    assert not knows_items(model, nano.tokenizer, items, retention_losses(model, nano.tokenizer, items))
+    assert not knows_items(
+        model, nano.tokenizer, items, retention_scores(model, nano.tokenizer, items).losses
+    )
 
 
 def test_a_model_that_was_ruined_is_reported_and_an_unchanged_one_is_not(nano: Any) -> None:
     items = retention_items(nano.tokenizer)
-    before = retention_losses(nano.model, nano.tokenizer, items)
+    before = retention_scores(nano.model, nano.tokenizer, items)
     ruined = copy.deepcopy(nano.model)
     torch.manual_seed(0)
     with torch.no_grad():
         for value in ruined.parameters():
             value.add_(torch.randn_like(value) * 0.05)
-    after = retention_losses(ruined, nano.tokenizer, items)
+    after = retention_scores(ruined, nano.tokenizer, items)
 
     assert not compare_retention(before, before).is_lost
     lost = compare_retention(before, after)
@@ -107,3 +111,44 @@ def test_the_packaged_items_are_questions_with_answers_and_texts(nano: Any) -> N
     assert sum("text" in row for row in chats) >= 20
     assert all(row["messages"][-1]["content"] for row in chats if "messages" in row)
     assert all(row["completion"].startswith(" ") for row in plain if "prompt" in row)
+
+
+def test_right_answers_that_are_lost_count_although_the_loss_falls() -> None:
+    before = RetentionScores([1.0, 1.1, 0.9, 1.0] * 10, [True] * 36 + [False] * 4)
+    after = RetentionScores([0.8, 0.9, 0.7, 0.8] * 10, [True] * 22 + [False] * 18)
+    found = compare_retention(before, after)
+
+    assert found.rise < 0
+    assert found.is_lost
+    assert "36 -> 22 of 40" in found.describe()
+    assert "36 -> 22 right" in str(found.warning(["a", "b"]))
+
+
+def test_answers_that_change_both_ways_are_not_a_loss() -> None:
+    before = RetentionScores([1.0, 1.1] * 20, [True] * 20 + [False] * 20)
+    after = RetentionScores([1.0, 1.1] * 20, [False] * 6 + [True] * 19 + [False] * 15)
+    found = compare_retention(before, after)
+
+    assert (found.answers_lost, found.right_after) == (6, 19)
+    assert not found.is_lost
+    assert "(6 lost, 5 won)" in found.describe()
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        ("The capital of France is Paris.", True),
+        ("PARIS!", True),
+        ("It is in the region of Parisian style.", False),
+        ("L'Étoile", False),
+    ],
+)
+def test_an_answer_is_right_if_it_has_the_key_as_a_word(answer: str, is_right: bool) -> None:
+    assert _is_right({"key": ["paris"]}, answer) is is_right
+
+
+def test_gym_nano_answers_most_of_its_own_tasks(nano: Any) -> None:
+    scores = retention_scores(nano.model, nano.tokenizer, retention_items(nano.tokenizer))
+
+    assert len(scores.right) == 120
+    assert sum(scores.right) > 80
