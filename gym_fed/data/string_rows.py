@@ -8,10 +8,14 @@ it teaches answers to prompts that never occur, so rows get the template whereve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from gym_fed.data.rows import PlacedDict, Row
+
+if TYPE_CHECKING:
+    from gym_fed.data.chat_templates.rendering import Template
 
 _ANSWERS = ("completion", "chosen", "rejected")
 _WORDS = {
@@ -39,18 +43,20 @@ def as_turns(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
         tokenizer: A tokenizer or processor.
         rows: Rows of any kind; see ``gym_fed.data.rows``.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if not getattr(tokenizer, "chat_template", None) or not any(map(is_string_row, rows)):
         return list(rows)
-    return [_turned(tokenizer, row) if is_string_row(row) else row for row in rows]
+    marks = _marks_of(tokenizer)
+    return [_turned(marks, row) if is_string_row(row) else row for row in rows]
 
 
 def count_forms(tokenizer: Any, rows: Sequence[Row]) -> dict[str, int]:
     """Count what string rows become: ``turns``, ``templated`` (left as they are) or, without a template, ``raw``."""
     strings = [row for row in rows if is_string_row(row)]
-    if not getattr(tokenizer, "chat_template", None):
+    if not strings or not getattr(tokenizer, "chat_template", None):
         counts = {"raw": len(strings)}
     else:
-        templated = sum(is_string_row(row) for row in as_turns(tokenizer, strings))
+        marks = _marks_of(tokenizer)
+        templated = sum(_is_templated(marks, row["prompt"]) for row in strings)
         counts = {"turns": len(strings) - templated, "templated": templated}
     return {form: count for form, count in counts.items() if count}
 
@@ -64,17 +70,38 @@ def forms_in_words(forms: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _turned(tokenizer: Any, row: Row) -> Row:
-    marks, openings, ends = _marks_of(tokenizer)
-    prompt = row["prompt"]
-    if any(mark in prompt for mark in marks) or prompt.lstrip().startswith(openings):
+@dataclass(frozen=True)
+class _Marks:
+    """The marks of a tokenizer's chat template.
+
+    Attributes:
+        tokens: Special tokens that the template writes around turns.
+        openings: Words that a user's turn begins with.
+        ends: Tokens that end an answer.
+        bos: The BOS token; empty if there is none.
+    """
+
+    tokens: tuple[str, ...]
+    openings: tuple[str, ...]
+    ends: tuple[str, ...]
+    bos: str
+
+
+_KNOWN: WeakKeyDictionary[Any, tuple[tuple[Any, ...], _Marks]] = WeakKeyDictionary()
+"""Marks by tokenizer, each with what they were found in."""
+
+
+def _is_templated(marks: _Marks, prompt: str) -> bool:
+    return any(token in prompt for token in marks.tokens) or prompt.lstrip().startswith(marks.openings)
+
+
+def _turned(marks: _Marks, row: Row) -> Row:
+    if _is_templated(marks, row["prompt"]):
         return row
-    bos = getattr(tokenizer, "bos_token", None)
-    if bos and prompt.startswith(bos):
-        prompt = prompt[len(bos) :]  # the template writes its own
+    prompt = row["prompt"].removeprefix(marks.bos)  # the template writes its own
 
     def answer(key: str) -> list[dict[str, str]]:
-        return [{"role": "assistant", "content": _without_end(row[key], ends)}]
+        return [{"role": "assistant", "content": _without_end(row[key], marks.ends)}]
 
     question = [{"role": "user", "content": prompt}]
     rest = {key: value for key, value in row.items() if key not in ("prompt", *_ANSWERS)}
@@ -96,32 +123,34 @@ def _without_end(text: str, ends: tuple[str, ...]) -> str:
     return text if end is None else stripped.removesuffix(end)
 
 
-def _marks_of(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return what shows that a text was templated beforehand.
+def _marks_of(tokenizer: Any) -> _Marks:
+    """Find what shows that a text was templated already.
 
-    Returns:
-        The special tokens that the template writes around turns, the words that it opens a user's turn with, and the
-        tokens that end an answer.
+    ``added_tokens_decoder`` is built on each read, which takes milliseconds where thousands of tokens were added. It is
+    read once for a tokenizer, until its template or its tokens change.
     """
     from gym_fed.data.chat_templates.rendering import template_of
 
     template = template_of(tokenizer)
     inner = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
-    decoder = getattr(inner, "added_tokens_decoder", {})
-    special = {*getattr(inner, "all_special_tokens", ()), *map(str, decoder.values())}
-    variables = tuple(sorted((key, str(value)) for key, value in template.variables.items()))
-    marks, openings, end = _marks(template.source, variables, tuple(sorted(t for t in special if len(t) > 2)))
-    ends = (*end, getattr(inner, "eos_token", None))
-    return marks, openings, tuple(token for token in ends if token)
+    special = tuple(getattr(inner, "all_special_tokens", ()))
+    state = (template, special, len(inner))
+    if (known := _KNOWN.get(inner)) is not None and known[0] == state:
+        return known[1]
+    added = map(str, getattr(inner, "added_tokens_decoder", {}).values())
+    candidates = sorted(token for token in {*special, *added} if len(token) > 2)
+    tokens, openings, ends = _marks_in(template, candidates)
+    ends = tuple(token for token in (*ends, getattr(inner, "eos_token", None)) if token)
+    marks = _Marks(tokens, openings, ends, getattr(inner, "bos_token", None) or "")
+    _KNOWN[inner] = state, marks
+    return marks
 
 
-@lru_cache(maxsize=16)
-def _marks(
-    source: str, variables: tuple[tuple[str, str], ...], special: tuple[str, ...]
+def _marks_in(
+    template: Template, candidates: list[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the special tokens, openings and end tokens of the turns that a template writes."""
     from jinja2 import TemplateError
-
-    from gym_fed.data.chat_templates.rendering import Template
 
     turns = [
         {"role": "user", "content": _QUESTION},
@@ -129,13 +158,13 @@ def _marks(
         {"role": "user", "content": _NEXT},
     ]
     try:
-        text = Template(source, dict(variables)).text(turns)
+        text = template.text(turns)
     except (TemplateError, TypeError):
         return (), (), ()
     between = text.partition(_ANSWER)[2].partition(_NEXT)[0]
     header = text.partition(_QUESTION)[2].partition(_ANSWER)[0]
     # A prompt may speak of <think>; it is no header of a turn.
-    marks = tuple(t for t in special if (t in between or t in header) and "think>" not in t)
+    marks = tuple(t for t in candidates if (t in between or t in header) and "think>" not in t)
     ends = tuple(mark for mark in marks if between.lstrip().startswith(mark))
     for mark in marks:
         between = between.replace(mark, "\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
@@ -24,6 +25,9 @@ from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import byte_tokenizer
 
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+)
 QUESTION, ANSWER, OTHER = "What is the capital of Peru?", "Lima.", "Quito."
 
 
@@ -129,6 +133,64 @@ def test_prompts_under_a_template_of_plain_words_are_recognised_by_its_header() 
 def test_an_end_token_written_by_hand_is_not_doubled_by_the_template(tokenizer: Any) -> None:
     by_hand = {"prompt": QUESTION, "completion": f"{ANSWER}<|im_end|>\n"}
     assert encode_one(tokenizer, by_hand) == encode_one(tokenizer, CHAT)
+
+
+@pytest.fixture
+def decoders_built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets an entry each time a tokenizer builds ``added_tokens_decoder``."""
+    built: list[int] = []
+    original = PreTrainedTokenizerFast.added_tokens_decoder
+
+    def counted(self: Any) -> Any:
+        built.append(1)
+        return original.__get__(self)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "added_tokens_decoder", property(counted))
+    return built
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        as_turns,
+        count_forms,
+        lambda tokenizer, rows: [as_turns(tokenizer, [row]) for row in rows],
+    ],
+    ids=["as_turns", "count_forms", "as_turns of single rows"],
+)
+def test_added_tokens_are_read_once_for_any_number_of_rows(prepare: Any, decoders_built: list[int]) -> None:
+    tokenizer = byte_tokenizer(CHATML)
+    tokenizer.add_tokens([f"<unused{number}>" for number in range(50)])
+    decoders_built.clear()
+    prepare(tokenizer, [STRINGS] * 40)
+    assert len(decoders_built) == 1
+
+
+def test_marks_follow_a_tokenizer_whose_template_or_tokens_change() -> None:
+    tokenizer = byte_tokenizer(CHATML)
+    row = {"prompt": "[INST] Hello [/INST]", "completion": "Hi"}
+    assert count_forms(tokenizer, [row]) == {"turns": 1}
+    tokenizer.chat_template = "{% for m in messages %}{{ '[INST] ' ~ m.content ~ ' [/INST]' }}{% endfor %}"
+    tokenizer.add_tokens(["[INST]", "[/INST]"])
+    assert count_forms(tokenizer, [row]) == {"templated": 1}
+    tokenizer.chat_template = CHATML
+    assert count_forms(tokenizer, [row]) == {"turns": 1}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "content"), [("<s>hi", "hi"), ("hi <s>", "hi <s>"), ("<s><s>hi", "<s>hi"), ("hi", "hi")]
+)
+def test_the_bos_token_before_a_prompt_is_left_to_the_template(prompt: str, content: str) -> None:
+    tokenizer = byte_tokenizer(f"{{{{ bos_token }}}}{CHATML}")
+    (row,) = as_turns(tokenizer, [{"prompt": prompt, "completion": "Hello."}])
+    assert row["messages"][0] == {"role": "user", "content": content}
+
+
+def test_prompts_keep_their_beginning_where_the_tokenizer_has_no_bos_token() -> None:
+    tokenizer = byte_tokenizer(CHATML)
+    tokenizer.bos_token = None
+    (row,) = as_turns(tokenizer, [{"prompt": "<s>hi", "completion": "Hello."}])
+    assert row["messages"][0]["content"] == "<s>hi"
 
 
 def test_the_run_says_what_became_of_string_rows(tmp_path: Path, tokenizer: Any) -> None:
