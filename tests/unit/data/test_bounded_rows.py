@@ -162,6 +162,24 @@ def test_text_of_one_byte_a_character_is_refused_with_the_byte_and_the_command(t
     assert "iconv -f WINDOWS-1252" in caught.value.hint
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 1 << 20])
+@pytest.mark.parametrize(
+    "data",
+    [b'["a", "caf\xe9"]', b'["\xc3\xa9\xff"]', b'["\xf0\x9f\x98\xff"]', b'["\xc3", 1]', b'["\xe2\x82'],
+    ids=["one byte", "after a character", "within a character", "half a character", "at the end"],
+)
+def test_the_byte_that_is_not_utf8_is_named_however_the_bytes_arrive(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, chunk: int
+) -> None:
+    monkeypatch.setattr(bounded, "_CHUNK_BYTES", chunk)
+    with pytest.raises(UnicodeDecodeError) as expected:
+        data.decode()
+    reader = io.BufferedReader(bounded._Unbuffered(io.BytesIO(data)), 16)
+    with pytest.raises(GymError) as caught:
+        list(JsonItems("a.json", reader))
+    assert caught.value.message == f"a.json: not UTF-8 at byte {expected.value.start}"
+
+
 @pytest.mark.parametrize(
     ("row", "key"),
     [
