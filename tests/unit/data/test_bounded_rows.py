@@ -165,8 +165,22 @@ def test_text_of_one_byte_a_character_is_refused_with_the_byte_and_the_command(t
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 1 << 20])
 @pytest.mark.parametrize(
     "data",
-    [b'["a", "caf\xe9"]', b'["\xc3\xa9\xff"]', b'["\xf0\x9f\x98\xff"]', b'["\xc3", 1]', b'["\xe2\x82'],
-    ids=["one byte", "after a character", "within a character", "half a character", "at the end"],
+    [
+        b'["a", "caf\xe9"]',
+        b'["\xc3\xa9\xff"]',
+        b'["\xf0\x9f\x98\xff"]',
+        b'["\xc3", 1]',
+        b'["\xe2\x82',
+        b'\xef\xbb\xbf["\xe9"]',
+    ],
+    ids=[
+        "one byte",
+        "after a character",
+        "within a character",
+        "half a character",
+        "at the end",
+        "after a byte order mark",
+    ],
 )
 def test_the_byte_that_is_not_utf8_is_named_however_the_bytes_arrive(
     monkeypatch: pytest.MonkeyPatch, data: bytes, chunk: int
