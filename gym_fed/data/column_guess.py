@@ -77,6 +77,10 @@ _FILLERS = {
     ),
     *("original", "text", "column", "field", "value"),
 }
+_CONTEXTS = {"context", "background", "passage"}
+"""Names of texts that a question is about, which are often longer than the answer."""
+_KNOWN = {*_FILLERS, *_CONTEXTS}.union(*_QUESTIONS, *_ANSWERS, _CHOSEN, _REJECTED)
+_PLURALS = (("ies", "y"), ("s", ""))
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _TURN_KEYS = {"role": "messages", "from": "conversations"}
 _SPACED_TEXT = 0.5
@@ -136,10 +140,21 @@ def guess_columns(sample: Sequence[Raw], kind: str = "any") -> ColumnGuess | Non
 def _by_length(
     prompt: str | None, answer: str | None, texts: list[str], names: list[str], sample: Sequence[Raw]
 ) -> ColumnGuess | None:
-    """Fill in what names do not say: the longest texts are the answer."""
+    """Fill in what names do not say: the longest texts are the answer.
+
+    A column that is named as a question or context is never the answer, and one named as an answer never the prompt.
+    """
+    if answer is None and _best(names, _ANSWERS[:1]):
+        return None  # the answers are there, but not as texts
     spaced = [name for name in texts if _has_words(row.get(name) for row in sample)]
-    answer = answer or _longest([name for name in spaced if name != prompt], sample)
-    prompt = prompt or _longest([name for name in spaced if name != answer], sample)
+    unsaid = [
+        name
+        for name in spaced
+        if name != prompt and not _best([name], _QUESTIONS[:1]) and "".join(_words(name)) not in _CONTEXTS
+    ]
+    answer = answer or _longest(unsaid, sample)
+    others = [name for name in spaced if name != answer and not _best([name], _ANSWERS[:1])]
+    prompt = prompt or _longest(others, sample)
     if answer is None:
         return None
     if prompt is None:
@@ -156,7 +171,7 @@ def _best(names: Sequence[str], tables: Sequence[tuple[str, ...]], *, any_word: 
     """The name that matches an earlier table, first as it is, then without filler words, then by any of its words."""
     ranked = []
     for position, name in enumerate(names):
-        words = [word.lower() for word in _WORDS.findall(name)]
+        words = _words(name)
         spellings = ["".join(words), "".join(word for word in words if word not in _FILLERS)]
         spellings += words if any_word else ()
         ranked += [
@@ -166,6 +181,19 @@ def _best(names: Sequence[str], tables: Sequence[tuple[str, ...]], *, any_word: 
             if word in table
         ]
     return names[min(ranked)[3]] if ranked else None
+
+
+def _words(name: str) -> list[str]:
+    return [_singular(word.lower()) for word in _WORDS.findall(name)]
+
+
+def _singular(word: str) -> str:
+    """The singular of a word whose plural is not known itself."""
+    if word in _KNOWN:
+        return word
+    singulars = (word.removesuffix(end) + last for end, last in _PLURALS if word.endswith(end))
+    # Of one letter, "as" is no plural.
+    return next((each for each in singulars if len(each) > 1 and each in _KNOWN), word)
 
 
 def _turns(values: Iterable[Any]) -> str | None:

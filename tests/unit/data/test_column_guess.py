@@ -53,6 +53,8 @@ def table(file: Path, *names: str, rows: int = 8) -> Path:
             ("customer-query", "agent-reply"),
             ("userQuestion", "botAnswer"),
         ),
+        *(("questions", "answers"), ("prompts", "responses"), ("Queries", "Replies"), ("inputs", "outputs")),
+        *(("userQuestions", "Model Responses"), ("Customers", "Agents"), ("tasks", "solutions")),
         *(("question_text", "gold answer"), ("Customer", "Agent"), ("human", "gpt"), ("sentence", "label")),
     ],
 )
@@ -81,6 +83,47 @@ def test_the_longest_texts_are_the_answer_where_no_name_says_it() -> None:
     assert single.columns == {"text": "story"}
     assert guess_columns([{"id": 1, "price": 2.5}]) is None
     assert guess_columns([{"id": "A1", "code": "B2"}]) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "question", "answer"),
+    [
+        (("context", "question", "answers"), "question", "answers"),
+        (("questions", "answers"), "questions", "answers"),
+        (("prompts", "responses"), "prompts", "responses"),
+        (("contexts", "questions", "answer"), "questions", "answer"),
+        (("QUERIES", "Best Replies"), "QUERIES", "Best Replies"),
+        (("categories", "sentences"), "sentences", "categories"),
+        (("instruction", "inputs", "note"), "instruction", "note"),
+        (("context", "question", "note"), "question", "note"),
+        (("passages", "headline"), "passages", "headline"),
+        (("outputs", "remark", "answers"), "remark", "answers"),
+    ],
+)
+def test_names_outweigh_the_length_of_texts(names: tuple[str, ...], question: str, answer: str) -> None:
+    """Each column is longer than the next."""
+    row = {name: f"{LONG} " * (len(names) - at) for at, name in enumerate(names)}
+    for sample in (row, dict(reversed(row.items()))):
+        guess = guess_columns([sample])
+        assert guess is not None
+        assert guess.columns == {"prompt": question, "completion": answer}
+
+
+@pytest.mark.parametrize("answers", [{"text": ["Lima"], "answer_start": [3]}, ["Lima"], 7])
+def test_no_other_column_is_guessed_for_answers_that_are_not_texts(answers: object) -> None:
+    assert (
+        guess_columns([{"title": "On Peru", "context": LONG, "question": "How?", "answers": answers}]) is None
+    )
+
+
+def test_questions_alone_are_not_guessed_to_be_answers() -> None:
+    assert guess_columns([{"instruction": "Name it.", "inputs": LONG}]) is None
+
+
+def test_words_that_only_look_like_plurals_say_nothing() -> None:
+    guess = guess_columns([{"as": "How is it reset?", "news": LONG}])
+    assert guess is not None
+    assert (guess.columns, guess.by_length) == ({"prompt": "as", "completion": "news"}, True)
 
 
 def test_columns_of_pairs_and_of_turns_are_recognised() -> None:
