@@ -72,7 +72,7 @@ def agreed_columns(
         refused = unknown_format(sample[0], guess)
         raise GymError(ErrorCode.DATA_INVALID, f"{rows[0][0]}: {refused.problem}", refused.remedy)
     _show(file.name, guess, sample)
-    if not yes and not typer.confirm("Read the file so?", default=True, err=True):
+    if not yes and not typer.confirm("Use these columns?", default=True, err=True):
         raise GymError(
             ErrorCode.USAGE, f"{file.name}: its columns are not agreed", f"name them: {guess.option}"
         )

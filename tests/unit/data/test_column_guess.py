@@ -252,6 +252,7 @@ def test_on_a_terminal_the_guess_is_shown_with_a_row_and_enter_accepts_it(tmp_pa
     out = tmp_path / "out.jsonl"
     code, shown = in_terminal(["data", "convert", str(file), str(out), "--to", "completion"], "\n", tmp_path)
     assert code == 0, shown
+    assert "Use these columns? [Y/n]" in shown
     assert '"Our answer": Open the settings' in shown
     assert json.loads(out.read_text().splitlines()[0]) == {
         "prompt": "How is item 0 reset?",
