@@ -214,6 +214,21 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def fsync_tree(path: Path) -> None:
+    """Make a file, or a folder with everything in it, survive a power cut; its name in the folder above may not."""
+    entries = [*path.rglob("*"), path] if path.is_dir() else [path]
+    for entry in entries:
+        if entry.is_dir():
+            fsync_folder(entry)
+        elif entry.is_file():
+            # Windows syncs only what was opened for writing.
+            descriptor = os.open(entry, (os.O_RDONLY if opens_folders() else os.O_RDWR) | O_BINARY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
 @contextmanager
 def full_disk_named(path: Path) -> Iterator[None]:
     """Name the file that a full disk, or a used-up quota, has no room for.

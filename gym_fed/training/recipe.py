@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder
+from gym_fed.files import fsync_folder, fsync_tree
 from gym_fed.models import LoadedModel, load_model, pick_device
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class RecipeContext:
         part = self.storage / f".{name}.{secrets.token_hex(8)}.partial"
         try:
             write(part)
-            _fsync_all(part)
+            fsync_tree(part)
             place = _claim(part, self.storage / name)
         finally:
             if part.is_dir():
@@ -293,13 +293,3 @@ def _claim(part: Path, wanted: Path) -> Path:
             if not place.exists():
                 raise
             number += 1
-
-
-def _fsync_all(path: Path) -> None:
-    """A file, or a folder with all in it, on the disk itself."""
-    for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

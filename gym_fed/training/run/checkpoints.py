@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, fsync_folder, write_atomically
+from gym_fed.files import file_sha256, fsync_folder, fsync_tree, write_atomically
 from gym_fed.training.run.reproducibility import RunWarning
 
 SEAL = "seal.json"
@@ -22,8 +22,13 @@ _DAMAGED = "damaged-"
 def seal(checkpoint: Path) -> None:
     """Write the sizes and SHA-256 digests of all files of a complete checkpoint next to them.
 
-    The files are streamed. One GiB takes about a second on a CPU with SHA instructions, while it is in the page cache.
+    The files and their folders are synced to the disk first: older checkpoints are deleted once the seal is written,
+    and after a power cut a seal over lost data would leave nothing to resume from. The files are streamed. One GiB
+    takes about a second on a CPU with SHA instructions, while it is in the page cache.
     """
+    fsync_tree(checkpoint)
+    fsync_folder(checkpoint.parent)
+    fsync_folder(checkpoint.parent.parent)  # the first checkpoint makes ``checkpoints``, too
     files = {
         file.relative_to(checkpoint).as_posix(): {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
         for file in sorted(checkpoint.rglob("*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.run.checkpoints import SEAL, damage, seal
+from gym_fed.training.run.checkpoints import SEAL, damage, newest_intact, seal
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.reproducibility import RunWarning
 from gym_fed.training.trainer import Trainer
@@ -204,3 +205,75 @@ def test_weights_of_the_best_evaluation_that_are_damaged_are_named(tiny_base: Pa
     ) as caught:
         Trainer(config, on_step=spoil).train(ROWS, generate("copy", 4, seed=3))
     assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[str]]]:
+    """Each sync to the disk: the file's inode, and the names in it if it is a folder."""
+    syncs: list[tuple[int, set[str]]] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        names = set(os.listdir(descriptor)) if Path(f"/proc/self/fd/{descriptor}").is_dir() else set()
+        syncs.append((os.fstat(descriptor).st_ino, names))
+
+    monkeypatch.setattr(os, "fsync", record)
+    return syncs
+
+
+def small_checkpoint(folder: Path) -> Path:
+    (folder / "inner").mkdir(parents=True)
+    (folder / "optimizer.pt").write_bytes(b"state")
+    (folder / "inner/model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open folders are read from /proc")
+def test_a_checkpoint_is_sealed_only_after_each_of_its_files_and_folders_is_synced(
+    tmp_path: Path, synced: list[tuple[int, set[str]]]
+) -> None:
+    checkpoint = small_checkpoint(tmp_path / "run/checkpoints/checkpoint-2")
+    seal(checkpoint)
+    order = [inode for inode, _ in synced]
+    sealed = order.index((checkpoint / SEAL).stat().st_ino)
+    parts = [checkpoint, *(entry for entry in checkpoint.rglob("*") if entry.name != SEAL)]
+    for entry in [*parts, checkpoint.parent, checkpoint.parent.parent]:
+        assert entry.stat().st_ino in order[:sealed], entry
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open folders are read from /proc")
+def test_the_new_name_of_a_damaged_checkpoint_is_synced_before_the_run_resumes(
+    tmp_path: Path, synced: list[tuple[int, set[str]]]
+) -> None:
+    for step in (2, 4):
+        seal(small_checkpoint(tmp_path / f"checkpoints/checkpoint-{step}"))
+    truncate(tmp_path / "checkpoints/checkpoint-4/optimizer.pt")
+    with pytest.warns(RunWarning, match="checkpoint-4 is damaged"):
+        assert newest_intact(tmp_path / "checkpoints") == tmp_path / "checkpoints/checkpoint-2"
+    inode = (tmp_path / "checkpoints").stat().st_ino
+    assert (inode, {"checkpoint-2", "damaged-checkpoint-4"}) in synced
+
+
+def test_a_step_that_is_saved_again_and_killed_meanwhile_has_no_seal(
+    tiny_base: Path, killed: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, folder, _ = killed
+    shutil.copytree(folder, tmp_path / "again")
+    checkpoints = tmp_path / "again/checkpoints"
+    shutil.move(checkpoints / "checkpoint-4", tmp_path / "checkpoint-4")
+
+    def bring_back(step: int, *_: Any) -> None:
+        if step == 3:
+            shutil.move(tmp_path / "checkpoint-4", checkpoints / "checkpoint-4")
+            assert damage(checkpoints / "checkpoint-4") is None
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformers.Trainer._save_optimizer_and_scheduler", kill)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(settings(tmp_path / "again", **common(tiny_base, method)), on_step=bring_back).train(ROWS)
+    assert (checkpoints / "checkpoint-4").is_dir()
+    assert not (checkpoints / "checkpoint-4" / SEAL).exists()
+    assert (checkpoints / "checkpoint-2" / SEAL).is_file()
