@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-_NAMES = frozenset(("router", "shared_expert_gate"))
+_NAMES = frozenset(("router", "router_gate", "shared_expert_gate"))
+_CLASS = re.compile(r"Router$|(TopK|MoE|Moe)\w*Gat(e|ing)$")
 
 
 def router_names(model: Any) -> list[str]:
-    """Last names of the linear layers that are routers, such as ``router``.
+    """Names of the linear layers that are routers, for PEFT's ``exclude_modules``, which matches the ends of names.
+
+    A name is as short as it may be: ``router`` where the layer itself is one, ``router.gate`` where the layer is a part
+    of one, and the whole name where another linear layer's name ends in the same way.
 
     A trained router sends tokens to experts that were not trained for them. Some classes (Llama 4, Phi-MoE) also return
-    a tuple, which an adapter cannot add to. Routers that are no linear layers (Mixtral, Qwen3-MoE) get no adapter
-    anyway and are not listed.
+    a tuple, which an adapter cannot add to. Routers that are no linear layers (Mixtral, Qwen3-MoE) are not listed.
     """
     from torch import nn
 
-    found = set()
-    for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        if isinstance(module, nn.Linear) and (last in _NAMES or type(module).__name__.endswith("Router")):
-            found.add(last)
-    return sorted(found)
+    modules = dict(model.named_modules())
+    ends: dict[str, str] = {}
+    others: list[str] = []
+    for name, module in modules.items():
+        if not isinstance(module, nn.Linear):
+            continue
+        path, _, last = name.rpartition(".")
+        parent = path.rpartition(".")[2]
+        if last in _NAMES or _CLASS.search(type(module).__name__):
+            ends[name] = last
+        elif path and (parent == "router" or _CLASS.search(type(modules[path]).__name__)):
+            ends[name] = f"{parent}.{last}"
+        else:
+            others.append(f".{name}")
+    return sorted({name if any(o.endswith(f".{end}") for o in others) else end for name, end in ends.items()})

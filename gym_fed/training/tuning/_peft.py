@@ -25,6 +25,8 @@ _NAMING = (
     ("alpha_pattern", True),
 )
 """Settings that name modules, and whether by regular expressions."""
+_CONVERTED_ROUTER = "gate.weight"
+"""What PEFT calls the router of Mixtral, Qwen3-MoE and their like."""
 
 
 def wrap(
@@ -95,11 +97,18 @@ def wrap(
 
 def _leave_out_routers(model: Any, peft_config: Any) -> None:
     """Exclude routers from ``all-linear``; a router that is named in ``target_modules`` gets its adapter."""
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
     excluded = getattr(peft_config, "exclude_modules", None) or []
     if peft_config.target_modules == "all-linear" and not isinstance(excluded, str):
         names = sorted({*excluded, *router_names(model)})
         if names:
             peft_config.exclude_modules = names
+        # For mixtures of experts that transformers 5 fuses, PEFT itself adds the router's weight to what is targeted,
+        # and exclude_modules does not apply to it. What is converted here stays as it is when PEFT converts it again.
+        convert_peft_config_for_transformers(peft_config, model, None)
+        if getattr(peft_config, "target_parameters", None):
+            peft_config.target_parameters = {*peft_config.target_parameters} - {_CONVERTED_ROUTER}
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:

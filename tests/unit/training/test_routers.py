@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Llama4TextConfig, PhimoeConfig, Qwen2MoeConfig
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, Llama4TextConfig, PhimoeConfig, Qwen2MoeConfig
 
 from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.modeling.routers import router_names
@@ -35,7 +36,67 @@ CONFIGS: dict[str, Any] = {
         shared_expert_intermediate_size=32,
         decoder_sparse_step=1,
     ),
+    "router.layer of JetMoe": AutoConfig.for_model(
+        "jetmoe", **SIZES, num_local_experts=4, num_experts_per_tok=2, kv_channels=8
+    ),
+    "gate.wg of Hunyuan-MoE": AutoConfig.for_model(
+        "hunyuan_v1_moe", **SIZES, num_experts=4, moe_topk=2, head_dim=8
+    ),
+    "router.gate of AFMoE": AutoConfig.for_model(
+        "afmoe",
+        **SIZES,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        head_dim=8,
+        num_dense_layers=1,
+        num_shared_experts=1,
+    ),
+    "router.classifier of LongCat-Flash": AutoConfig.for_model(
+        "longcat_flash",
+        **{**SIZES, "num_key_value_heads": 4},
+        num_layers=2,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+        expert_ffn_hidden_size=32,
+        ffn_hidden_size=64,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        head_dim=8,
+    ),
+    "router_gate of Doge": AutoConfig.for_model(
+        "doge", **SIZES, is_moe=True, num_experts=16, num_experts_per_tok=2
+    ),
 }
+NO_LINEAR_ROUTER: dict[str, Any] = {
+    "llama": {},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 8},
+    "minimax": {"num_local_experts": 4, "head_dim": 8},
+}
+
+
+def adapted_layers(adapted: Any) -> set[str]:
+    return {
+        name.partition(".lora_A")[0].removeprefix("base_model.model.")
+        for name, _ in adapted.named_parameters()
+        if ".lora_A" in name
+    }
+
+
+def renamed_by_peft(adapted: Any, layers: set[str]) -> set[str]:
+    """Layers that PEFT leaves out where it adapts fused experts, because their names are those of experts before."""
+    if not adapted.peft_config["default"].target_parameters:
+        return set()
+    return {name for name in layers if name.rpartition(".")[2] in ("gate_proj", "up_proj", "down_proj")}
+
+
+def linear_layers(model: Any) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(module, nn.Linear)} - {"lm_head"}
 
 
 @pytest.mark.parametrize("what", CONFIGS)
@@ -43,13 +104,36 @@ def test_all_linear_leaves_routers_out_and_the_model_trains(what: str) -> None:
     model = AutoModelForCausalLM.from_config(CONFIGS[what])
     router = what.partition(" ")[0]
     assert router_names(model) == [router]
+    layers = linear_layers(model)
+    routers = {name for name in layers if name.endswith(f".{router}")}
     adapted = add_lora(model, LoraSettings(r=2), seed=0)
     ids = torch.arange(3, 13)[None]
     adapted(input_ids=ids, labels=ids).loss.backward()
-    trained = [name for name, value in adapted.named_parameters() if value.requires_grad]
 
-    assert trained
-    assert not any(f".{router}." in name for name in trained)
+    assert routers
+    assert not routers & adapted_layers(adapted)
+    assert layers - routers - adapted_layers(adapted) <= renamed_by_peft(adapted, layers)
+
+
+@pytest.mark.parametrize("kind", NO_LINEAR_ROUTER)
+def test_all_linear_leaves_no_layer_out_of_a_model_without_linear_routers(kind: str) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **NO_LINEAR_ROUTER[kind]))
+    layers = linear_layers(model)
+    assert router_names(model) == []
+    adapted = adapted_layers(add_lora(model, LoraSettings(r=2), seed=0))
+    assert layers <= adapted
+    assert all(name in layers or ".mlp.experts" in name for name in adapted)
+
+
+def test_a_router_whose_short_name_ends_another_layers_name_is_left_out_by_its_whole_name() -> None:
+    class TopKRouter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+    model = nn.ModuleDict({"experts": nn.ModuleDict({"gate": TopKRouter()})})
+    model["attention"] = nn.ModuleDict({"gate": nn.ModuleDict({"layer": nn.Linear(4, 4)})})
+    assert router_names(model) == ["experts.gate.layer"]
 
 
 def test_a_router_that_is_named_gets_its_adapter() -> None:
