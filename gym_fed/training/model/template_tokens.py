@@ -24,6 +24,11 @@ from gym_fed.text import plain
 from gym_fed.training.vision.conversations import is_vision_model
 
 _MARK = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>\s]+?｜>|<[a-z]+(?:_[a-z]+)+>|\[/?[A-Z_]{3,}\]")
+_TOKEN_COLUMNS = (
+    *("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "KL_completion_ids"),
+    *("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
+)
+"""Columns of token ids that the algorithms' ``encode`` writes."""
 _ANSWER = "an answer 5d1e"
 _TURNS: list[Message] = [
     {"role": "system", "content": "instructions"},
@@ -117,11 +122,12 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
     """Refuse rows with a token that has no row of embeddings, before anything is written.
 
     A tokenizer may know more tokens than its model has rows (Gemma 3's has one for pictures): those that no row uses do
-    no harm.
+    no harm. Rows with a ``prompt`` are the user's own, because GRPO and its like tokenise prompts when they generate
+    answers; their other columns go to rewards and may have any name.
 
     Args:
         model: The loaded model.
-        encoded: Encoded training and held-out rows; columns of token ids end in ``ids``.
+        encoded: Encoded training and held-out rows.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming the row and the token.
@@ -129,9 +135,8 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
     size = model.get_input_embeddings().weight.shape[0]
     for rows in encoded:
         for number, row in enumerate(rows or (), start=1):
-            largest = max(
-                (max(ids, default=-1) for key, ids in row.items() if key.endswith("ids")), default=-1
-            )
+            columns = () if "prompt" in row else (row[key] for key in _TOKEN_COLUMNS if key in row)
+            largest = max((max(ids, default=-1) for ids in columns), default=-1)
             if largest >= size:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import IGNORED, encode_one
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.generation import answer
+from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.models import load_model, load_tokenizer
-from gym_fed.training.model.template_tokens import template_tokenizer
+from gym_fed.training.model.template_tokens import require_embedded, template_tokenizer
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import byte_tokenizer
 
@@ -186,3 +188,41 @@ def test_a_row_with_a_token_that_has_no_embedding_is_refused_and_an_unused_token
         == 1
     )
     assert load_model(str(tmp_path / "run")).model.config.vocab_size == 260
+
+
+@pytest.mark.parametrize("column", ["input_ids", "completion_ids", "KL_completion_ids", "rejected_input_ids"])
+def test_the_token_after_the_last_row_of_embeddings_is_refused_and_the_last_is_not(
+    plain_base: Path, column: str
+) -> None:
+    model = load_model(str(plain_base)).model
+    require_embedded(model, [{column: [3, 257]}, {column: []}], None)
+    with pytest.raises(GymError, match=r"row 1 holds token 258 of the tokenizer, .* rows 0 to 257"):
+        require_embedded(model, None, [{column: [258, 3]}])
+
+
+def test_columns_for_rewards_whose_names_end_in_ids_are_no_tokens(plain_base: Path, tmp_path: Path) -> None:
+    class Products(Grader):
+        """Reads the rows' own columns."""
+
+        name = "products"
+
+        def __init__(self) -> None:
+            self.rows: list[dict[str, Any]] = []
+
+        def grade(self, samples: Sequence[Sample]) -> list[float]:
+            self.rows += [dict(sample.row) for sample in samples]
+            return [float(len(sample.completion)) for sample in samples]
+
+    own = {"user_ids": "u-17", "product_ids": [4711], "completion_ids": [4711], "case_ids": 5}
+    settings = config(
+        plain_base,
+        tmp_path / "run",
+        algorithm="grpo",
+        grpo={"max_completion_length": 4, "num_generations": 2},
+        per_device_train_batch_size=2,
+    )
+    grader = Products()
+    rows = [{"prompt": text, **own} for text in ("ab", "ba")]
+    assert Trainer(settings, graders=[grader]).train(rows).steps == 1
+    assert grader.rows
+    assert all(row == own for row in grader.rows)
