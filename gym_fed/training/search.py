@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from gym_fed.config.schema.stored import with_defaults
 from gym_fed.config.train.search import SearchConfig, SearchRange
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate
@@ -245,7 +246,12 @@ class Search:
         text = dump_yaml(self.config)
         file = self.folder / "search.yaml"
         if file.exists():
-            if _question(file.read_text(encoding="utf-8")) != _question(text):
+            stored = with_new_names(
+                yaml.safe_load(file.read_text(encoding="utf-8")), SearchConfig.renamed_keys
+            )
+            if _question(with_defaults(stored, self.config)) != _question(
+                with_defaults(yaml.safe_load(text), self.config)
+            ):
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
                     f"{self.folder}: holds another search",
@@ -321,8 +327,7 @@ def _tried_alone(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
         yield from ({**first, key: option} for option in options[1:])
 
 
-def _question(text: str) -> dict[str, Any]:
-    values = with_new_names(yaml.safe_load(text), SearchConfig.renamed_keys)
+def _question(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{
             key: value
