@@ -2,5 +2,5 @@
 
 A check is a class in a file of ``gym_fed/doctor/checks``, or one of another package.
 
-Neighbours: imports errors, flower_env, kinds, text; imported by cli, export.
+Neighbours: imports errors, flower_env, kinds, text; imported by cli, export, planning, training.
 """

@@ -43,7 +43,7 @@ def require_room(
     # The process that reads back has its libraries loaded while this one still writes.
     whole = max(needs.writing + LIBRARIES_BYTES, needs.reading) if check else needs.writing
     memory = whole - (weights.full_bytes if loaded else 0)
-    if there is None or memory <= there:
+    if memory <= there:
         return needs
     remedy = "use a machine with more memory, or close other programs"
     if check and needs.writing <= there:

@@ -5,6 +5,6 @@
 - ``duration``: floating-point operations, and how many this machine does in a second.
 - ``plan``: both, for one config.
 
-Neighbours: imports config, data, downloads, errors, json_files, kinds, models, text, training; imported by
-cli, training.
+Neighbours: imports config, data, doctor, downloads, errors, json_files, kinds, models, text, training;
+imported by cli, training.
 """

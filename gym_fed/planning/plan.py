@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from gym_fed.config.train.training import DataConfig, TrainingConfig
+from gym_fed.doctor.checks.devices import total_memory_bytes
 from gym_fed.errors import GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import pick_device
@@ -150,12 +149,12 @@ def _device_of(config: TrainingConfig, kind: str | None) -> Any:
 
 
 def available_bytes(device: Any) -> int:
-    """Memory of a device in bytes, used or not."""
+    """Memory of a device in bytes, used or not; of a processor, no more than the limit of its container."""
     import torch
 
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return int(psutil.virtual_memory().total)
+    return total_memory_bytes()
 
 
 def gib(value: float) -> str:

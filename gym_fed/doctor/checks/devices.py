@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from gym_fed.doctor.check import Check, Finding, Level
 
 GIB = 1 << 30
 # A 135M model with its optimiser state takes about this much; less means that training will be killed.
 LEAST_MEMORY_BYTES = 2 * GIB
+GROUPS = Path("/sys/fs/cgroup")
+"""Where the control groups of this process are mounted."""
 
 
 class Devices(Check):
@@ -54,12 +58,8 @@ def memory() -> Iterator[Finding]:
     yield judge_memory(total_memory_bytes(), available_memory_bytes())
 
 
-def judge_memory(total_bytes: int | None, available_bytes: int | None) -> Finding:
-    """Turn the two figures, ``None`` where the system does not report it, into a finding."""
-    if total_bytes is None:
-        return Finding("device: memory", Level.OK, "this system does not report how much there is")
-    if available_bytes is None:
-        return Finding("device: memory", Level.OK, f"{total_bytes / GIB:.1f} GiB, free part unknown")
+def judge_memory(total_bytes: int, available_bytes: int) -> Finding:
+    """Turn the two figures into a finding."""
     seen = f"{available_bytes / GIB:.1f} of {total_bytes / GIB:.1f} GiB free"
     if available_bytes >= LEAST_MEMORY_BYTES:
         return Finding("device: memory", Level.OK, seen)
@@ -67,25 +67,37 @@ def judge_memory(total_bytes: int | None, available_bytes: int | None) -> Findin
     return Finding("device: memory", Level.WARN, seen, remedy)
 
 
-def total_memory_bytes() -> int | None:
-    """Physical memory, or the control group's limit where that is less; ``None`` where nothing reports it."""
-    if not hasattr(os, "sysconf"):
-        return None
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _read_number(Path("/sys/fs/cgroup/memory.max"))
-    return physical if limit is None else min(physical, limit)
+def total_memory_bytes() -> int:
+    """Physical memory, or the control group's limit where that is less."""
+    physical = int(psutil.virtual_memory().total)
+    return min([physical, *(limit for limit, _ in _limits())])
 
 
-def available_memory_bytes() -> int | None:
-    """What can be allocated without swapping (Linux: ``MemAvailable``), ``None`` where nothing reports it."""
-    file = Path("/proc/meminfo")
-    if not file.is_file():
-        return None
-    fields = dict(line.split(":", 1) for line in file.read_text(encoding="ascii").splitlines() if ":" in line)
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    limit = _read_number(Path("/sys/fs/cgroup/memory.max"))
-    used = _read_number(Path("/sys/fs/cgroup/memory.current"))
-    return free if limit is None or used is None else min(free, max(0, limit - used))
+def available_memory_bytes() -> int:
+    """What can be allocated without swapping, within the control group's limit."""
+    free = int(psutil.virtual_memory().available)
+    return min([free, *(max(0, limit - used) for limit, used in _limits())])
+
+
+def _limits() -> list[tuple[int, int]]:
+    """Limit and use of the control group, as its second and its first version give them; a container sees its own.
+
+    Files that the kernel keeps in memory and has not read lately are no use: they make room for what is allocated.
+    """
+    names = (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    )
+    found = []
+    for limit, used, stat in names:
+        if (most := _read_number(GROUPS / limit)) is not None:
+            found.append((most, (_read_number(GROUPS / used) or 0) - _idle_file_bytes(GROUPS / stat)))
+    return found
+
+
+def _idle_file_bytes(stat: Path) -> int:
+    lines = stat.read_text(encoding="ascii").splitlines() if stat.is_file() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
 
 
 def _read_number(file: Path) -> int | None:

@@ -24,6 +24,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
+from gym_fed.doctor.checks.devices import available_memory_bytes
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.kinds import ALGORITHMS
@@ -170,7 +171,7 @@ def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
     assert settings is not None  # the caller calls it only then
     if settings.memory_gib is not None:
         return int(settings.memory_gib * _GIB)
-    free = torch.cuda.mem_get_info()[0] if on_cuda else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info()[0] if on_cuda else available_memory_bytes()
     return int(free * settings.memory_share)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from datetime import UTC, date, datetime
 from importlib import metadata
@@ -184,20 +183,40 @@ def test_disks_are_judged_by_what_is_free(free: int, level: Level) -> None:
     [
         (8 * GIB, 4 * GIB, Level.OK),
         (8 * GIB, GIB, Level.WARN),
-        (8 * GIB, None, Level.OK),
-        (None, None, Level.OK),
     ],
 )
-def test_memory_is_judged_by_what_is_free(total: int | None, free: int | None, level: Level) -> None:
+def test_memory_is_judged_by_what_is_free(total: int, free: int, level: Level) -> None:
     assert devices.judge_memory(total, free).level is level
 
 
 def test_the_memory_of_this_machine_is_read() -> None:
-    total, free = devices.total_memory_bytes(), devices.available_memory_bytes()
-    if sys.platform == "linux":
-        assert total is not None
-        assert free is not None
-        assert 0 < free <= total
+    assert 0 < devices.available_memory_bytes() <= devices.total_memory_bytes()
+
+
+@pytest.mark.parametrize(
+    ("limit", "use"),
+    [
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ],
+    ids=["second version", "first version"],
+)
+def test_memory_is_no_more_than_the_limit_of_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, use: str
+) -> None:
+    monkeypatch.setattr(devices, "GROUPS", tmp_path)
+    host = devices.total_memory_bytes()
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    (tmp_path / use).write_text("1000000\n")
+    (tmp_path / limit).write_text("5000000\n")
+    assert devices.total_memory_bytes() == 5_000_000
+    assert devices.available_memory_bytes() == 4_000_000
+    (tmp_path / limit).with_name("memory.stat").write_text("anon 600000\ninactive_file 300000\n")
+    assert devices.available_memory_bytes() == 4_300_000
+    (tmp_path / limit).write_text(f"{2**63 - 4096}\n")  # what the first version writes for no limit
+    assert devices.total_memory_bytes() == host
+    (tmp_path / limit).write_text("max\n")
+    assert devices.total_memory_bytes() == host
 
 
 def test_the_processor_and_the_accelerators_are_listed() -> None:

@@ -16,6 +16,7 @@ from gym_fed.planning.duration import BlockTiming, calibrate, step_operations, s
 from gym_fed.planning.memory import activation_bytes, block_bytes, memory_of, tokens_of_batch
 from gym_fed.planning.plan import duration, gib, plan_run, steps_of
 from gym_fed.planning.sizes import sizes_of
+from gym_fed.training.rows.batch_size import budget_bytes
 from tests.support.siblings import make_sibling
 
 SMALL: dict[str, Any] = {
@@ -423,3 +424,16 @@ def test_a_device_that_this_machine_lacks_is_planned_for_and_named(monkeypatch: 
     lines = dict(plan.lines())
     assert lines["memory at the peak"].endswith("on cuda, not on this machine")
     assert lines["time"] == "not tried: this machine has no cuda"
+
+
+def test_a_processor_has_no_more_memory_than_the_limit_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_fed.doctor.checks.devices.GROUPS", tmp_path)
+    (tmp_path / "memory.max").write_text("5000000\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    config = TrainingConfig(
+        model="gym-nano", device="cpu", max_steps=2, auto_batch_size={"memory_share": 0.5}
+    )
+    assert plan_run(config, timed=False).available == 5_000_000
+    assert budget_bytes(config, on_cuda=False) == 2_000_000
