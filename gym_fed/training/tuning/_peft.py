@@ -56,6 +56,7 @@ def wrap(
     _leave_out_routers(model, peft_config)
     _require_modules(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
+    _leave_out_converted_routers(model, peft_config)
     settle(model)
     set_seed(seed)
     try:
@@ -97,15 +98,22 @@ def wrap(
 
 def _leave_out_routers(model: Any, peft_config: Any) -> None:
     """Exclude routers from ``all-linear``; a router that is named in ``target_modules`` gets its adapter."""
-    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-
     excluded = getattr(peft_config, "exclude_modules", None) or []
     if peft_config.target_modules == "all-linear" and not isinstance(excluded, str):
         names = sorted({*excluded, *router_names(model)})
         if names:
             peft_config.exclude_modules = names
-        # For mixtures of experts that transformers 5 fuses, PEFT itself adds the router's weight to what is targeted,
-        # and exclude_modules does not apply to it. What is converted here stays as it is when PEFT converts it again.
+
+
+def _leave_out_converted_routers(model: Any, peft_config: Any) -> None:
+    """Take the router's weight out of what PEFT makes of ``all-linear`` for experts that transformers 5 fuses.
+
+    ``exclude_modules`` does not apply to it. What is converted here stays as it is when PEFT converts it again. Where
+    ``narrow_targets`` has listed layers by name, PEFT adds no router.
+    """
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    if peft_config.target_modules == "all-linear":
         convert_peft_config_for_transformers(peft_config, model, None)
         if getattr(peft_config, "target_parameters", None):
             peft_config.target_parameters = {*peft_config.target_parameters} - {_CONVERTED_ROUTER}
