@@ -33,7 +33,7 @@ from gym_fed.training.run.folder import RunFolder
 
 _SAMPLE_ROWS = 512
 _SAME = ("model", "algorithm", "data", "eval_data")
-"""Keys that tell whether the run in the folder is the one that is continued."""
+"""Keys that have to agree for a run in the folder to be the one that is continued."""
 
 
 class Defaults:
