@@ -11,7 +11,6 @@ from gym_fed.config.hub.task import SoupReference
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.evaluation.retention import (
     Retention,
-    RetentionScores,
     compare_retention,
     knows_items,
     retention_items,
@@ -90,9 +89,9 @@ def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int)
         model.follow([])
         rows_before = model.row_losses() if model.has_gate else []
         items = retention_items(model.tokenizer)
-        before: RetentionScores | None = retention_scores(model.model, model.tokenizer, items)
-        if not knows_items(model.model, model.tokenizer, items, before.losses):
-            before = None
+        scores = retention_scores(model.model, model.tokenizer, items)
+        before = scores if knows_items(model.model, model.tokenizer, items, scores.losses) else None
+        if before is None:
             notes.append(
                 "not checked: what the model kept: the base does not know the ordinary questions and texts of the check"
             )
