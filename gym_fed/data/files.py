@@ -22,6 +22,7 @@ from gym_fed.data.bounded import (
     not_utf8,
     too_long,
 )
+from gym_fed.data.delimiters import HEAD_BYTES, delimiter_name, delimiter_of
 from gym_fed.data.locations import DataFile
 from gym_fed.errors import ErrorCode, GymError
 
@@ -63,7 +64,7 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
             if file.suffix == ".txt":
                 yield from _read_text(file.name, reader, text_lines)
             elif file.suffix in (".csv", ".tsv"):
-                yield from _read_csv(file.name, reader, "\t" if file.suffix == ".tsv" else ",")
+                yield from _read_csv(file.name, reader, delimiter_of(file.suffix, reader.peek(HEAD_BYTES)))
             elif file.suffix == ".json" or _begins_a_list(reader):
                 yield from _read_json(file.name, reader)
             else:
@@ -183,7 +184,7 @@ def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place}: {found} cells than the header has",
-                "quote cells with commas",
+                f"quote cells that hold {delimiter_name(delimiter)}",
             )
         yield place, {key: cell_value(key, value) for key, value in row.items() if value != ""}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gym_fed.data.arrow_values import without_filled_nulls
+from gym_fed.data.delimiters import delimiter_name
 from gym_fed.data.files import after_space, cell_value
 from gym_fed.errors import ErrorCode, GymError
 
@@ -128,7 +129,7 @@ class CsvRows(PageLayout):
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"{place}: {found} cells than the header has",
-                    "quote cells with commas",
+                    f"quote cells that hold {delimiter_name(self._delimiter)}",
                 )
             return {
                 key: cell_value(key, value) for key, value in zip(header, cells, strict=True) if value != ""

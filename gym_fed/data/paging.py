@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from gym_fed.data import delimiters
 from gym_fed.data.locations import SUFFIXES
 from gym_fed.data.page_layouts import (
     BOM,
@@ -129,17 +130,17 @@ class PagedFile:
         if suffix == ".parquet":
             return ParquetRows(self.name)
         if suffix in (".csv", ".tsv"):
-            return CsvRows(self.name, "\t" if suffix == ".tsv" else ",")
+            return CsvRows(self.name, delimiters.delimiter_of(suffix, self._head(delimiters.HEAD_BYTES)))
         if suffix == ".txt":
             return TextRows(self.name)
-        if suffix == ".json" or self._begins_a_list():
+        if suffix == ".json" or self._head(HEAD_BYTES).removeprefix(BOM).lstrip()[:1] == b"[":
             return JsonListRows(self.name)
         return LinesRows(self.name)
 
-    def _begins_a_list(self) -> bool:
+    def _head(self, size: int) -> bytes:
         try:
             with self.open() as stream:
-                return stream.read(HEAD_BYTES).removeprefix(BOM).lstrip()[:1] == b"["
+                return stream.read(size)
         except (EOFError, OSError, zlib.error) as error:
             raise self._unreadable(error) from error
 

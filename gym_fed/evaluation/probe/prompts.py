@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from gym_fed.data.delimiters import delimiter_of
 from gym_fed.errors import ErrorCode, GymError
 
 COLUMNS = ("prompt", "Behavior", "forbidden_prompt")
@@ -145,7 +146,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter_of(".csv", text), strict=True)
     line = 1
     try:
         _ = reader.fieldnames  # reads the first line

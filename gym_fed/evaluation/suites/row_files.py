@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gym_fed.data.delimiters import delimiter_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
@@ -86,7 +87,9 @@ def _json(file: Path) -> list[Row]:
 
 def _csv(text: str) -> list[Row]:
     """Rows by the header; a file without one (four answers and a letter, as MMLU's) has columns ``0``, ``1``, ..."""
-    lines = list(csv.reader(text.splitlines(keepends=True), strict=True))
+    lines = list(
+        csv.reader(text.splitlines(keepends=True), delimiter=delimiter_of(".csv", text), strict=True)
+    )
     if not lines:
         return []
     head, body = lines[0], lines[1:]
