@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.formats.base import BadRow, Raw, as_object
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
+_OPTIONAL = ("system", "input", "context", "history", "tools", "images", "image", "forget")
+"""Columns that may be empty in a row."""
 _SHOWN = 20
 _SHOWN_CHARACTERS = 40
 
@@ -60,24 +63,33 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
-    """What renames a raw row; None where there is nothing to rename.
+    """Return a function that renames the columns of a raw row; None where there is nothing to rename.
 
-    It raises ``BadRow`` with the row's columns where one of ``columns`` is none of them.
+    The function raises ``BadRow`` for a column that the row does not have, and for an empty one that is needed.
     """
     if not columns:
         return None
 
     def rename(raw: Any) -> Raw:
         row = as_object(raw)
-        missing = [theirs for theirs in columns.values() if theirs not in row]
+        known = columns_of(row)
+        missing = [theirs for theirs in columns.values() if theirs not in known]
         if missing:
-            names = [plain(str(key), _SHOWN_CHARACTERS) for key in row]
+            names = [plain(str(key), _SHOWN_CHARACTERS) for key in known]
             shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
             raise BadRow(
-                f"has no column {missing[0]!r}, or nothing in it",
-                f"columns names it, and the row has {shown or 'no columns'}",
+                f"has no column {missing[0]!r}",
+                f"name one of its columns instead: {shown}" if shown else "drop the row: it is empty",
             )
+        filled = {ours: theirs for ours, theirs in columns.items() if not _is_empty(row.get(theirs))}
+        empty = [theirs for ours, theirs in columns.items() if ours not in filled and ours not in _OPTIONAL]
+        if empty:
+            raise BadRow(f"column {empty[0]!r} is empty", "fill it in, or delete the row")
         rest = {key: value for key, value in row.items() if key not in columns.values()}
-        return {**rest, **{ours: row[theirs] for ours, theirs in columns.items()}}
+        return {**rest, **{ours: row[theirs] for ours, theirs in filled.items()}}
 
     return rename
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())

@@ -22,6 +22,7 @@ from gym_fed.data.bounded import (
     not_utf8,
     too_long,
 )
+from gym_fed.data.csv_rows import CsvRow
 from gym_fed.data.delimiters import HEAD_BYTES, delimiter_name, delimiter_of
 from gym_fed.data.locations import DataFile
 from gym_fed.errors import ErrorCode, GymError
@@ -186,7 +187,8 @@ def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[
                 f"{place}: {found} cells than the header has",
                 f"quote cells that hold {delimiter_name(delimiter)}",
             )
-        yield place, {key: cell_value(key, value) for key, value in row.items() if value != ""}
+        cells = {key: cell_value(key, value) for key, value in row.items() if value != ""}
+        yield place, CsvRow(cells, tuple(row))
 
 
 def cell_value(key: str, value: str) -> Any:

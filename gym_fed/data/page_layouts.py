@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gym_fed.data.arrow_values import without_filled_nulls
+from gym_fed.data.csv_rows import CsvRow
 from gym_fed.data.delimiters import delimiter_name
 from gym_fed.data.files import after_space, cell_value
 from gym_fed.errors import ErrorCode, GymError
@@ -131,9 +132,10 @@ class CsvRows(PageLayout):
                     f"{place}: {found} cells than the header has",
                     f"quote cells that hold {delimiter_name(self._delimiter)}",
                 )
-            return {
+            filled = {
                 key: cell_value(key, value) for key, value in zip(header, cells, strict=True) if value != ""
             }
+            return CsvRow(filled, tuple(header))
 
         return load
 

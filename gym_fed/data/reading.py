@@ -9,6 +9,7 @@ from typing import Any
 
 from gym_fed.data.column_guess import ColumnGuess, guess_columns
 from gym_fed.data.columns import renaming
+from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.files import Placed, read_raw
 from gym_fed.data.formats.base import BadRow, Format, MediaRow, as_object, unread_noted
 from gym_fed.data.locations import DataFile, find_files
@@ -130,17 +131,18 @@ def _media_rows(
 
 
 def format_of(row: Row) -> Format:
-    """The first format that a row's keys match.
+    """Return the first format that a row's columns match.
 
     Raises:
         BadRow: When they match none.
     """
+    whole = {**dict.fromkeys(columns_of(row), ""), **row}  # an empty cell is no reason for another format
     for names in (
         FORMATS.own,
         FORMATS.usable,
     ):  # those of other packages are imported where none of ours matches
         for found in sorted(map(FORMATS.type_of, names()), key=lambda type_: type_.order):
-            if found.matches(row):
+            if found.matches(whole):
                 format: Format = found()
                 return format
     raise unknown_format(row, guess_columns([row]))

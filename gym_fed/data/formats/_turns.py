@@ -144,7 +144,7 @@ def _content(turn: Raw, key: str, images: list[Any]) -> Any:
         return string(turn, key)
     read = [_part(part, images) for part in parts]
     if not read:
-        raise BadRow(f"{key!r} is empty", "fill it in, or drop the row")
+        raise BadRow(f"{key!r} is empty", "fill it in, or delete the row")
     if any(part["type"] == "image" for part in read):
         return read
     return "".join(part["text"] for part in read)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.rows import RowKind
 
 Raw = dict[str, Any]
@@ -91,11 +92,13 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
     value = row.get(key)
     if optional and value is None:
         return ""
+    if value is None and key in columns_of(row):
+        raise BadRow(f"{key!r} is empty", "fill it in, or delete the row")
     if not isinstance(value, str):
         found = "is missing" if key not in row else f"is {type(value).__name__}"
         raise BadRow(f"{key!r} {found}, expected text", f"give {key!r} as a JSON string")
     if not optional and not value.strip():
-        raise BadRow(f"{key!r} is empty", "fill it in, or drop the row")
+        raise BadRow(f"{key!r} is empty", "fill it in, or delete the row")
     return value
 
 

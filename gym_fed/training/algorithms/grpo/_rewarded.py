@@ -167,5 +167,5 @@ def _require_length(tokenizer: Any, rows: list[Row], start: int, max_length: int
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"row {number}: its prompt has {len(row)} tokens, and max_length is {max_length}",
-                "shorten the prompt, or raise max_length" if row else "fill it in, or drop the row",
+                "shorten the prompt, or raise max_length" if row else "fill it in, or delete the row",
             )
