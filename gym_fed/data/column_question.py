@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -14,11 +15,13 @@ import typer
 from pydantic import BaseModel
 
 from gym_fed.console import err
-from gym_fed.data.column_guess import ColumnGuess, Raw, guess_columns
+from gym_fed.data.column_guess import ColumnGuess, Raw, columns_option
+from gym_fed.data.columns import renaming
 from gym_fed.data.files import read_raw
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.locations import find_files
 from gym_fed.data.reading import format_of, unknown_format
+from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.rows import RowKind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
@@ -43,33 +46,46 @@ def agreed_columns(
     Args:
         path: A file, folder, pattern or URL.
         format: Its format; a guess is made for ``auto`` only.
-        columns: Names of columns that are given already.
+        columns: Names of columns that are given already. They are kept, and those that are still needed are guessed.
         kind: The kind of rows that is needed.
         yes: Accept the guess, and print it.
 
     Returns:
-        Nothing for a file whose layout is known, or whose columns cannot be guessed: reading it reports that.
+        What is given for a file whose layout is known with it, or whose columns cannot be guessed: reading the file
+        reports that.
 
     Raises:
         GymError: ``DATA_INVALID`` with the complete option where there is no terminal to ask on; ``USAGE`` where the
             user declines; what reading the file raises.
     """
-    if columns or format != "auto":
-        return dict(columns or {})
+    given = dict(columns or {})
+    if format != "auto":
+        return given
     file = next(iter(find_files(path)))
     rows = list(islice(read_raw(file), _SAMPLE_ROWS))
     sample = [row for _, row in rows if isinstance(row, dict)]
-    if not sample or len(sample) < len(rows) or _is_known(sample[0], kind):
-        return {}
-    guess = guess_columns(sample, kind)
-    if guess is None:
-        return {}
+    if not sample or len(sample) < len(rows):
+        return given
+    try:
+        named = _renamed(sample, given)
+    except BadRow as bad:
+        raise GymError(ErrorCode.DATA_INVALID, f"{rows[0][0]}: {bad.problem}", bad.remedy) from bad
+    if _is_known(named[0], kind):
+        return given
+    guess = guess_rest(named, kind)
+    if guess is None or guess.columns == given:
+        return given
     agreed = json.loads(os.environ.get(_AGREED, "{}"))
     key = json.dumps([*guess.columns.items(), *guess.unread])
     if key in agreed:
         return guess.columns
     if not yes and not (sys.stdin.isatty() and err.is_terminal):
         refused = unknown_format(sample[0], guess)
+        if given:
+            refused = BadRow(
+                f"{columns_option(given)} does not name enough columns",
+                f"if this is right, give: {guess.option}",
+            )
         raise GymError(ErrorCode.DATA_INVALID, f"{rows[0][0]}: {refused.problem}", refused.remedy)
     _show(file.name, guess, sample)
     if not yes and not typer.confirm("Use these columns?", default=True, err=True):
@@ -101,6 +117,22 @@ def with_agreed_columns(config: Config, kind: RowKind, yes: bool) -> Config:
         if sources != list(getattr(config, key, ())):
             changed[key] = sources
     return config.model_copy(update=changed) if changed else config
+
+
+def _renamed(sample: Sequence[Raw], columns: Mapping[str, str]) -> list[Raw]:
+    """The sample under the names that are given, without rows that lack one of them.
+
+    Raises:
+        BadRow: If the first row lacks one.
+    """
+    rename = renaming(columns)
+    if rename is None:
+        return list(sample)
+    found = [rename(sample[0])]
+    for row in sample[1:]:
+        with suppress(BadRow):  # reading the file reports it
+            found.append(rename(row))
+    return found
 
 
 def _is_known(row: Raw, kind: RowKind) -> bool:

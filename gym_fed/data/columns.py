@@ -8,6 +8,7 @@ from typing import Any
 
 from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.formats.base import BadRow, Raw, as_object
+from gym_fed.data.renamed_rows import RenamedRow
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
@@ -86,7 +87,8 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
         if empty:
             raise BadRow(f"column {empty[0]!r} is empty", "fill it in, or delete the row")
         rest = {key: value for key, value in row.items() if key not in columns.values()}
-        return {**rest, **{ours: row[theirs] for ours, theirs in filled.items()}}
+        header = (*(name for name in known if name not in columns.values()), *columns)
+        return RenamedRow({**rest, **{ours: row[theirs] for ours, theirs in filled.items()}}, header, columns)
 
     return rename
 

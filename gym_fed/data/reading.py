@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gym_fed.data.column_guess import ColumnGuess, guess_columns
+from gym_fed.data.column_guess import ColumnGuess
 from gym_fed.data.columns import renaming
 from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.files import Placed, read_raw
 from gym_fed.data.formats.base import BadRow, Format, MediaRow, as_object, unread_noted
 from gym_fed.data.locations import DataFile, find_files
+from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.rows import PlacedDict, Row
 from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
 from gym_fed.errors import ErrorCode, GymError
@@ -107,7 +108,7 @@ def converted(
                 raise BadRow(problem, SURROGATE_REMEDY)
         except BadRow as bad:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
-        yield place, PlacedDict.of(row, place, unread)
+        yield place, PlacedDict.of(row, place, unread, getattr(renamed, "columns", None))
 
 
 def _media_rows(
@@ -145,7 +146,7 @@ def format_of(row: Row) -> Format:
             if found.matches(whole):
                 format: Format = found()
                 return format
-    raise unknown_format(row, guess_columns([row]))
+    raise unknown_format(row, guess_rest([row]))
 
 
 def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:

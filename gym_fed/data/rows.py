@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
-from gym_fed.data.column_guess import guess_columns
+from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import counted, plain
@@ -47,12 +48,22 @@ class PlacedDict(dict[str, Any]):
     place: str | None = None
     unread: tuple[str, ...] = ()
     """Keys that the row had in its file, and that its format does not read."""
+    columns: Mapping[str, str] = MappingProxyType({})
+    """Names in the file of columns that the user named, by ours."""
 
     @classmethod
-    def of(cls, row: Row, place: str | None, unread: Iterable[str] = ()) -> PlacedDict:
+    def of(
+        cls,
+        row: Row,
+        place: str | None,
+        unread: Iterable[str] = (),
+        columns: Mapping[str, str] | None = None,
+    ) -> PlacedDict:
         """``row`` with ``place``."""
         placed = cls(row)
         placed.place = place
+        if columns:
+            placed.columns = columns
         if names := tuple(sorted(unread)):
             placed.unread = names
         return placed
@@ -60,7 +71,8 @@ class PlacedDict(dict[str, Any]):
     @classmethod
     def like(cls, row: Row, other: Row) -> PlacedDict:
         """``row`` with the place of the row it was made of."""
-        return cls.of(row, getattr(other, "place", None), getattr(other, "unread", ()))
+        place, columns = getattr(other, "place", None), getattr(other, "columns", None)
+        return cls.of(row, place, getattr(other, "unread", ()), columns)
 
 
 def unread_keys(rows: Iterable[Row]) -> Counter[str]:
@@ -153,7 +165,7 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
 
 def _column_remedy(row: Row, kind: RowKind) -> str:
     """Name the option for a row whose answer stands in a column of another name."""
-    guess = guess_columns([row], kind)
+    guess = guess_rest([row], kind)
     return "" if guess is None or "text" in guess.columns else f"; or, if this is right: {guess.option}"
 
 

@@ -318,6 +318,45 @@ def test_a_prompt_beside_an_answer_of_another_name_is_refused_with_the_option(tm
     assert "--columns prompt=prompt,completion=response" in caught.value.hint
 
 
+@pytest.mark.parametrize("given", ["prompt=Customer question", "completion=Our answer"])
+def test_the_option_after_some_columns_were_named_keeps_them_and_works_when_copied(
+    tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "gym_fed.training.trainer.Trainer", lambda *_, **__: pytest.fail("a trainer was made")
+    )
+    file = table(tmp_path / "q.csv", "Customer question", "Our answer", "category")
+    words = ["train", "--model", "gym-nano", "--data", str(file), "--output-dir", str(tmp_path / "run")]
+    refused = CliRunner().invoke(app, [*words, "--columns", given])
+    assert isinstance(refused.exception, GymError)
+    assert refused.exception.message.startswith(f"{file}:2: --columns '{given}' does not name enough columns")
+    _, text = shlex.split(refused.exception.hint.partition("give: ")[2])
+    assert text == "prompt=Customer question,completion=Our answer"
+    assert agreed_columns(file, columns=parse_columns(text), kind="supervised") == parse_columns(text)
+    assert load_rows(file, columns=parse_columns(text))[0]["completion"] == f"{LONG} 0"
+    accepted = agreed_columns(file, columns=parse_columns(given), kind="supervised", yes=True)
+    assert accepted == parse_columns(text)
+
+
+def test_rows_of_which_some_columns_were_named_are_refused_by_the_names_in_the_file(tmp_path: Path) -> None:
+    from gym_fed.data.rows import as_kind
+
+    file = table(tmp_path / "q.csv", "Customer question", "Our answer")
+    hint = "--columns 'prompt=Customer question,completion=Our answer'"
+    with pytest.raises(GymError, match="is a prompt row") as caught:
+        as_kind(load_rows(file, columns={"prompt": "Customer question"}), "supervised")
+    assert hint in caught.value.hint
+    with pytest.raises(GymError, match="no format is known") as caught:
+        load_rows(file, columns={"completion": "Our answer"})
+    assert hint in caught.value.hint
+
+
+def test_a_named_column_that_is_missing_is_refused_before_the_question(tmp_path: Path) -> None:
+    file = table(tmp_path / "q.csv", "Customer question", "Our answer")
+    with pytest.raises(GymError, match=r"q\.csv:2: has no column 'ask'"):
+        agreed_columns(file, columns={"prompt": "ask"}, kind="supervised")
+
+
 def test_variant_create_and_predict_take_the_guess_too(tmp_path: Path) -> None:
     file = table(tmp_path / "q.csv", "Customer question", "Our answer")
     words = [

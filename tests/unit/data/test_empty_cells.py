@@ -19,7 +19,12 @@ ASKED = {"prompt": "question", "completion": "answer"}
 def test_an_empty_cell_is_refused_by_its_row_and_column(tmp_path: Path, body: str) -> None:
     file = tmp_path / "mine.csv"
     line = 2 + body.splitlines().index("a,")
-    for names, columns in (("question,answer", ASKED), ("prompt,completion", None)):
+    partly = {"prompt": "question"}
+    for names, columns in (
+        ("question,answer", ASKED),
+        ("prompt,completion", None),
+        ("question,completion", partly),
+    ):
         file.write_text(f"{names}\n{body}")
         empty = names.partition(",")[2]
         with pytest.raises(GymError, match=rf"mine\.csv:{line}: (column )?'{empty}' is empty \(") as caught:
