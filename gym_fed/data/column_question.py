@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from gym_fed.console import err
 from gym_fed.data.column_guess import ColumnGuess, Raw, columns_option
 from gym_fed.data.columns import renaming
-from gym_fed.data.files import read_raw
+from gym_fed.data.delimiters import delimiter_name
+from gym_fed.data.files import delimiter_in, read_raw
 from gym_fed.data.formats.base import BadRow
-from gym_fed.data.locations import find_files
+from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.reading import format_of, unknown_format
 from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.rows import RowKind
@@ -30,7 +31,7 @@ Config = TypeVar("Config", bound=BaseModel)
 _SAMPLE_ROWS = 20
 _SHOWN_CHARACTERS, _NAME_CHARACTERS, _NAMES = 60, 40, 12
 _AGREED = "GYM_AGREED_COLUMNS"
-"""Environment variable with the guesses that were agreed to: a command and its processes need one question."""
+"""Environment variable with what was agreed to and said: a command and its processes need one question."""
 
 
 def agreed_columns(
@@ -64,6 +65,7 @@ def agreed_columns(
     file = next(iter(find_files(path)))
     rows = list(islice(read_raw(file), _SAMPLE_ROWS))
     sample = [row for _, row in rows if isinstance(row, dict)]
+    _say_delimiter(file)
     if not sample or len(sample) < len(rows):
         return given
     try:
@@ -92,7 +94,7 @@ def agreed_columns(
         raise GymError(
             ErrorCode.USAGE, f"{file.name}: its columns are not agreed", f"name them: {guess.option}"
         )
-    os.environ[_AGREED] = json.dumps({**agreed, key: True})
+    _is_new(key)
     return guess.columns
 
 
@@ -117,6 +119,23 @@ def with_agreed_columns(config: Config, kind: RowKind, yes: bool) -> Config:
         if sources != list(getattr(config, key, ())):
             changed[key] = sources
     return config.model_copy(update=changed) if changed else config
+
+
+def _say_delimiter(file: DataFile) -> None:
+    """Report, once for each file, that the columns of a ``.csv`` file are not separated by commas."""
+    delimiter = delimiter_in(file)
+    if file.suffix == ".tsv" or delimiter in (None, ",") or not _is_new(f"{file.name} {delimiter}"):
+        return
+    err.print(
+        f"{file.name}: columns are separated by {delimiter_name(delimiter)}", markup=False, soft_wrap=True
+    )
+
+
+def _is_new(key: str) -> bool:
+    """Note what was said or agreed to; False if it was noted before, by this process or the one that started it."""
+    agreed = json.loads(os.environ.get(_AGREED, "{}"))
+    os.environ[_AGREED] = json.dumps({**agreed, key: True})
+    return key not in agreed
 
 
 def _renamed(sample: Sequence[Raw], columns: Mapping[str, str]) -> list[Raw]:

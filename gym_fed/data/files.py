@@ -78,6 +78,14 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
         ) from error
 
 
+def delimiter_in(file: DataFile) -> str | None:
+    """Return the delimiter of a CSV file; None for a file of another kind."""
+    if file.suffix not in (".csv", ".tsv"):
+        return None
+    with file.open() as stream:
+        return delimiter_of(file.suffix, buffered(file.name, stream).peek(HEAD_BYTES))
+
+
 def _read_text(name: str, reader: io.BufferedReader, lines: bool) -> Iterator[Placed]:
     if not lines:
         yield name, {"text": _decoded(name, bounded_whole(name, reader))}

@@ -222,6 +222,21 @@ def test_yes_accepts_the_guess_and_prints_it(tmp_path: Path) -> None:
     assert "not read:     category" in result.stderr
 
 
+def test_a_table_of_semicolons_is_trained_as_its_columns_and_the_delimiter_is_said_once(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "semi.csv"
+    file.write_text(
+        "\ufeff" + "question;answer\n" + "Hallo, wie geht es?;Gut, danke.\n" * 8, encoding="utf-8"
+    )
+    words = ["train", "--model", "gym-nano", "--data", str(file), "--max-steps", "1", "--yes"]
+    result = CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert result.stderr.replace("\n", "").count("semi.csv: columns are separated by ';'") == 1
+    assert 'prompt     <- "question": Hallo, wie geht es?' in result.stderr
+    assert 'completion <- "answer": Gut, danke.' in result.stderr
+
+
 def in_terminal(words: list[str], typed: str, folder: Path) -> tuple[int, str]:
     """Run gym on a terminal of its own and type at its question; exit code and all that it shows."""
     ours, theirs = pty.openpty()
