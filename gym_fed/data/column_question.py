@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 import typer
@@ -20,6 +21,7 @@ from gym_fed.data.columns import renaming
 from gym_fed.data.delimiters import delimiter_name
 from gym_fed.data.files import delimiter_in, read_raw
 from gym_fed.data.formats.base import BadRow
+from gym_fed.data.formats.text import Text
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.reading import format_of, unknown_format
 from gym_fed.data.renamed_rows import guess_rest
@@ -30,6 +32,8 @@ from gym_fed.text import plain
 Config = TypeVar("Config", bound=BaseModel)
 _SAMPLE_ROWS = 20
 _SHOWN_CHARACTERS, _NAME_CHARACTERS, _NAMES = 60, 40, 12
+_LABEL_CHARACTERS = 20
+"""A column whose texts are longer than this, by their median, holds more than labels."""
 _AGREED = "GYM_AGREED_COLUMNS"
 """Environment variable with what was agreed to and said: a command and its processes need one question."""
 
@@ -72,7 +76,8 @@ def agreed_columns(
         named = _renamed(sample, given)
     except BadRow as bad:
         raise GymError(ErrorCode.DATA_INVALID, f"{rows[0][0]}: {bad.problem}", bad.remedy) from bad
-    if _is_known(named[0], kind):
+    beside = None if "text" in given else _texts_beside(named)
+    if beside is None and _is_known(named[0], kind):
         return given
     guess = guess_rest(named, kind)
     if guess is None or guess.columns == given:
@@ -83,7 +88,12 @@ def agreed_columns(
         return guess.columns
     if not yes and not (sys.stdin.isatty() and err.is_terminal):
         refused = unknown_format(sample[0], guess)
-        if given:
+        if beside is not None:
+            refused = BadRow(
+                f"'text' would be learned alone, and column {beside!r} holds texts too",
+                f"to leave it out, add --columns text=text; if this is right, add: {guess.option}",
+            )
+        elif given:
             refused = BadRow(
                 f"{columns_option(given)} does not name enough columns",
                 f"if this is right, give: {guess.option}",
@@ -163,8 +173,34 @@ def _is_known(row: Raw, kind: RowKind) -> bool:
     return found.kind != "prompt" or kind in ("prompt", "any")
 
 
+def _texts_beside(sample: Sequence[Raw]) -> str | None:
+    """The first column of texts that would be left out of rows that are read by their column ``text``.
+
+    Labels, codes, links and metadata in JSON are no such texts.
+    """
+    if not _is_text_row(sample[0]):
+        return None
+    for name in dict.fromkeys(name for row in sample for name in row if name != "text"):
+        values = [row.get(name) for row in sample]
+        texts = [value for value in values if isinstance(value, str) and not value.lstrip().startswith("{")]
+        if (
+            2 * len(texts) > len(values)
+            and median(map(len, texts)) > _LABEL_CHARACTERS
+            and median(len(text.split()) for text in texts) > 1
+        ):
+            return str(name)
+    return None
+
+
+def _is_text_row(row: Raw) -> bool:
+    try:
+        return isinstance(format_of(row), Text)
+    except BadRow:
+        return False
+
+
 def _show(name: str, guess: ColumnGuess, sample: Sequence[Raw]) -> None:
-    err.print(f"{name}: no known layout; its columns are read as:", markup=False)
+    err.print(f"{name}: its columns are read as:", markup=False)
     for ours, theirs in guess.columns.items():
         value = next((row[theirs] for row in sample if row.get(theirs)), "")
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)

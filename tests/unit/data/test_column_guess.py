@@ -237,6 +237,39 @@ def test_a_table_of_semicolons_is_trained_as_its_columns_and_the_delimiter_is_sa
     assert 'completion <- "answer": Gut, danke.' in result.stderr
 
 
+def test_texts_beside_a_column_text_are_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "mbpp.jsonl"
+    row = {"task_id": 1, "text": "Write a function that adds.", "code": "def add(a, b):\n    return a + b"}
+    file.write_text((json.dumps({**row, "setup": ""}) + "\n") * 5)
+    with pytest.raises(GymError, match=r"mbpp\.jsonl:1: .* column 'code' holds texts too") as caught:
+        agreed_columns(file, kind="supervised")
+    assert "add --columns text=text" in caught.value.hint
+    assert caught.value.hint.endswith("add: --columns prompt=text,completion=code")
+    named = {"prompt": "text", "completion": "code"}
+    assert agreed_columns(file, kind="supervised", yes=True) == named
+    for columns in (named, {"text": "text"}):
+        assert agreed_columns(file, columns=columns, kind="supervised") == columns
+        assert load_rows(file, columns=columns)
+    assert agreed_columns(file, "text", kind="supervised") == {}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"label": "positive"},
+        {"url": "https://example.org/a/long/path/to/a/page.html", "timestamp": "2019-04-25T12:57:54Z"},
+        {"meta": '{"source": "a long description", "date": "2019"}', "size": 7},
+        {"note": None},
+    ],
+)
+def test_labels_links_and_metadata_beside_a_column_text_need_no_question(
+    tmp_path: Path, beside: dict[str, object]
+) -> None:
+    file = tmp_path / "raw.jsonl"
+    file.write_text((json.dumps({"text": LONG, **beside}) + "\n") * 5)
+    assert agreed_columns(file, kind="supervised") == {}
+
+
 def in_terminal(words: list[str], typed: str, folder: Path) -> tuple[int, str]:
     """Run gym on a terminal of its own and type at its question; exit code and all that it shows."""
     ours, theirs = pty.openpty()
