@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gym_fed.data.csv_rows import columns_of
-from gym_fed.data.formats.base import BadRow, Raw, as_object
+from gym_fed.data.formats.base import BadRow, EmptyCell, Raw, as_object
 from gym_fed.data.renamed_rows import RenamedRow
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
@@ -85,7 +85,7 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
         filled = {ours: theirs for ours, theirs in columns.items() if not _is_empty(row.get(theirs))}
         empty = [theirs for ours, theirs in columns.items() if ours not in filled and ours not in _OPTIONAL]
         if empty:
-            raise BadRow(f"column {empty[0]!r} is empty", "fill it in, or delete the row")
+            raise EmptyCell(f"column {empty[0]!r}")
         rest = {key: value for key, value in row.items() if key not in columns.values()}
         header = (*(name for name in known if name not in columns.values()), *columns)
         return RenamedRow({**rest, **{ours: row[theirs] for ours, theirs in filled.items()}}, header, columns)

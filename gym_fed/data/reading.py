@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from gym_fed.data.column_guess import ColumnGuess
 from gym_fed.data.columns import renaming
 from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.files import Placed, read_raw
-from gym_fed.data.formats.base import BadRow, Format, MediaRow, as_object, unread_noted
+from gym_fed.data.formats.base import BadRow, EmptyCell, Format, MediaRow, as_object, unread_noted
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.rows import PlacedDict, Row
@@ -22,6 +24,8 @@ from gym_fed.text import plain
 
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
+_COUNTED_ROWS = 100_000
+"""How many rows after an empty cell are read to count others."""
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
 
 
@@ -107,8 +111,28 @@ def converted(
             if (problem := surrogate_in(row)) is not None:
                 raise BadRow(problem, SURROGATE_REMEDY)
         except BadRow as bad:
-            raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
+            problem = bad.problem
+            if isinstance(bad, EmptyCell):
+                problem += _other_empty_rows(reader, rows, rename, number)
+            raise GymError(ErrorCode.DATA_INVALID, f"{place}: {problem}", bad.remedy) from bad
         yield place, PlacedDict.of(row, place, unread, getattr(renamed, "columns", None))
+
+
+def _other_empty_rows(
+    reader: Format | None, rest: Iterator[Placed], rename: Rename | None, number: int
+) -> str:
+    """Say how many rows have an empty cell, of row ``number`` and those after it, if there are several."""
+    empty, total = 1, number
+    with suppress(GymError):  # a later place that cannot be read is reported once this row is mended
+        for total, (_, raw) in enumerate(islice(rest, _COUNTED_ROWS), start=number + 1):  # noqa: B007
+            try:
+                renamed = as_object(raw if rename is None else rename(raw))
+                (reader or format_of(renamed)).read(renamed)
+            except EmptyCell:
+                empty += 1
+            except BadRow:
+                continue
+    return "" if empty == 1 else f"; {empty} of the first {total} rows have an empty cell"
 
 
 def _media_rows(

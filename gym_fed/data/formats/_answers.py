@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.formats._turns import conversation
 from gym_fed.data.formats.base import BadRow, Message, Raw, string, system_of
 
@@ -34,7 +35,7 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
         prompt = alpaca_question(row)
     elif isinstance(row.get("prompt"), list):
         prompt = [*system_of(row), *conversation(row["prompt"], "prompt", images)]
-    elif "prompt" in row:
+    elif "prompt" in row or (len(answers) == 1 and "prompt" in columns_of(row)):
         prompt = string(row, "prompt")
     else:
         return _implicit(answers, keys)

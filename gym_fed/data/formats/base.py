@@ -56,6 +56,17 @@ class BadRow(ValueError):
         self.remedy = remedy
 
 
+class EmptyCell(BadRow):
+    """A row in which a column that is needed holds nothing.
+
+    Args:
+        what: The column, as messages call it.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is empty", "fill it in, or delete the row")
+
+
 class MediaRow(BadRow):
     """A row with sound or film, which no trainer here takes.
 
@@ -93,12 +104,12 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
     if optional and value is None:
         return ""
     if value is None and key in columns_of(row):
-        raise BadRow(f"{key!r} is empty", "fill it in, or delete the row")
+        raise EmptyCell(repr(key))
     if not isinstance(value, str):
         found = "is missing" if key not in row else f"is {type(value).__name__}"
         raise BadRow(f"{key!r} {found}, expected text", f"give {key!r} as a JSON string")
     if not optional and not value.strip():
-        raise BadRow(f"{key!r} is empty", "fill it in, or delete the row")
+        raise EmptyCell(repr(key))
     return value
 
 

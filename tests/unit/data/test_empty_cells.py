@@ -63,3 +63,17 @@ def test_a_paged_row_knows_its_empty_cells_too(tmp_path: Path) -> None:
     (row,) = PagedFile(file, "mine.csv").rows()
     with pytest.raises(BadRow, match="column 'answer' is empty"):
         rename(row.load())
+
+
+@pytest.mark.parametrize("columns", [ASKED, None])
+def test_all_rows_with_an_empty_cell_are_counted_at_the_first(
+    tmp_path: Path, columns: dict[str, str] | None
+) -> None:
+    file = tmp_path / "mine.csv"
+    header = ",".join(columns.values() if columns else ASKED)
+    file.write_text(f"{header}\na,b\na,\na,b\n,b\na,\na,b\n")
+    with pytest.raises(GymError, match=r"mine\.csv:3: .* is empty; 3 of the first 6 rows have an empty cell"):
+        load_rows(file, columns=columns)
+    file.write_text(f"{header}\na,\na,b\na,b,c\n")
+    with pytest.raises(GymError, match=r"mine\.csv:2: .* is empty \("):
+        load_rows(file, columns=columns)
