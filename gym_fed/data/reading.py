@@ -123,7 +123,7 @@ def _other_empty_rows(
 ) -> str:
     """Say how many rows have an empty cell, of row ``number`` and those after it, if there are several."""
     empty, total = 1, number
-    with suppress(GymError):  # a later place that cannot be read is reported once this row is mended
+    with suppress(GymError):  # a later place that cannot be read is reported once this row is fixed
         for total, (_, raw) in enumerate(islice(rest, _COUNTED_ROWS), start=number + 1):  # noqa: B007
             try:
                 renamed = as_object(raw if rename is None else rename(raw))
