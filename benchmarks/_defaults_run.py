@@ -56,7 +56,7 @@ def base(name: str) -> Any:
 @cache
 def before(
     model: str, data: str, rows: str, seed: int, sizes: tuple[int, int]
-) -> tuple[list[float], list[float], list[float]]:
+) -> tuple[list[float], list[float], Any]:
     """Losses of the base: of held-out rows, of rejected answers, of the retention set."""
     loaded = base(model)
     return measured(loaded.model, loaded.tokenizer, data, rows, seed, sizes)
@@ -64,10 +64,10 @@ def before(
 
 def measured(
     model: Any, tokenizer: Any, data: str, rows: str, seed: int, sizes: tuple[int, int]
-) -> tuple[list[float], list[float], list[float]]:
+) -> tuple[list[float], list[float], Any]:
     """Losses in nats per token, by row."""
     from gym_fed.evaluation.loss import row_losses
-    from gym_fed.evaluation.retention import retention_items, retention_losses
+    from gym_fed.evaluation.retention import retention_items, retention_scores
 
     heldout = _for(tokenizer, rows_of(rows, Path(data), seed, *sizes)[1])
     length = MAX_LENGTH.get(rows, LENGTH)
@@ -77,7 +77,7 @@ def measured(
         if "chosen" in heldout[0]:
             rejected = [_answered(row, "rejected") for row in heldout]
             other = row_losses(model, tokenizer, rejected, max_length=length)
-        return own, other, retention_losses(model, tokenizer, retention_items(tokenizer))
+        return own, other, retention_scores(model, tokenizer, retention_items(tokenizer))
 
 
 def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +108,8 @@ def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
         "retention_before": kept.before,
         "retention_after": kept.after,
         "retention_stderr": kept.stderr,
+        "right_before": kept.right_before,
+        "right_after": kept.right_after,
         "is_lost": kept.is_lost,
         "steps": result.steps,
         "tokens": result.num_tokens,
@@ -123,7 +125,7 @@ def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_large(model: Any) -> bool:
-    return sum(value.numel() for value in model.parameters()) > 10_000_000
+    return bool(sum(value.numel() for value in model.parameters()) > 10_000_000)
 
 
 def _mean(values: list[float]) -> float:
