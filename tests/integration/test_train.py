@@ -89,7 +89,7 @@ def test_the_resumed_run_equals_one_that_was_never_stopped(
     assert (summary["steps"], summary["output_dir"]) == (24, "run")
 
     settings = load_config(folder / "train.yaml", TrainingConfig, [f"output_dir={tmp_path / 'whole'}"])
-    whole = Trainer(settings).train()
+    whole = Trainer(settings, check=True).train()  # as the command does, which holds rows out
     assert summary["final_loss"] == whole.final_loss
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (folder / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

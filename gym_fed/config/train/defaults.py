@@ -101,8 +101,8 @@ def as_given(config: ConfigT) -> ConfigT:
 def applied(config: TrainingConfig, defaults: Iterable[Default]) -> TrainingConfig:
     """``config`` with the chosen values; the section of a chosen adapter is filled in."""
     values = {one.key: one.value for one in defaults}
-    if values.get("finetuning") == ADAPTER and config.lora is None:
-        values["lora"] = LoraSettings()
+    if "finetuning" in values and values["finetuning"] != config.finetuning:
+        values[ADAPTER] = LoraSettings()
     return config.model_copy(update=values) if values else config
 
 

@@ -388,3 +388,14 @@ export function duration(seconds) {
 }
 export const when = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : null);
 export const short = (id, length = 12) => el("span", {class: "id", title: id}, id.length > length + 1 ? `${id.slice(0, length)}…` : id);
+
+// The text of --columns: pairs of names, or JSON where a name holds a comma or begins or ends with a space.
+export function columnsText(columns) {
+  const names = Object.values(columns);
+  return names.some((name) => name.includes(",") || name !== name.trim()) ? JSON.stringify(columns) : Object.entries(columns).map((pair) => pair.join("=")).join(",");
+}
+
+export function namedColumns(text) {
+  if (text.trim().startsWith("{")) { try { return JSON.parse(text); } catch { return {}; } }
+  return Object.fromEntries(text.split(",").filter(Boolean).map((pair) => [pair.slice(0, pair.indexOf("=")).trim(), pair.slice(pair.indexOf("=") + 1).trim()]));
+}

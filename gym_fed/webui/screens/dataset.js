@@ -1,6 +1,5 @@
 // One data file: its rows as the model sees them with what it learns lit, their lengths, and which are twice in it.
-import {action, api, bytes, copyable, el, empty, failed, figure, leave, loading, message, number, quoted, remember, replace} from "/static/app.js";
-import {columnsText, namedColumns} from "/screens/columns.js";
+import {action, api, bytes, columnsText, copyable, el, empty, failed, figure, leave, loading, message, namedColumns, number, quoted, remember, replace} from "/static/app.js";
 import {duplicates} from "/screens/duplicates.js";
 import {lengths} from "/screens/lengths.js";
 

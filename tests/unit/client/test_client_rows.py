@@ -16,7 +16,9 @@ from gym_client.identity.home import Home
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.data import load_rows
+from gym_fed.data.encoding import prompt_ids
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_tokenizer
 from tests.support.agent_scene import Recorder
 from tests.support.tiny_hub import TinyHub
 from tests.unit.client.test_client_waiting import Yes
@@ -144,7 +146,9 @@ def test_gsm8k_joins_with_the_rows_that_are_learned(
         shared_folder / "data/gsm8k/train.jsonl", columns={"prompt": "question", "completion": "answer"}
     )
     chosen = [{"question": row["prompt"], "answer": row["completion"]} for row in rows[:400]]
-    shorter = sum(len(row["question"].encode()) < 128 for row in chosen)  # the tokenizer's tokens are bytes
+    tokenizer = load_tokenizer(str(tiny_base))
+    prompts = [prompt_ids(tokenizer, [{"role": "user", "content": row["question"]}]) for row in chosen]
+    shorter = sum(len(prompt) < 128 for prompt in prompts)
     _, offer = ask(hub, tmp_path, tiny_base, chosen, columns, max_length=128)
     assert offer is not None
     assert (offer.rows["rows"], offer.num_examples) == (400, shorter)
