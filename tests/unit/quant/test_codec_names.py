@@ -21,6 +21,9 @@ ALLOWED = {
     'gym_fed/export/gguf/adapter.py: if kind is None or kind.contents() != "lora" or alpha is None:': (
         "the word for the kind of adapter in a GGUF file"
     ),
+    "gym_fed/modeling/attention_state.py: others = sorted(set(layers) - _ATTENTION_LAYERS)": (
+        "dense is a kind of layer in the configs of models"
+    ),
     "quant/gym_quant/kernels/attention_reference.py: if dtype not in KV_DTYPES:": "a number format of a KV cache",
     'quant/gym_quant/kernels/attention_reference.py: if dtype == "int8":': "a number format of a KV cache",
     'quant/gym_quant/kernels/attention_reference.py: scales = 8 * BLOCK_TOKENS if dtype == "int8" else 0': (
