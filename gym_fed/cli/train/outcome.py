@@ -44,8 +44,10 @@ def check_lines(check: CheckResult) -> list[str]:
         lines.append(f"{of}: loss {held.before:.4f} -> {held.after:.4f}{error}")
     if (kept := check.retention) is not None:
         lines.append(kept.describe())
-    for prompt, before, after in zip(check.prompts, check.before, check.after, strict=True):
+    shown = zip(check.prompts, check.expected, check.before, check.after, strict=True)
+    for prompt, expected, before, after in shown:
         lines.append(f"> {_line(prompt, _PROMPT_CHARACTERS)}")
+        lines.append(f"  row:    {_line(expected, _ANSWER_CHARACTERS)}")
         lines.append(f"  before: {_line(before, _ANSWER_CHARACTERS)}")
         lines.append(f"  after:  {_line(after, _ANSWER_CHARACTERS)}")
     return lines + [f"not checked: {what}" for what in check.skipped]

@@ -99,6 +99,7 @@ class CheckResult:
         after: Their answers after training.
         warnings: What the user should know, with remedies.
         skipped: What was not checked, and why.
+        expected: The rows' own answers to the prompts.
     """
 
     held_out: HeldOut | None
@@ -108,6 +109,7 @@ class CheckResult:
     after: list[str]
     warnings: list[str]
     skipped: list[str]
+    expected: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -196,9 +198,15 @@ class LearningCheck:
         held_out = _compared(before.held_out, after.held_out) or logged
         retention = compare_retention(before.scores, after.scores) if after.retention else None
         warnings += self._outcome_warnings(held_out, retention, after)
-        prompts = [_shown(prompt_of(row)) for row in self._asked]
         return CheckResult(
-            held_out, retention, prompts, before.answers, after.answers, warnings, self.skipped
+            held_out,
+            retention,
+            prompts=[_shown(prompt_of(row)) for row in self._asked],
+            before=before.answers,
+            after=after.answers,
+            warnings=warnings,
+            skipped=self.skipped,
+            expected=[_answer_of(row) for row in self._asked],
         )
 
     def _scores(self, model: Any) -> RetentionScores:
@@ -371,7 +379,8 @@ def _answer_of(row: dict[str, Any]) -> str:
         if isinstance(value, str):
             return value
         if isinstance(value, list) and value:
-            return str(value[-1].get("content") or "")
+            last = value[-1]
+            return str(last.get("content") or "") if isinstance(last, dict) else str(last)
     messages = row.get("messages")
     return str(messages[-1].get("content") or "") if messages else ""
 

@@ -270,3 +270,12 @@ def test_rows_to_forget_are_never_split(algorithm: str) -> None:
 def test_a_private_run_is_never_split() -> None:
     privacy = {"noise_multiplier": 1.0, "target_delta": 1e-5}
     assert split_default(TrainingConfig(model="m", privacy=privacy), 1000) is None
+
+
+def test_a_model_little_above_the_limit_gets_an_adapter() -> None:
+    assert chosen(TrainingConfig(model="m"), LARGE + 1)["finetuning"] == "lora"
+
+
+def test_a_batch_is_never_smaller_than_the_algorithm_needs() -> None:
+    found = for_rows(TrainingConfig(model="m", algorithm="kto"), 1000, needs=100.0)
+    assert found["per_device_train_batch_size"] == 2

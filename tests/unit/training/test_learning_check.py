@@ -13,7 +13,7 @@ from gym_fed.data import generate
 from gym_fed.errors import GymError
 from gym_fed.evaluation.generation import greedy_ids
 from gym_fed.models import load_model
-from gym_fed.training.run.check import LearningCheck, prompt_of
+from gym_fed.training.run.check import LearningCheck, _answer_of, prompt_of
 from gym_fed.training.run.reward_warnings import reward_warnings
 from gym_fed.training.trainer import Trainer
 
@@ -66,6 +66,7 @@ def test_prompts_of_held_out_rows_are_answered_before_and_after(learned: Any) ->
     assert all(prompt.startswith("double: ") for prompt in check.prompts)
     assert check.before != check.after
     answers = {row["messages"][0]["content"]: row["messages"][1]["content"] for row in DOUBLE}
+    assert check.expected == [answers[prompt] for prompt in check.prompts]
     assert sum(answers[p] == a for p, a in zip(check.prompts, check.after, strict=True)) >= 1
 
 
@@ -212,7 +213,10 @@ def test_a_run_of_rewards_that_learns_is_not_warned_of() -> None:
 
 
 def test_a_real_run_of_rewards_whose_answers_are_all_cut_says_so(tmp_path: Path) -> None:
-    rows = [{**row, "answer": row["messages"][1]["content"]} for row in generate("copy", 8)]
+    rows = [
+        {"prompt": row["messages"][:1], "answer": row["messages"][1]["content"], "aliases": ["x"]}
+        for row in generate("copy", 8)
+    ]
     settings = config(
         tmp_path / "run",
         algorithm="grpo",
@@ -308,3 +312,16 @@ def test_a_run_that_forgets_as_requested_is_not_said_to_have_learned_by_heart(tm
     check = Trainer(settings, check=True).train(rows).check
 
     assert not any("by heart" in text for text in check.warnings)
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"prompt": "a", "answer": ["b", "c"]}, "c"),
+        ({"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]}, "b"),
+        ({"prompt": "a", "answer": 4}, ""),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}, ""),
+    ],
+)
+def test_a_rows_own_answer_is_found_in_any_form(row: dict[str, Any], answer: str) -> None:
+    assert _answer_of(row) == answer
