@@ -61,8 +61,8 @@ SIDES: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": lora(1e-4, 3, 8, 1, **COSINE),
     "Unsloth": lora(2e-4, 1, 8, 2, warmup_steps=5, **UNSLOTH),
 }
-"""Of TRL: the defaults of ``SFTConfig``, which the script asserts. Of LLaMA-Factory:
-``examples/train_lora/llama3_lora_sft.yaml``. Of Unsloth: its notebooks for chat models, one epoch."""
+"""TRL: the defaults of ``SFTConfig``, which the script asserts. LLaMA-Factory:
+``examples/train_lora/llama3_lora_sft.yaml``. Unsloth: its notebooks for chat models, one epoch."""
 
 PREFERENCE_SIDES: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def _assert_peers() -> None:
-    """What is called TRL's is what the installed TRL has."""
+    """Assert that the values listed for TRL are the defaults of the installed TRL."""
     from trl import DPOConfig, SFTConfig
 
     for config, sides in ((SFTConfig, SIDES), (DPOConfig, PREFERENCE_SIDES)):

@@ -1,4 +1,4 @@
-"""The question on a terminal whether a guess of columns is right; elsewhere the file is refused with its option."""
+"""Confirms guessed columns on a terminal; elsewhere refuses the file and names the option."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from gym_fed.text import plain
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
 _COUNTED_ROWS = 100_000
-"""How many rows after an empty cell are read to count others."""
+"""Most rows that are read after an empty cell to count further ones."""
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
 
 

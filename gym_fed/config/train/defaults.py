@@ -262,7 +262,7 @@ def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
 
 
 def split_default(config: TrainingConfig, num_rows: int) -> Default | None:
-    """How many rows to hold out, where the config says nothing about it and the algorithm is judged by a loss."""
+    """Choose the number of held-out rows; None if the config decides it or the algorithm has no held-out loss."""
     given = config.model_fields_set
     if (
         config.eval_data
