@@ -218,7 +218,10 @@ class Trainer(ExpectedElsewhere):
             hooks = self._hooks = self._make_hooks(config, folder)
             what = (config, algorithm, model, tokenizer, given, rows.eval_encoded, folder.path)
             is_checked = self._check and processes.is_main()
-            check = begin_check(*what, is_new=checkpoint is None) if is_checked else None
+            is_new = checkpoint is None
+            check = None
+            if is_checked:
+                check = begin_check(*what, is_new=is_new, should_stop=self._should_stop)
             trainer, best_step = self._fit(
                 config, algorithm, tuning, model, tokenizer, rows, folder, checkpoint, hooks
             )

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM for long work: the first ends it after the current step, the second at once."""
+"""Ctrl-C and SIGTERM for long work: the first ends it after the current step, the second at once.
+
+Before the first step there is nothing to keep, and so the first ends it at once, too."""
 
 from __future__ import annotations
 
@@ -21,25 +23,31 @@ def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[],
         keeping: What the first one keeps, for the message.
 
     Yields:
-        A function that is true after the first signal.
+        A function that is true after the first signal; the work calls it after each step.
 
     Raises:
         GymError: ``TERMINATED`` instead of ``INTERRUPTED`` if the last signal was SIGTERM, so that supervisors get the
             exit status 128 + 15.
     """
     received: list[int] = []
+    has_begun = False
 
     def handler(number: int, frame: object) -> None:
         received.append(number)
-        if len(received) > 1:
+        if len(received) > 1 or not has_begun:
             raise KeyboardInterrupt
         # Not through the console: the signal may have come while it was writing.
         text = f"\nstopping after this step{keeping}; {_NAMES[signal.Signals(number)]} again stops at once\n"
         os.write(sys.stderr.fileno(), text.encode())
 
+    def should_stop() -> bool:
+        nonlocal has_begun
+        has_begun = True
+        return bool(received)
+
     before = {number: signal.signal(number, handler) for number in _NAMES}
     try:
-        yield lambda: bool(received)
+        yield should_stop
     except KeyboardInterrupt as error:
         if received[-1:] == [signal.SIGTERM]:
             raise GymError(ErrorCode.TERMINATED, "stopped at once by SIGTERM") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ class LearningCheck:
         rows: Rows whose prompts may be shown, held-out ones first.
         encoded: Held-out rows as the run encodes them; None without any.
         folder: The run folder.
+        should_stop: Called between the parts of the last measurement; True leaves out those that remain.
     """
 
     def __init__(
@@ -139,7 +140,9 @@ class LearningCheck:
         rows: Sequence[dict[str, Any]],
         encoded: Sequence[dict[str, Any]] | None,
         folder: Path,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
+        self._should_stop, self._has_trained = should_stop, False
         self._config, self._algorithm, self._tokenizer, self._folder = config, algorithm, tokenizer, folder
         self._before = Measurement()
         self.skipped: list[str] = []
@@ -183,6 +186,7 @@ class LearningCheck:
             history: What the trainer logged.
             best_step: The step whose weights were restored; None for the last one.
         """
+        self._has_trained = True
         warnings = reward_warnings(self._config, history)
         logged = _from_history(history, best_step)
         if self._why_not is not None:
@@ -216,11 +220,18 @@ class LearningCheck:
 
     def _measured(self, model: Any, scores: RetentionScores) -> Measurement:
         longest = self._config.max_length
+        self._stop_if_wanted()
         held_out = (
             row_losses(model, self._tokenizer, self._held_out, max_length=longest) if self._held_out else []
         )
+        self._stop_if_wanted()
         answers, ended = self._answers(model)
         return Measurement(held_out, scores.losses, scores.right, answers, ended)
+
+    def _stop_if_wanted(self) -> None:
+        """Leave a measurement of the trained model. Before training a signal needs no poll: nothing can be lost."""
+        if self._has_trained and self._should_stop is not None and self._should_stop():
+            raise KeyboardInterrupt("stopped by a signal")
 
     def _choose_prompts(self, context: int | None) -> None:
         """Take the first prompts that leave room for an answer of twice the longest of the rows' own."""
@@ -249,10 +260,9 @@ class LearningCheck:
         self, held_out: HeldOut | None, retention: Retention | None, after: Measurement
     ) -> list[str]:
         found = []
-        is_worse = held_out is not None and held_out.after - held_out.before > 2 * _or_infinite(
-            held_out.stderr
-        )
-        if held_out is not None and is_worse and not self._algorithm.forgets:
+        rise = 0.0 if held_out is None else held_out.after - held_out.before
+        error = math.inf if held_out is None or held_out.stderr is None else held_out.stderr
+        if held_out is not None and rise > 2 * error and not self._algorithm.forgets:
             found.append(
                 f"the loss on held-out rows rose, {held_out.before:.3f} -> {held_out.after:.3f}: the run learned its "
                 "rows by heart, or learning_rate is too high; train for fewer epochs (num_train_epochs), lower the "
@@ -296,6 +306,7 @@ def begin_check(
     folder: Path,
     *,
     is_new: bool,
+    should_stop: Callable[[], bool] | None,
 ) -> LearningCheck:
     """Measure the model before its first step.
 
@@ -304,10 +315,11 @@ def begin_check(
         model: Prepared for training.
         given: Training rows, and held-out rows or None.
         is_new: False if the run is resumed.
+        should_stop: As for ``LearningCheck``.
     """
     data, eval_data = given
     rows = rows_to_encode(config, tokenizer, [*(eval_data or ())[:_LOOKED_AT], *data[:_LOOKED_AT]])
-    check = LearningCheck(config, algorithm, tokenizer, rows, encoded, folder)
+    check = LearningCheck(config, algorithm, tokenizer, rows, encoded, folder, should_stop)
     with quiet_loading(), waiting("measuring the model before its first step"):
         check.measure_before(model, is_new=is_new)
     return check
@@ -331,10 +343,6 @@ def evaluates_first(config: TrainingConfig) -> bool:
 def _measurable(encoded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = itertools.islice((row for row in encoded if "input_ids" in row and "labels" in row), _MAX_HELD_OUT)
     return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
-
-
-def _or_infinite(value: float | None) -> float:
-    return math.inf if value is None else value
 
 
 def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:

@@ -43,6 +43,14 @@ def test_the_second_signal_stops_at_once_and_the_last_one_gives_the_exit_code() 
     assert caught.value.code is ErrorCode.TERMINATED
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_stops_at_once(number: signal.Signals) -> None:
+    ended = GymError if number == signal.SIGTERM else KeyboardInterrupt
+    with pytest.raises(ended), stop_on_ctrl_c():
+        os.kill(os.getpid(), number)
+        pytest.fail("went on")
+
+
 def test_handlers_and_other_errors_are_left_as_they_were() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     other = GymError(ErrorCode.DATA_INVALID, "a row")

@@ -259,6 +259,14 @@ def test_a_greedy_answer_says_whether_it_ended() -> None:
     assert cut.ids == whole.ids[:1]
 
 
+def test_a_stop_in_the_last_step_leaves_the_check_out_and_keeps_the_model(tmp_path: Path) -> None:
+    result = Trainer(config(tmp_path, max_steps=1), should_stop=lambda: True, check=True).train(DOUBLE)
+    assert result.check is not None
+    assert result.check.skipped == ["the trained model: stopped by a signal"]
+    assert result.check.after == []
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 def test_the_weights_are_there_when_the_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = LearningCheck._answers
     calls: list[int] = []
