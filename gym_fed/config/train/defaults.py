@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import LoraSettings
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -116,6 +117,9 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
 
     Returns:
         Nothing for a model of at most ``LARGE`` weights, or one that starts from random weights.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` where no learning rate is known for the optimiser.
     """
     if num_weights <= LARGE or config.model_init is not None:
         return []
@@ -130,7 +134,7 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
     elif "finetuning" not in given:
         found.append(Default("finetuning", method, str(why)))
     if "learning_rate" not in given:
-        rate, reason = learning_rate(config.algorithm, method)
+        rate, reason = learning_rate(config.algorithm, method, config.optimizer)
         found.append(Default("learning_rate", rate, reason))
     if OPTIMIZERS.new(config.optimizer).replaces_schedule:
         return found
@@ -143,12 +147,23 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
     return found
 
 
-def learning_rate(algorithm: str, finetuning: str) -> tuple[float, str]:
-    """The learning rate for a large pre-trained model, and the reason."""
-    rate = (
-        TUNING.type_of(finetuning).default_learning_rate * ALGORITHMS.type_of(algorithm).learning_rate_scale
-    )
-    return float(f"{rate:.3g}"), f"for {finetuning} under {algorithm}"
+def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> tuple[float, str]:
+    """The learning rate for a large pre-trained model, and the reason.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` where none is known for the optimiser.
+    """
+    scale = OPTIMIZERS.new(optimizer).learning_rate_scale
+    if scale is None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"learning_rate: no value is known for optimizer {optimizer}",
+            "give learning_rate, or leave optimizer at adamw",
+        )
+    rate = scale * TUNING.type_of(finetuning).default_learning_rate
+    rate *= ALGORITHMS.type_of(algorithm).learning_rate_scale
+    reason = f"for {finetuning} under {algorithm}"
+    return float(f"{rate:.3g}"), reason if optimizer == "adamw" else f"{reason} with {optimizer}"
 
 
 def _needs_full(config: TrainingConfig) -> str | None:

@@ -39,6 +39,7 @@ class MadeOptimizer(OptimizerChoice):
         gpu: Why it needs a CUDA GPU; empty when it does not.
         shards: See ``OptimizerChoice``.
         per_example: The same.
+        learning_rate_scale: The same.
         state_values: The same; a momentum that the config sets is one more.
         state_bits: Of a value of state in bitsandbytes, whose blocks of 256 share a scale; 0 elsewhere.
     """
@@ -51,6 +52,7 @@ class MadeOptimizer(OptimizerChoice):
     gpu: str = ""
     shards: bool = False
     per_example: bool = False
+    learning_rate_scale: float | None = 1.0
     state_values: float = 2.0
     state_bits: int = 0
 

@@ -10,16 +10,21 @@ from gym_fed.training.optimizers._projected import ProjectedOptimizer
 from gym_fed.training.optimizers._state import Factored, Soap
 
 _BNB = "bitsandbytes.optim"
+_LION_RATE = 0.3
+"""Chen et al. 2023, section 5: 3 to 10 times smaller than AdamW's, for every step has the same size."""
 _PAGED = "its state moves between GPU and main memory"
 
 
-def _bnb(name: str, *, bits: int, values: float = 2.0, gpu: str = "") -> MadeOptimizer:
+def _bnb(
+    name: str, *, bits: int, values: float = 2.0, gpu: str = "", rate_scale: float = 1.0
+) -> MadeOptimizer:
     fixed = {"optim_bits": bits}
     return MadeOptimizer(
         f"{_BNB}:{name}",
         package="bitsandbytes",
         extra="quant",
         gpu=gpu,
+        learning_rate_scale=rate_scale,
         fixed={**fixed, "is_paged": True} if gpu else {**fixed, "is_paged": False},
         state_values=values,
         state_bits=bits,
@@ -48,8 +53,17 @@ def _galore(
 
 TABLE: dict[str, MadeOptimizer] = {
     # Of torch and transformers.
-    "sgd": MadeOptimizer("torch.optim:SGD", betas=False, shards=True, per_example=True, state_values=0.0),
-    "adagrad": MadeOptimizer("torch.optim:Adagrad", betas=False, per_example=True, state_values=1.0),
+    "sgd": MadeOptimizer(
+        "torch.optim:SGD",
+        betas=False,
+        shards=True,
+        per_example=True,
+        learning_rate_scale=None,
+        state_values=0.0,
+    ),
+    "adagrad": MadeOptimizer(
+        "torch.optim:Adagrad", betas=False, per_example=True, learning_rate_scale=None, state_values=1.0
+    ),
     "rmsprop": MadeOptimizer("torch.optim:RMSprop", betas=False, per_example=True, state_values=1.0),
     "adafactor": Factored(  # Shazeer and Stern 2018, with the learning rate that is given
         "transformers:Adafactor",
@@ -59,16 +73,19 @@ TABLE: dict[str, MadeOptimizer] = {
     ),
     # Dettmers et al. 2022: the state in 8 bits, block by block; small tensors keep 32.
     "adamw_8bit": _bnb("AdamW", bits=8),
-    "lion_8bit": _bnb("Lion", bits=8, values=1.0),
+    "lion_8bit": _bnb("Lion", bits=8, values=1.0, rate_scale=_LION_RATE),
     "ademamix": _bnb("AdEMAMix", bits=32, values=3.0),  # Pagliardini et al. 2024
     "ademamix_8bit": _bnb("AdEMAMix", bits=8, values=3.0),
     "paged_adamw": _bnb("AdamW", bits=32, gpu=_PAGED),
     "paged_adamw_8bit": _bnb("AdamW", bits=8, gpu=_PAGED),
-    "paged_lion": _bnb("Lion", bits=32, values=1.0, gpu=_PAGED),
-    "paged_lion_8bit": _bnb("Lion", bits=8, values=1.0, gpu=_PAGED),
+    "paged_lion": _bnb("Lion", bits=32, values=1.0, gpu=_PAGED, rate_scale=_LION_RATE),
+    "paged_lion_8bit": _bnb("Lion", bits=8, values=1.0, gpu=_PAGED, rate_scale=_LION_RATE),
     # Of pytorch-optimizer.
     "lion": MadeOptimizer(
-        "pytorch_optimizer:Lion", package="pytorch_optimizer", state_values=1.0
+        "pytorch_optimizer:Lion",
+        package="pytorch_optimizer",
+        learning_rate_scale=_LION_RATE,
+        state_values=1.0,
     ),  # Chen et al. 2023
     "soap": Soap("pytorch_optimizer:SOAP", package="pytorch_optimizer"),  # Vyas et al. 2024
     # Zhao et al. 2024, algorithm 1: gradients in the subspace of their own singular vectors, renewed now and then.

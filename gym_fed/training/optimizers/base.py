@@ -47,6 +47,9 @@ class OptimizerChoice:
     per_example: bool = False
     """Whether noised gradients are all that it needs, so that ``privacy`` may use it."""
 
+    learning_rate_scale: float | None = 1.0
+    """Its usual learning rate, divided by AdamW's; None where no such ratio is known and the user gives the rate."""
+
     replaces_schedule: bool = False
     """Whether it takes the place of a schedule: it warms up by itself under a constant one, or refuses to."""
 

@@ -18,7 +18,9 @@ class Muon(MadeOptimizer):
     ``adamw_lr`` (by default ``learning_rate``, too) with ``adam_beta1`` and ``adam_beta2``."""
 
     def __init__(self) -> None:
-        super().__init__("pytorch_optimizer:Muon", package="pytorch_optimizer", betas=False)
+        super().__init__(
+            "pytorch_optimizer:Muon", package="pytorch_optimizer", betas=False, learning_rate_scale=None
+        )
 
     def check(self, config: TrainingConfig) -> None:
         refuse_loraplus(config)

@@ -9,4 +9,6 @@ class ScheduleFreeSgd(ScheduleFree):
     """``schedulefree.SGDScheduleFree``."""
 
     def __init__(self) -> None:
-        super().__init__("schedulefree:SGDScheduleFree", betas=False, state_values=1.0)
+        super().__init__(
+            "schedulefree:SGDScheduleFree", betas=False, learning_rate_scale=None, state_values=1.0
+        )

@@ -18,6 +18,7 @@ from gym_fed.config.train.defaults import (
     split_default,
 )
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
 
 SMOLLM2 = 134_515_008
@@ -121,6 +122,21 @@ def test_mixture_of_depths_is_not_given_an_adapter() -> None:
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "grpo"])
 def test_preferences_and_rewards_are_learned_at_a_fraction_of_the_rate(algorithm: str) -> None:
     assert chosen(TrainingConfig(model="m", algorithm=algorithm))["learning_rate"] == pytest.approx(1e-5)
+
+
+def test_the_rate_follows_the_optimizer() -> None:
+    assert chosen(TrainingConfig(model="m", optimizer="lion"))["learning_rate"] == pytest.approx(6e-5)
+    assert chosen(TrainingConfig(model="m", optimizer="adamw_8bit"))["learning_rate"] == pytest.approx(2e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "muon", "schedulefree_sgd"])
+def test_an_optimizer_whose_rate_is_unlike_adams_needs_one_of_the_user(optimizer: str) -> None:
+    schedule = {"lr_scheduler_type": "constant"} if optimizer.startswith("schedulefree") else {}
+    with pytest.raises(GymError, match=f"learning_rate: no value is known for optimizer {optimizer}"):
+        chosen(TrainingConfig(model="m", optimizer=optimizer, **schedule))
+    assert "learning_rate" not in chosen(
+        TrainingConfig(model="m", optimizer=optimizer, learning_rate=0.1, **schedule)
+    )
 
 
 def test_every_method_and_algorithm_has_a_rate_for_large_models() -> None:
