@@ -92,7 +92,12 @@ def print_table(table: Table, width: int | None = None) -> None:
 
 
 def print_columns(
-    rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "  ", wrapped: bool = False
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    indent: str = "  ",
+    wrapped: bool = False,
+    to: TextConsole = out,
 ) -> None:
     """Print rows of cells in columns as wide as they need; those whose number is in ``right`` end at the right.
 
@@ -106,12 +111,12 @@ def print_columns(
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         start = len(indent) + sum(width + 2 for width in widths[:-1])
-        if wrapped and out.is_terminal:
-            below = out.width - start < _LEAST_WRAPPED
+        if wrapped and to.is_terminal:
+            below = to.width - start < _LEAST_WRAPPED
             column = len(indent) + 4 if below else start
-            lines = textwrap.wrap(row[-1], max(out.width - column, _LEAST_WRAPPED))
+            lines = textwrap.wrap(row[-1], max(to.width - column, _LEAST_WRAPPED))
             cells[-1] = f"\n{' ' * column}".join(["", *lines] if below else lines)
-        out.print(f"{indent}{'  '.join(cells).rstrip()}")
+        to.print(f"{indent}{'  '.join(cells).rstrip()}")
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.graders import GraderConfig
-from gym_fed.evaluation.own_set import OwnRow, Rendering, render, rendering_of
+from gym_fed.evaluation.own_set import OwnRow, Rendering, num_learned, render, rendering_of
 from gym_fed.evaluation.retention import (
     Retention,
     RetentionScores,
@@ -105,6 +105,11 @@ class OwnEvaluation:
         tokenizer = load_tokenizer(source)
         render(tokenizer, self.rows, rendering, 1 << 30)  # refuses what cannot be rendered
         notes: list[str] = []
+        if folder is not None and (learned := num_learned(folder, self.rows)):
+            notes.append(
+                f"{learned} of {len(self.rows)} rows are in the data of this run: of rows that it learned, the figures "
+                "say what it has by heart, not what it can do"
+            )
         kept = _Kept(self.check and self.reference is not None, tokenizer)
         before = None
         left_out: list[str] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -169,6 +171,27 @@ def run_config(folder: Path) -> dict[str, Any] | None:
     from gym_fed.training.run.summary import read_config
 
     return read_config(folder)
+
+
+def num_learned(folder: Path, rows: Sequence[OwnRow]) -> int:
+    """How many of ``rows`` are in the data files of the finished run in ``folder``, as far as those are here."""
+    sources = (run_config(folder) or {}).get("data") or []
+    found = set()
+    for source in sources:
+        path = source.get("path") if isinstance(source, dict) else None
+        if not isinstance(path, str) or not Path(path).is_file():
+            continue
+        try:
+            for _, row in iter_rows(path, rename=renaming(source.get("columns") or {})):
+                if kind_of(row) == "supervised":
+                    found.add(_content(*as_kind([row], "supervised")))
+        except GymError:  # the file has changed since, and is not what is evaluated here
+            continue
+    return sum(_content(one.row) in found for one in rows if one.has_answer)
+
+
+def _content(row: Row) -> str:
+    return hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[GraderConfig]) -> OwnRow:

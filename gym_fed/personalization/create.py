@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.schema.stored import with_defaults
+from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
@@ -230,7 +230,9 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(training := found.get("training"), dict):
-            training = with_defaults(with_new_names(training, type(job.training).renamed_keys), job.training)
+            training = with_schema_defaults(
+                with_new_names(training, type(job.training).renamed_keys), job.training
+            )
             found["training"] = {key: value for key, value in training.items() if key != "output_dir"}
         changed = [key for key, value in what.items() if found.get(key) != value]
         if changed:

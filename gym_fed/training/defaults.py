@@ -139,10 +139,14 @@ def _report(chosen: Sequence[Default]) -> None:
     console.err.print(
         "chosen for this model and these rows; each is a key of the config, so a flag changes it:"
     )
-    values = [f"{one.value:g}" if isinstance(one.value, float) else str(one.value) for one in chosen]
-    key_width, value_width = max(len(one.key) for one in chosen), max(map(len, values))
-    for one, value in zip(chosen, values, strict=True):
-        console.err.print(f"  {one.key:{key_width}}  {value:{value_width}}  {one.reason}")
+    console.print_columns(
+        [
+            (one.key, f"{one.value:g}" if isinstance(one.value, float) else str(one.value), one.reason)
+            for one in chosen
+        ],
+        wrapped=True,
+        to=console.err,
+    )
 
 
 def _of_rows(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gym_fed.config.schema.stored import with_defaults
+from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.search import SearchConfig, SearchRange
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate
@@ -249,8 +249,8 @@ class Search:
             stored = with_new_names(
                 yaml.safe_load(file.read_text(encoding="utf-8")), SearchConfig.renamed_keys
             )
-            if _question(with_defaults(stored, self.config)) != _question(
-                with_defaults(yaml.safe_load(text), self.config)
+            if _question(with_schema_defaults(stored, self.config)) != _question(
+                with_schema_defaults(yaml.safe_load(text), self.config)
             ):
                 raise GymError(
                     ErrorCode.FILE_EXISTS,

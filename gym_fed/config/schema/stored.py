@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 
-def with_defaults(stored: Any, config: Any) -> Any:
+def with_schema_defaults(stored: Any, config: Any) -> Any:
     """Return stored values with each key that ``config`` has and they lack, so that the two can be compared.
 
     Args:
@@ -21,10 +21,10 @@ def with_defaults(stored: Any, config: Any) -> Any:
         The values as ``model_dump(mode="json")`` would give them. A required key that is missing stays missing.
     """
     if isinstance(config, list | tuple) and isinstance(stored, list) and len(config) == len(stored):
-        return [with_defaults(one, now) for one, now in zip(stored, config, strict=True)]
+        return [with_schema_defaults(one, now) for one, now in zip(stored, config, strict=True)]
     if not isinstance(config, BaseModel) or not isinstance(stored, Mapping):
         return stored
-    filled = {key: with_defaults(value, getattr(config, key, None)) for key, value in stored.items()}
+    filled = {key: with_schema_defaults(value, getattr(config, key, None)) for key, value in stored.items()}
     for key, field in type(config).model_fields.items():
         default = field.get_default(call_default_factory=True, validated_data={})
         if key not in stored and default is not PydanticUndefined and not field.exclude:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from gym_fed.config.schema.plugins import as_json, plugins_of, require_run_plugins
-from gym_fed.config.schema.stored import with_defaults
+from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.data.row_counts import RowCounts
@@ -247,7 +247,7 @@ class RunFolder:
 
     def _require_same(self, config: TrainingConfig, data_digest: str, eval_digest: str | None) -> None:
         stored = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
-        old = with_defaults(with_new_names(stored, type(config).renamed_keys), config)
+        old = with_schema_defaults(with_new_names(stored, type(config).renamed_keys), config)
         new = config.model_dump(mode="json")
         free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
         changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))

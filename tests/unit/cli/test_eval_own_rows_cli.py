@@ -122,6 +122,18 @@ def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> Non
     assert found["retention"]["is_lost"] is any("general knowledge" in each for each in found["warnings"])
 
 
+def test_rows_that_the_run_has_learned_are_counted(trained: Path, tmp_path: Path) -> None:
+    fresh = [("Say zebra twice.", "zebra zebra"), (f"Say {WORDS[0]} twice.", f"{WORDS[0]} {WORDS[0]}")]
+    write_csv(tmp_path / "own.csv", fresh)
+    run_and_rows = (str(trained / "run"), "--data", "own.csv", *COLUMNS)
+    assert any(
+        note.startswith("1 of 2 rows are in the data of this run")
+        for note in evaluated(*run_and_rows)["notes"]
+    )
+    write_csv(tmp_path / "own.csv", fresh[:1])
+    assert not any("in the data of this run" in note for note in evaluated(*run_and_rows)["notes"])
+
+
 def test_the_loss_on_own_rows_is_that_of_training(trained: Path) -> None:
     found = evaluated(
         str(trained / "run"), "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "5", "--no-check"

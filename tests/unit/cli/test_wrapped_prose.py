@@ -53,3 +53,11 @@ def test_an_error_on_a_terminal_is_broken_between_words(screen: io.StringIO) -> 
 def test_what_goes_to_a_pipe_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     console.err.print(PROSE * 3)
     assert capsys.readouterr().err == f"{PROSE * 3}\n"
+
+
+def test_a_column_of_reasons_goes_on_below_itself(screen: io.StringIO) -> None:
+    console.print_columns([("learning_rate", "0.0002", PROSE)], wrapped=True, to=console.err)
+    lines = screen.getvalue().splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 60
+    assert all(line.startswith(" " * 25) for line in lines[1:])

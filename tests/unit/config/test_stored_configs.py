@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config.schema.stored import with_defaults
+from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import GymError
@@ -71,11 +71,11 @@ def test_a_run_whose_stored_config_lacks_a_key_is_refused_with_another_value_of_
 def test_every_key_that_has_its_default_may_be_missing_from_a_stored_config(tmp_path: Path) -> None:
     settings = config(tmp_path / "run")
     whole = settings.model_dump(mode="json")
-    defaults = with_defaults({}, settings)
+    defaults = with_schema_defaults({}, settings)
     given = {key: value for key, value in whole.items() if key not in defaults or defaults[key] != value}
     assert given.keys() >= {"model", "output_dir", "data", "lora"}
     assert len(given) < 10
-    assert with_defaults(given, settings) == whole
+    assert with_schema_defaults(given, settings) == whole
 
 
 def test_a_search_that_was_stored_without_a_key_goes_on(tmp_path: Path) -> None:
