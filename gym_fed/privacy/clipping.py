@@ -25,7 +25,9 @@ Integers: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 
-def scale_factors(norms: Sequence[Sequence[float]], clipping_norm: float, per_layer: bool) -> Floats:
+def scale_factors(
+    norms: Sequence[Sequence[float]], clipping_norm: float, per_layer: bool, *, lengthen: bool = False
+) -> Floats:
     """What each tensor of each update is multiplied by to be within the clip, in steps of the lattice.
 
     Args:
@@ -33,6 +35,7 @@ def scale_factors(norms: Sequence[Sequence[float]], clipping_norm: float, per_la
             infinite where it overflows float64, and the update counts as zero then.
         clipping_norm: The bound, C.
         per_layer: Clip each tensor to ``C / sqrt(L)`` instead of the whole to C.
+        lengthen: Bring shorter ones to the bound, too.
 
     Returns:
         ``[n, L]`` float64.
@@ -43,7 +46,7 @@ def scale_factors(norms: Sequence[Sequence[float]], clipping_norm: float, per_la
     else:
         bound, own = 1.0, np.broadcast_to(np.array([whole_norm(row) for row in found])[:, None], found.shape)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        steps = UNITS * np.minimum(bound / own, 1.0 / clipping_norm) * GUARD
+        steps = UNITS * np.minimum(bound / own, np.inf if lengthen else 1.0 / clipping_norm) * GUARD
     return np.where(np.isfinite(own) & np.isfinite(steps), steps, 0.0)
 
 

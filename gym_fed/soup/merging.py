@@ -123,7 +123,8 @@ def merge(
     coefficients: tuple[float, ...] | None = None
     if private is not None:
         _refuse_unaccounted(private, recipe)
-        stacks, private_report = private_stacks(updates, spec, pipeline.aggregator, private)
+        admitted = None if root is None else _beside_root(updates, root, spec, recipe.merge_version)
+        stacks, private_report = private_stacks(updates, spec, pipeline.aggregator, private, admitted)
         plan = CombinationWeights.identity(weight)
     else:
         norms = tuple(update.norm() for update in updates)
@@ -256,8 +257,7 @@ def _plan(
     """The result of the rules on the round, as combinations of the updates as they were sent."""
     own: Tensor | None = None
     if root is not None:
-        every = [*updates, root]
-        squares = inner_products(stacks_of(every, spec, version), [*norms, root.norm()])
+        squares = _products_with_root(updates, norms, root, spec, version)
         products, own = squares[: len(updates), : len(updates)], squares[len(updates)]
     elif pipeline.needs >= Needs.PRODUCTS:
         products = inner_products(stacks, norms)
@@ -266,6 +266,22 @@ def _plan(
     clipping = CombinationWeights.scaled(torch.tensor(list(clips), dtype=torch.float64), weights)
     gram = GramMatrix(products, weights, own).combined(clipping)
     return pipeline.plan(gram).after(clipping)
+
+
+def _products_with_root(
+    updates: Sequence[DeltaFile], norms: Sequence[float], root: DeltaFile, spec: BaseSpec, version: int
+) -> Tensor:
+    """``[n + 1, n + 1]`` inner products, the root update last."""
+    return inner_products(stacks_of([*updates, root], spec, version), [*norms, root.norm()])
+
+
+def _beside_root(
+    updates: Sequence[DeltaFile], root: DeltaFile, spec: BaseSpec, version: int
+) -> tuple[bool, ...]:
+    """Which updates point to the root update's side; each by itself."""
+    norms = [update.norm() for update in updates]
+    products = _products_with_root(updates, norms, root, spec, version)[len(updates), : len(updates)]
+    return tuple(float(product) > 0.0 for product in products)
 
 
 def _refuse_unaccounted(private: PrivateMerge, recipe: SoupRecipe) -> None:

@@ -9,6 +9,9 @@ vectors x_i is, coordinate by coordinate, the sum of the middle n - 2t values:
 * ``trimmed_mean``: t values off either end. Moving one of n numbers from x_ij to 0 moves every order statistic in one
   and the same direction, all of them together by |x_ij|; so the sum of any of them changes by at most |x_ij|.
 * ``median``: the one or two values in the middle, t = (n - 1) // 2; the same argument.
+* ``root_gate``: t = 0, of x_i that are zero where the update points away from the coordinator's own, and of the clip's
+  length otherwise. Each x_i is a function of update i and of the root update, which no contributor has a part in
+  beside what earlier soups have released.
 
 In every case the change of coordinate j is at most |x_ij|, so that of the vector has at most the L2 norm of x_i: the
 clip. What the query is divided by (n - 2t, public) comes after the noise. ``discrete_gaussian`` adds up votes in
@@ -259,9 +262,21 @@ class NoisedFactors(FactorStack):
 
 
 def private_stacks(
-    updates: Sequence[DeltaFile], spec: BaseSpec, aggregator: Aggregator, private: PrivateMerge
+    updates: Sequence[DeltaFile],
+    spec: BaseSpec,
+    aggregator: Aggregator,
+    private: PrivateMerge,
+    admitted: Sequence[bool] | None = None,
 ) -> tuple[list[Stack], PrivateReport]:
     """Every tensor that an update may hold, ready to be merged under noise; the clip's own count is taken here.
+
+    Args:
+        updates: Open deltas of ``spec``.
+        spec: The base.
+        aggregator: A rule that the mechanism accounts for.
+        private: The settings.
+        admitted: For a rule that judges each update by the root update alone: which count, at the clip's length; the
+            others count as zero. None for the other rules.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` for an update with a tensor that the task does not train.
@@ -283,7 +298,10 @@ def private_stacks(
         query = SignVotes(private, len(updates), coordinates, aggregator)
     else:
         norms = [[stack.update_norm(update) for stack in made] for update in updates]
-        factors = scale_factors(norms, clipping_norm, private.privacy.clipping == "per_layer")
+        per_layer = private.privacy.clipping == "per_layer"
+        factors = scale_factors(norms, clipping_norm, per_layer, lengthen=admitted is not None)
+        if admitted is not None:
+            factors *= np.array(admitted, dtype=np.float64)[:, None]
         by_name = {stack.name: factors[:, at] for at, stack in enumerate(made)}
         query = ClippedMiddle(private, by_name, len(updates), aggregator)
         if private.adaptive is not None:

@@ -21,7 +21,7 @@ ROBUST = [name for name in NAMES if AGGREGATORS.type_of(name).robust]
 WEIGHTED = [name for name in NAMES if AGGREGATORS.type_of(name).weighted]
 ONE_VOTE = [name for name in NAMES if not AGGREGATORS.type_of(name).weighted]
 ALONE = [name for name in NAMES if AGGREGATORS.type_of(name).needs is Needs.NOTHING]
-FROM_ZERO = {"byzantine_robust", "centred_clipping", "fltrust", "fltrust_caf", "majority_vote"}
+FROM_ZERO = {"byzantine_robust", "centred_clipping", "fltrust", "fltrust_caf", "majority_vote", "root_gate"}
 """Rules that measure updates from no change at all: moving all updates alike does not just move the result."""
 
 
@@ -68,6 +68,7 @@ def test_the_rules_of_this_release_are_registered() -> None:
         "median",
         "minimum_diameter",
         "multi_krum",
+        "root_gate",
         "trimmed_mean",
         "weighted_mean",
     }
@@ -283,6 +284,7 @@ def _bound(name: str, count: int, malicious: int, honest: Tensor) -> float:
         # No longer than the root, which is the honest mean here.
         "fltrust": 2 * float(mean.norm()),
         "fltrust_caf": 2 * float(mean.norm()),
+        "root_gate": 2 * float(mean.norm()),
         # (f, kappa)-robust by the honest covariance's norm, which the variance exceeds (Allouah et al. 2025); the
         # factor is this test's.
         "caf": math.sqrt(10 * f / (n - 2 * f) * variance),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from gym_fed.config.hub.sections import ServerSections
 from gym_fed.config.schema.problems import Problem, Problems
+from gym_fed.kinds import AGGREGATORS
 
 
 def check_private(config: ServerSections) -> None:
@@ -35,8 +36,13 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
             "rejects by what single updates do to the held-out loss; write gate: {screen_updates: false} (the gate "
             "still tries the soup, which is noised)",
         )
-    if config.root is not None:
-        yield Problem("root", "weighs updates by how they lie to the root update; remove it")
+    rule = AGGREGATORS.type_of(config.soup.aggregator)
+    if config.root is not None and not (rule.bounds_one and rule.needs_root()):
+        yield Problem(
+            "root",
+            f"{config.soup.aggregator} weighs updates by how all of them lie to the root update; remove it, or write "
+            "soup: {aggregator: root_gate}, which judges each by itself",
+        )
     if config.recipe.sends_factors and not config.recipe.lora.freeze_a:
         yield Problem(
             "recipe.finetuning",

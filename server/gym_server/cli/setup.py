@@ -121,7 +121,8 @@ rewards:
   min_norm_ratio: 0.01          # below this share of the median norm an update counts as one of zeros
   hold_seconds: 604800          # before credits can be moved, and before a transfer settles (docs/keys.md)
 
-# Differential privacy of the soups (docs/privacy.md). It wants soup.aggregator mean, trimmed_mean or median;
+# Differential privacy of the soups (docs/privacy.md). It wants soup.aggregator root_gate with `root` above (which
+# withstands malicious clients best), or mean, trimmed_mean or median;
 # admission.norm_ratio: null; gate.screen_updates: false; and under rewards similarity_threshold, together_threshold and
 # stale_threshold: null, min_norm_ratio: 0.
 # privacy:

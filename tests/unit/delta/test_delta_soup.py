@@ -48,7 +48,7 @@ def change(soup: DeltaSoup, **arguments: Any) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]) - before
 
 
-NEEDS_MORE = {"fltrust", "fltrust_caf", "fisher", "regmean", "greedy_soup"}
+NEEDS_MORE = {"fltrust", "fltrust_caf", "root_gate", "fisher", "regmean", "greedy_soup"}
 ADDS_UP = {"task_arithmetic", "dare_ties", "della"}
 """A sum by definition, or a mean over those models only that kept a weight and made it larger for what they dropped."""
 

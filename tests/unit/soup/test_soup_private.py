@@ -395,3 +395,47 @@ def test_a_merge_that_is_not_accounted_for_is_refused(
     with pytest.raises(GymError, match=reason) as caught:
         soup(write([values(0)]), tmp_path / "soup", recipe(**{"aggregator": "mean", **changes}), private())
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+# ---- the coordinator's own update as the judge ----
+
+
+def gated(files: list[DeltaFile], path: Path, root: DeltaFile, **changes: Any) -> dict[str, torch.Tensor]:
+    chosen = private(noise_multiplier=SILENT, **changes)
+    merge(files, [1.0] * len(files), recipe("root_gate"), path, SPEC, root=root, private=chosen)
+    with DeltaFile.open(path, SPEC) as made:
+        return {name: made.decode(name) if name in made else torch.zeros(SHAPES[name]) for name in SHAPES}
+
+
+def test_updates_that_point_away_from_the_root_count_as_zero_and_the_others_at_the_clip(
+    write: Write, tmp_path: Path
+) -> None:
+    own = values(1)
+    away = {name: -50 * tensor for name, tensor in own.items()}
+    root, *files = write([own, own, away, {name: 0.01 * tensor for name, tensor in own.items()}])
+    made = gated(files, tmp_path / "soup.gymdelta", root, clipping_norm=0.5)
+    length = math.sqrt(sum(float(tensor.square().sum()) for tensor in own.values()))
+    for name, tensor in made.items():  # two of three count, however long they are
+        torch.testing.assert_close(tensor, own[name] * (2 / 3) * 0.5 / length, rtol=1e-4, atol=1e-6)
+
+
+def test_one_update_changes_a_gated_soup_by_no_more_than_the_clip_over_the_number(
+    write: Write, tmp_path: Path
+) -> None:
+    root, *files = write([values(seed) for seed in range(6)])
+    whole = gated(files, tmp_path / "whole.gymdelta", root, clipping_norm=0.5)
+    for scale in (1e6, -1e6, 0.0):
+        lie = {name: scale * tensor for name, tensor in values(0).items()}
+        changed = [*files[:-1], *write([lie])]
+        made = gated(changed, tmp_path / f"changed{scale}.gymdelta", root, clipping_norm=0.5)
+        moved = math.sqrt(sum(float((made[n] - whole[n]).square().sum()) for n in SHAPES))
+        assert moved <= 2 * 0.5 / 5 + 1e-6  # its own term, before and after
+
+
+def test_where_nobody_is_on_the_roots_side_the_soup_is_noise_and_nobody_learns_it(
+    write: Write, tmp_path: Path
+) -> None:
+    own = values(3)
+    root, *files = write([own, {name: -tensor for name, tensor in own.items()}])
+    made = gated(files, tmp_path / "soup.gymdelta", root)
+    assert all(float(tensor.abs().max()) < 1e-4 for tensor in made.values())

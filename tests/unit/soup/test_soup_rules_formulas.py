@@ -268,6 +268,13 @@ def test_fltrust(attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+def test_root_gate(attack: str) -> None:
+    rows, root = round_of(attack, 11, 3), round_of("none", 1, 0, seed=8)[0]
+    kept = [row / np.linalg.norm(row) * np.linalg.norm(root) for row in rows if row @ root > 0]
+    close(aggregated("root_gate", rows, 3, root=root), np.sum(kept, axis=0) / 11)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_fltrust_caf(attack: str) -> None:
     """Updates at the root's norm, those that point its way; CAF of these, by the covariance itself."""
     rows, root = round_of(attack, 11, 3), round_of("none", 1, 0, seed=8)[0]

@@ -169,7 +169,7 @@ def test_malicious_clients_who_hold_half_of_the_weight_are_refused(name: str) ->
         (-torch.ones(2), "none of 3 updates has a positive cosine"),
     ],
 )
-@pytest.mark.parametrize("name", ["fltrust", "fltrust_caf"])
+@pytest.mark.parametrize("name", ["fltrust", "fltrust_caf", "root_gate"])
 def test_a_root_that_nobody_agrees_with_is_refused(name: str, root: torch.Tensor, message: str) -> None:
     rule = build_aggregator(SoupRecipe(aggregator=name))
     with pytest.raises(GymError, match=message.format(name)) as caught:

@@ -1,0 +1,277 @@
+"""Robust and private at once: accuracy under the worst attack, by epsilon, of rules whose sensitivity is known.
+
+    python benchmarks/robust_private.py [--images digits mnist] [--seeds N] [--quick] [--json] [--plot FILE]
+        [--cells FILE] [--validation]
+
+100 contributors, 20 of them malicious, learn digits or MNIST over 20 rounds. Every rule hides one contributor's whole
+share (zero-out, delta 1e-5) at the epsilon of its column, for all rounds together. The noise is that of the package's
+own merge (``ClippedMiddle``, ``SignVotes``), and epsilon that of its accountant. The clip is the norm of the
+coordinator's own update on its 100 clean images before the first round, which no contributor has a part in. The peer
+is the clipped mean at the same epsilon under the same attack.
+
+``local`` is the other way: each contributor noises its own clipped update, and the hub may then apply any rule, here
+the default ``byzantine_robust``.
+
+Attacks know rule and clip, and search their strength without the noise. ``--validation`` judges by rows that are
+neither trained on nor reported; defaults were chosen there. ``--cells FILE`` keeps what is measured and goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from _attacks import ATTACKS, Scene  # noqa: E402
+from _defences import Defence  # noqa: E402
+from _digits import Digits, HeldOut, Schedule  # noqa: E402
+from _report import Report, options  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from gym_fed.config.hub.privacy import ReleasePrivacy  # noqa: E402
+from gym_fed.config.hub.soup import SoupRecipe  # noqa: E402
+from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for  # noqa: E402
+from gym_fed.soup.building import build_aggregator  # noqa: E402
+from gym_fed.soup.private import ClippedMiddle, PrivateMerge, SignVotes  # noqa: E402
+
+CONTRIBUTORS, MALICIOUS, ROUNDS, LAST = 100, 20, 20, 3
+TARGET_DELTA = 1e-5
+EPSILONS = (2.0, 8.0, 32.0, math.inf)
+ATTACKS_USED = ("none", "sign_flip", "inflated_scale", "alie", "inner_product", "min_max", "label_flip")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to be private.
+
+    Attributes:
+        aggregator: Of the package.
+        kind: ``sum`` noises a sum of clipped updates, ``votes`` one of signs; ``local`` noises each update.
+        trust: How an update counts by its cosine to the coordinator's own: ``""`` not at all, ``gate`` fully above
+            zero and not at all below, ``cosine`` by it where it is above zero. Either keeps every update within the
+            clip, whatever the others send, so that the sensitivity stays the clip.
+        kept: Of ``votes``: sums below so many standard deviations of the noise move nothing.
+    """
+
+    aggregator: str
+    kind: str = "sum"
+    trust: str = ""
+    kept: float = 0.0
+
+
+RULES = {
+    "mean": Rule("mean"),
+    "trimmed_mean": Rule("trimmed_mean"),
+    "median": Rule("median"),
+    "votes, mean": Rule("mean", "votes"),
+    "votes, majority": Rule("majority_vote", "votes"),
+    "votes, majority beyond 1 std": Rule("majority_vote", "votes", kept=1.0),
+    "trusted by gate": Rule("mean", trust="gate"),
+    "trusted by cosine": Rule("mean", trust="cosine"),
+    "local, byzantine_robust": Rule("byzantine_robust", "local"),
+}
+
+
+class PrivateDefence(Defence):
+    """A rule behind noise, as the attacks' opponent.
+
+    Args:
+        rule: What is played.
+        clip: Clipping norm.
+        noise_multiplier: 0 for none.
+    """
+
+    def __init__(self, rule: Rule, clip: float, noise_multiplier: float) -> None:
+        super().__init__("mean", 0)
+        self.private, self.clip, self.noise_multiplier = rule, clip, noise_multiplier
+        self.released = 0
+        malicious = 0 if rule.aggregator == "mean" else MALICIOUS
+        recipe = SoupRecipe(aggregator=rule.aggregator, num_malicious_nodes=malicious)
+        self.aggregator = build_aggregator(recipe)
+        self.local = Defence(rule.aggregator, malicious) if rule.kind == "local" else None
+
+    def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The noised soup of one round."""
+        if not self.noise_multiplier:
+            return self.expected(updates, root), None
+        self.released += 1
+        rows = self._bounded(updates, root)
+        if self.local is not None:
+            return self.local.merge(rows + self.noise_multiplier * self.clip * torch.randn_like(rows), root)
+        settings = ReleasePrivacy(
+            mechanism="discrete_gaussian" if self.private.kind == "votes" else "gaussian",
+            noise_multiplier=self.noise_multiplier,
+            clipping_norm=self.clip,
+        )
+        merge = PrivateMerge(privacy=settings, seed=secrets.token_bytes(32), tensors=["w"])
+        block = rows.numpy()
+        if self.private.kind == "votes":
+            votes = SignVotes(merge, len(rows), rows.shape[1], self.aggregator)
+            noised = votes.exact("w", block) + votes.begin("w")(rows.shape[1])
+            least = self.private.kept * self.noise_multiplier * math.sqrt(rows.shape[1])
+            soup = np.where(np.abs(noised) < least, 0.0, votes.value(noised))
+        else:
+            # The clip's steps of the lattice over the clip; the rows are within it already.
+            factors = {"w": np.full(len(rows), (1 << 20) / self.clip * (1 - 1e-6))}
+            query = ClippedMiddle(merge, factors, len(rows), self.aggregator)
+            soup = query.release("w", block, query.begin("w"))
+        return torch.from_numpy(soup).float(), None
+
+    def expected(self, updates: Tensor, root: Tensor) -> Tensor:
+        """The soup without noise, which is what an attacker searches by."""
+        rows = self._bounded(updates, root)
+        if self.local is not None:
+            return self.local.merge(rows, root)[0]
+        if self.private.kind == "votes":
+            vote = self.clip / math.sqrt(rows.shape[1])
+            totals = rows.sign().sum(0).numpy().astype(np.int64)
+            return torch.from_numpy(self.aggregator.of_votes(totals, len(rows), vote, noised=False)).float()
+        return self.aggregator.aggregate(rows, torch.ones(len(rows)))
+
+    def _bounded(self, updates: Tensor, root: Tensor) -> Tensor:
+        """Updates within the clip; each by itself, never by the others."""
+        norms = updates.norm(dim=1).clamp_min(1e-12)
+        if self.private.trust:
+            cosine = (updates @ root) / norms / root.norm().clamp_min(1e-12)
+            trust = (cosine > 0).float() if self.private.trust == "gate" else cosine.clamp_min(0.0)
+            return updates * (self.clip / norms * trust)[:, None]
+        return updates * (self.clip / norms).clamp_max(1.0)[:, None]
+
+
+def main() -> None:
+    """Measure what is not there yet, and report."""
+    arguments = parsed()
+    torch.set_num_threads(1)
+    report = Report("robust_private", peer="clipped mean, same epsilon and attack")
+    for images in arguments.images:
+        known = _known(arguments.cells)
+        cells = {}
+        for rule in arguments.rules:
+            for bound in arguments.epsilons:
+                for attack in ATTACKS_USED if not arguments.quick else ATTACKS_USED[:3]:
+                    key = (images, rule, bound, attack, arguments.seeds, arguments.validation)
+                    if key not in known:
+                        known[key] = play(rule, attack, bound, images, arguments)
+                        if arguments.cells:
+                            with arguments.cells.open("a", encoding="utf-8") as file:
+                                file.write(json.dumps([list(key), known[key]]) + "\n")
+                    cells[rule, bound, attack] = known[key]
+        _report(report, images, cells, arguments)
+    report.finish(arguments)
+
+
+def parsed() -> argparse.Namespace:
+    """The options."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--images", nargs="+", choices=["digits", "mnist"], default=["digits"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rules", nargs="+", choices=[*RULES], default=[*RULES])
+    parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
+    parser.add_argument(
+        "--cells", type=Path, metavar="FILE", help="keep what is measured, and measure it once"
+    )
+    parser.add_argument("--validation", action="store_true", help="judge by rows that are not reported")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rules, arguments.epsilons, arguments.seeds = ["mean", "trusted by gate"], [8.0], 1
+    return arguments
+
+
+def play(rule: str, attack: str, bound: float, images: str, arguments: argparse.Namespace) -> list[float]:
+    """Accuracy for each seed, mean of the last ``LAST`` rounds."""
+    first = 20 if arguments.validation else 30
+    held_out: HeldOut = "validation" if arguments.validation else "test"
+    schedule = Schedule(rounds=ROUNDS)
+    data = Digits(range(first, first + arguments.seeds), CONTRIBUTORS, MALICIOUS, "iid", images, held_out)
+    honest_random, malicious_random, root_random = (torch.Generator().manual_seed(s) for s in (0, 99, 7))
+    torch.manual_seed(5)
+    model = data.first_model()
+    multiplier = 0.0
+    if not math.isinf(bound):
+        if RULES[rule].kind == "votes":
+            multiplier = votes_multiplier(bound)
+        else:
+            multiplier = noise_multiplier_for(bound, TARGET_DELTA, count=ROUNDS)
+        mechanism = "discrete_gaussian" if RULES[rule].kind == "votes" else "gaussian"
+        spent = epsilon(
+            [NoiseEvent(mechanism=mechanism, noise_multiplier=multiplier, count=ROUNDS)], TARGET_DELTA
+        )
+        assert 0.9 * bound < spent <= bound, (spent, bound)
+    clip = float(data.train(model, schedule, data.coordinator, root_random).norm(dim=2).mean())
+    defence = PrivateDefence(RULES[rule], clip, multiplier)
+    memory: dict[str, Any] = {}
+    right: list[Tensor] = []
+    for number in range(ROUNDS):
+        deltas = data.train(model, schedule, range(data.honest), honest_random)
+        root = data.train(model, schedule, data.coordinator, root_random)[:, 0]
+        scene = Scene(data, schedule, defence, False, model, deltas, deltas, root, malicious_random, memory)
+        rounds = torch.cat([deltas, ATTACKS[attack](scene)], 1)
+        model = model + torch.stack([defence.merge(*one)[0] for one in zip(rounds, root, strict=True)])
+        if number >= ROUNDS - LAST:
+            right.append(data.correct(model).float().mean(1))
+    assert not multiplier or defence.released == ROUNDS * arguments.seeds
+    return [float(one) for one in torch.stack(right).mean(0)]
+
+
+def votes_multiplier(bound: float) -> float:
+    """The least noise on votes that stays within ``bound`` over all rounds, to one percent."""
+    low, high = 0.01, 1000.0
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        event = NoiseEvent(mechanism="discrete_gaussian", noise_multiplier=middle, count=ROUNDS)
+        low, high = (low, middle) if epsilon([event], TARGET_DELTA) <= bound else (middle, high)
+    return high
+
+
+def _known(cells: Path | None) -> dict[tuple[Any, ...], list[float]]:
+    if cells is None or not cells.exists():
+        return {}
+    lines = [json.loads(line) for line in cells.read_text(encoding="utf-8").splitlines()]
+    return {tuple(key): values for key, values in lines}
+
+
+def _report(
+    report: Report, images: str, cells: dict[Any, list[float]], arguments: argparse.Namespace
+) -> None:
+    attacks = list(dict.fromkeys(attack for _, _, attack in cells))
+    table = Table(title=f"{images}: % right without attack / under the worst one (spread over seeds)")
+    table.add_column("rule")
+    for bound in arguments.epsilons:
+        table.add_column(f"epsilon {bound:g}", justify="right")
+    worst = {}
+    for rule in arguments.rules:
+        row = [rule]
+        for bound in arguments.epsilons:
+            means = {attack: 100 * fmean(cells[rule, bound, attack]) for attack in attacks}
+            name = min(means, key=lambda attack: means[attack])
+            worst[rule, bound] = means[name]
+            spread = 100 * stdev(cells[rule, bound, name]) if arguments.seeds > 1 else 0.0
+            row.append(f"{means['none']:.1f} / {means[name]:.1f} ({spread:.1f}) {name}")
+        table.add_row(*row)
+    Console(width=200).print(table)
+    for (rule, bound), accuracy in worst.items():
+        report.compare(
+            f"{images} epsilon {bound:g} {rule}: worst attack",
+            accuracy,
+            worst.get(("mean", bound)),
+            unit="%",
+            better="higher",
+        )
+
+
+if __name__ == "__main__":
+    main()
