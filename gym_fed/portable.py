@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -58,3 +61,11 @@ def on_stop_signals(call: Callable[[int], object]) -> Callable[[], None]:
             one()
 
     return release
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system; after training a model of 135M weights glibc keeps 0.8 GB."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

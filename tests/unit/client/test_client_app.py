@@ -212,6 +212,15 @@ def test_soups_are_applied_in_order_and_the_delta_is_against_the_version(
     assert all(torch.allclose(held[name], base[name] + 0.75, atol=1e-6) for name in base)
 
 
+def test_between_rounds_only_the_tensors_of_the_version_are_held(rounds: Rounds) -> None:
+    rounds.call(rounds.task(), "m1")
+    held = models.global_model(str(rounds.base))
+    assert held._model is None
+    again = model_tensors(held.model)
+    assert held._model is not None
+    assert all(torch.equal(held.tensors[name], again[name]) for name in again)
+
+
 def test_a_soup_of_another_lineage_is_refused(rounds: Rounds, tmp_path: Path) -> None:
     stray = rounds.soup(tmp_path, 0.25, "sha256:" + "9" * 64)
     soup = reference(rounds.spec.digest, stray, 1)
