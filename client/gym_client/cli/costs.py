@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gym_client.cli.round_time import RoundTime
 from gym_client.hub.backoff import readable_seconds
 from gym_client.hub.bandwidth import Bandwidth
-from gym_fed.text import counted, readable_bytes
+from gym_fed.text import readable_bytes
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,26 @@ class Costs:
             bandwidth_known_by=bandwidth.known_by if bandwidth else "",
         )
 
-    def time_lines(self, rounds: int | None) -> list[str]:
+    def time_line(self, rounds: int | None) -> str:
         """How long the training takes here."""
         if self.round_seconds is None:
-            return [f"not measured: {self.measured}"]
-        lines = [
-            f"about {readable_seconds(self.round_seconds)} of training each round, measured here: {self.measured}"
-        ]
+            return f"not measured: {self.measured}"
+        each = f"about {readable_seconds(self.round_seconds)} of training each round"
         if self.total_seconds is not None and rounds is not None and rounds > 1:
-            lines.append(f"{counted(rounds, 'round')}: about {readable_seconds(self.total_seconds)}")
-        return lines
+            each += f", {readable_seconds(self.total_seconds)} in all"
+        return f"{each} (measured here: {self.measured})"
 
-    def download_lines(self) -> list[str]:
-        """What the base cost, and what all downloads come to."""
-        base = (
-            f"{readable_bytes(self.base_bytes)} for the base model, fetched already"
-            if self.base_bytes
-            else "nothing for the base model: it is on this machine"
+    def base_in_words(self) -> str:
+        """What the base cost."""
+        if not self.base_bytes:
+            return "nothing for the base model, which is here"
+        return f"the base model's {readable_bytes(self.base_bytes)} are fetched"
+
+    def download_time(self) -> str:
+        """What all downloads take; empty where the bandwidth is not known."""
+        if self.down_bytes_per_second is None:
+            return ""
+        pace = Bandwidth(self.down_bytes_per_second, self.bandwidth_known_by)
+        return (
+            f"{readable_bytes(self.total_download_bytes)} in all, {pace.duration(self.total_download_bytes)}"
         )
-        total = f"in all about {readable_bytes(self.total_download_bytes)} down"
-        if self.down_bytes_per_second is not None:
-            pace = Bandwidth(self.down_bytes_per_second, self.bandwidth_known_by)
-            total = f"{total}: {pace.duration(self.total_download_bytes)}"
-        return [base, total]

@@ -147,28 +147,24 @@ class Offer:
         return [
             (
                 "leaves this machine",
-                f"public key of {self.contributor}, the name {self.name!r}, and each round:",
+                f"the name {self.name!r}, your public key {self.contributor}, and each round:",
             ),
-            *self._sent(
-                f"{ratio:.1f} x smaller than the model in bf16, {readable_bytes(self.bf16_bytes)}", written
-            ),
+            *self._sent(f"{written}; {ratio:.1f} x smaller than the model in bf16"),
             (
                 "",
                 "a signed manifest: round, digests, number of examples, loss, tokens, time"
                 if self.privacy.local is None and self.secure is None
                 else "a signed manifest: round, digests, time; no loss, no number of examples or tokens",
             ),
+            ("never leaves", "your data, your private key"),
             *(("privacy" if not number else "", line) for number, line in enumerate(self.privacy.lines())),
             *self._fetched(),
-            ("never leaves", "your data, your private key"),
             (
                 "runs here",
-                f"{recipe['algorithm']}, {recipe['finetuning']} fine-tuning of {self.base_model}: "
-                f"{counted(recipe['max_steps'], 'step')} a round, learning rate {recipe['learning_rate']:g}, "
-                f"batch {batch} x {counted(recipe['max_length'], 'token')}",
+                f"{recipe['algorithm']} of {self.base_model}, {recipe['finetuning']}, learning rate "
+                f"{recipe['learning_rate']:g}: {counted(recipe['max_steps'], 'step')} of {batch} x "
+                f"{counted(recipe['max_length'], 'token')} a round",
             ),
-            ("rounds", self._rounds()),
-            ("device", self.device),
             *self._time(),
             ("data", f"{counted(self.num_examples, 'example')}: {self.data}"),
             *(("", line) for line in self.rows_in_words),
@@ -177,39 +173,38 @@ class Offer:
 
     def _rounds(self) -> str:
         if self.rounds is None:
-            return "as many as the hub requests, until you end it"
-        return "1 to come" if self.rounds == 1 else f"{self.rounds} to come, unless you end it earlier"
+            return "as many rounds as the hub requests, until you end it"
+        return f"{counted(self.rounds, 'round')} to come, unless you end it earlier"
 
     def _time(self) -> list[tuple[str, str]]:
-        lines = self.costs.time_lines(self.rounds) if self.costs is not None else []
+        lines = [f"{self._rounds()}; {self.device}"]
+        if self.costs is not None:
+            lines.append(self.costs.time_line(self.rounds))
         return [("time" if not number else "", line) for number, line in enumerate(lines)]
 
     def _fetched(self) -> list[tuple[str, str]]:
         per_round = f"about {readable_bytes(self.round_download_bytes)} each round"
         form = _FORMS.get(self.soup_form)
-        lines = [f"{per_round} ({form})" if form else per_round]
+        now = f"{per_round} ({form})" if form else per_round
         if self.join_download_bytes:
-            lines.insert(
-                0, f"{readable_bytes(self.join_download_bytes)} to join: the soups of the rounds so far"
-            )
+            now += f"; {readable_bytes(self.join_download_bytes)} to join: the soups so far"
+        lines = [now if self.costs is None else f"{now}; {self.costs.base_in_words()}"]
         if self.rounds is not None and self.rounds > 1:
             down = self.join_download_bytes + self.rounds * self.round_download_bytes
             up = self.rounds * self.update_bytes
             lines.append(
                 f"{counted(self.rounds, 'round')}: about {readable_bytes(down)} down, at most {readable_bytes(up)} up"
             )
-        lines += self.costs.download_lines() if self.costs is not None else []
+        if self.costs is not None and (pace := self.costs.download_time()):
+            lines[-1] += f"; {pace}"
         return [("comes down" if not number else "", line) for number, line in enumerate(lines)]
 
-    def _sent(self, ratio: str, written: str) -> list[tuple[str, str]]:
+    def _sent(self, written: str) -> list[tuple[str, str]]:
         size = readable_bytes(self.update_bytes)
         if self.secure is None:
-            return [("", f"a delta of at most {size} ({written}; {ratio})")]
+            return [("", f"a delta of at most {size} ({written})")]
         return [
-            (
-                "",
-                f"masked votes of at most {size} (the signs of what {written} makes of the update; {ratio})",
-            ),
+            ("", f"masked votes of at most {size} (the signs of the update's {written})"),
             (
                 "",
                 f"keys of the round, sealed shares of its secrets for up to {self.secure.most - 1} others, signatures: "

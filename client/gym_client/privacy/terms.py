@@ -146,6 +146,14 @@ class PrivacyTerms:
 
     def lines(self) -> list[str]:
         """For people, a line each."""
+        sees = (
+            "only the sum of all updates"
+            if self.secure_aggregation
+            else "your update, before any noise of its own"
+        )
+        if self.epsilon_per_round is None and self.central is None and not self.epsilon_spent:
+            sees = sees.partition(",")[0]
+            return [f"no noise, here or at the hub (epsilon is infinite); the hub sees {sees}"]
         lines = []
         if self.epsilon_per_round is None:
             lines.append("examples: nothing bounds what an update reveals about one (epsilon is infinite)")
@@ -166,11 +174,6 @@ class PrivacyTerms:
                 f"hub: promises epsilon {float(self.central['epsilon']):g} (delta "
                 f"{float(self.central['target_delta']):g}) for all you send, by noise on what it publishes"
             )
-        sees = (
-            "only the sum of all updates"
-            if self.secure_aggregation
-            else "your update, before any noise of its own"
-        )
         lines.append(f"hub sees: {sees}")
         return lines
 

@@ -11,6 +11,7 @@ from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_result,
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import keep_old_command, warn_old_name
 from gym_fed.text import plain
+from gym_fed.version import __version__
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
@@ -152,6 +153,15 @@ def accounts_of(fed: Any) -> list[dict[str, Any]]:
         ]
 
 
+_MESSAGE = """\
+use each once, within {span}; to send along with it:
+  install    gym-fed {version}: pip install WHEEL, the file that this hub was installed from
+  join       gym-client join --invite INVITE --data FILE
+  leave      gym-client leave
+  uninstall  pip uninstall gym-fed, and delete ~/.gym-fed: keys and receipts"""
+"""What a friend needs beside an invite."""
+
+
 @invites_app.command("create")
 def create_invites(
     folder: Folder = DEFAULT_FOLDER,
@@ -180,8 +190,8 @@ def create_invites(
             "expires_days": expires_days,
             "valid_hours": expires_days * 24,
         },
-        *(one["invite"] for one in made),
-        note=f"use each once, within {_span(expires_days)}; a friend types: gym-client join --invite INVITE --data FILE"
+        *(f"{plain(note)}: {one['invite']}" if note and out.is_terminal else one["invite"] for one in made),
+        note=_MESSAGE.format(span=_span(expires_days), version=__version__)
         + (
             f"\nonly this machine can connect to {where.host}; for others set advertise"
             if where.is_loopback

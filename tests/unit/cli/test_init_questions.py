@@ -209,7 +209,13 @@ def test_an_invite_to_this_machine_alone_says_so(tmp_path: Path, address: str) -
     assert init(tmp_path / "hub", "--address", address).exit_code == 0
     done = CliRunner().invoke(app, ["invites", "create", "--dir", str(tmp_path / "hub")])
     assert done.stdout.strip().startswith(f"gym-invite:{address}:")
-    assert "gym-client join --invite INVITE --data FILE" in done.stderr
+    for word in (
+        "pip install",
+        "gym-client join --invite INVITE --data FILE",
+        "gym-client leave",
+        "uninstall",
+    ):
+        assert word in done.stderr
     assert ("only this machine" in done.stderr) is address.startswith("127.")
 
 

@@ -85,10 +85,9 @@ def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on
     plain = an_offer(rounds=10, join_download_bytes=5_000_000, round_download_bytes=1_000_000)
     offer = plain.with_costs(RoundTime(90.0, "2 steps"), 1_000_000_000, Bandwidth(5e6, "measured just now"))
     lines = "\n".join(text for _, text in offer.lines())
-    assert "about 2 min of training each round, measured here: 2 steps" in lines
-    assert "10 rounds: about 15 min" in lines
-    assert "1.00 GB for the base model, fetched already" in lines
-    assert "in all about 1.01 GB down: about 3 min at 5.0 MB/s, measured just now" in lines
+    assert "about 2 min of training each round, 15 min in all (measured here: 2 steps)" in lines
+    assert "the base model's 1.00 GB are fetched" in lines
+    assert "1.01 GB in all, about 3 min at 5.0 MB/s, measured just now" in lines
     costs = offer.to_dict()["costs"]
     assert costs["round_seconds"] == 90.0
     assert costs["total_seconds"] == 900.0
@@ -98,5 +97,5 @@ def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on
     here = replace(plain, rounds=None).with_costs(RoundTime(None, "why"), 0, None)
     lines = "\n".join(text for _, text in here.lines())
     assert "not measured: why" in lines
-    assert "nothing for the base model: it is on this machine" in lines
+    assert "nothing for the base model, which is here" in lines
     assert here.to_dict()["costs"]["total_seconds"] is None

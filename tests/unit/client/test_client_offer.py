@@ -10,7 +10,9 @@ import torch
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
 from gym_client.cli.offer import Offer, announced
+from gym_client.cli.round_time import RoundTime
 from gym_client.cli.update_size import update_bytes
+from gym_client.hub.bandwidth import Bandwidth
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, require_sums
 from rich.console import Console
 
@@ -115,6 +117,18 @@ def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
     shown = "".join(c for c in console.export_text() if c.isalnum() or c in ":.,")
     assert FINGERPRINT in shown
     assert "16.0xsmaller" in shown
+
+
+def test_the_terms_fit_fifteen_lines_and_begin_with_what_leaves_the_machine() -> None:
+    console = Console(record=True, width=110, file=open("/dev/null", "w"))  # noqa: SIM115
+    offer = an_offer(
+        rounds=10, join_download_bytes=5_000_000, round_download_bytes=1_000_000, soup_form="full"
+    )
+    costed = offer.with_costs(RoundTime(90.0, "2 steps"), 1_000_000_000, Bandwidth(5e6, "measured just now"))
+    console.print(replace(costed, rows_in_words=("3 of 3 rows are learned",)).panel())
+    shown = console.export_text().splitlines()
+    assert len(shown) - 2 <= 15, shown
+    assert "leaves this machine" in shown[1]
 
 
 def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and_a_bare_manifest(
