@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and those that are to be in nobody's way."""
+"""Child processes: how they are started, that they end with their parent, and that some are in nobody's way."""
 
 from __future__ import annotations
 
@@ -13,6 +13,20 @@ _LOWEST_PRIORITY = 19
 _GOES_FIRST = 500
 """Of -1000 to 1000: which process Linux ends first when memory runs out."""
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "RAYON")}
+
+
+def module_command(module: str, *words: object) -> list[str]:
+    """The command line that runs a module of ours in a process of its own.
+
+    ``python -m`` puts the working folder before the installed packages, so that a ``yaml.py`` next to somebody's data
+    would be executed; ``-P`` leaves it out.
+    """
+    return [sys.executable, "-P", "-m", module, *map(str, words)]
+
+
+def shut_out_working_folder() -> None:
+    """Keep the working folder off the path of all child processes, also of those that libraries start (torchrun)."""
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def leave_at_eof() -> None:

@@ -90,8 +90,7 @@ def show(
         rows.append(("ran on", ", ".join([where["cpu"], *where["gpus"]])))
         rows.append(("with", ", ".join(f"{k} {v}" for k, v in where["packages"].items())))
         if where["git"] is not None:
-            dirty = " with changes" if where["git"]["dirty"] else ""
-            rows.append(("commit", f"{where['git']['commit']}{dirty}"))
+            rows.append(("commit", str(where["git"]["commit"])))
     console.out.print(str(run))
     print_columns(rows)
     losses = [line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line]

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
+from gym_fed.child_process import module_command
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.portable import SIGKILL
 
@@ -51,7 +52,7 @@ class ModuleProcess:
         self._module = module
         variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
+            module_command(module),
             env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from typing import IO, Any
 
 import httpx
 
-from gym_fed.child_process import put_last
+from gym_fed.child_process import module_command, put_last
 from gym_fed.errors import GymError
 from gym_fed.serving.http.keys import KeyFile
 
@@ -75,7 +74,7 @@ class ModelServer:
         store = ["--set=variants=null"] if variants is None else [f"--variants={variants}"]
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gym_fed.cli.main", "api", f"--base={base}", *store),
+                *module_command("gym_fed.cli.main", "api", f"--base={base}", *store),
                 *("--host=127.0.0.1", "--port=0", f"--api-keys={keys}"),
                 *(f"--set={one}" for one in (f"served_name={SERVED_NAME}", *settings)),
                 *("--until-eof", "--drain-seconds=0", "--json"),

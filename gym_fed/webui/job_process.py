@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from gym_fed.child_process import module_command
 from gym_fed.files import write_atomically
 
 
@@ -24,7 +25,7 @@ def main(folder: Path, module: str, words: list[str]) -> None:
         return
     with (folder / "output.txt").open("ab", buffering=0) as output:
         ended = subprocess.run(
-            [sys.executable, "-m", module, *words],
+            module_command(module, *words),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -12,7 +12,6 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from gym_fed.child_process import module_command
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder, write_atomically
 from gym_fed.json_files import read_object
@@ -121,14 +121,7 @@ class Jobs:
         make_folder(place)
         # The wrapper waits for the end of this pipe and for job.json: a workbench that is killed here starts nothing.
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gym_fed.webui.job_process",
-                str(place),
-                PROGRAMS[command[0]],
-                *command[1:],
-            ],
+            module_command("gym_fed.webui.job_process", place, PROGRAMS[command[0]], *command[1:]),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from gym_fed.child_process import module_command
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
@@ -212,7 +212,7 @@ def _status(server: str) -> dict[str, Any]:
     Raises:
         GymError: As the command said.
     """
-    words = [sys.executable, "-m", "gym_client.cli.main", "status", f"--server={server}", "--json"]
+    words = module_command("gym_client.cli.main", "status", f"--server={server}", "--json")
     try:
         done = subprocess.run(
             words,

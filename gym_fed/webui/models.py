@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from gym_fed.base_files import licence_of
+from gym_fed.child_process import module_command
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.variant import VariantName
@@ -152,7 +152,7 @@ def _registry(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read_registry(folder: Path) -> list[dict[str, Any]]:
-    words = [sys.executable, "-m", "gym_fed.cli.main", "models", "list", "--json"]
+    words = module_command("gym_fed.cli.main", "models", "list", "--json")
     try:
         done = subprocess.run(
             words, cwd=folder, capture_output=True, text=True, timeout=_REGISTRY_SECONDS, check=True

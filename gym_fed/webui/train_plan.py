@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
+from gym_fed.child_process import module_command
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.webui.plain import plain, text
 from gym_fed.webui.workbench import Workbench
@@ -46,7 +46,7 @@ class Planner:
             self._busy.release()
 
     def _run(self, file: Path) -> dict[str, Any]:
-        command = [sys.executable, "-m", "gym_fed.cli.main", "train", str(file), "--plan", "--json"]
+        command = module_command("gym_fed.cli.main", "train", file, "--plan", "--json")
         try:
             done = subprocess.run(
                 command,

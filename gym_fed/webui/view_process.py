@@ -10,11 +10,11 @@ import logging
 import os
 import selectors
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+from gym_fed.child_process import module_command
 from gym_fed.errors import ErrorCode, GymError
 
 ANSWER_SECONDS = 60.0
@@ -79,7 +79,7 @@ class ViewProcess:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gym_fed.webui.view_worker", self._views],
+                module_command("gym_fed.webui.view_worker", self._views),
                 cwd=self._folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gym_client.cli.options import HomeFolder, PassphraseFile, open_home
+from gym_fed.child_process import module_command
 from gym_fed.console import AsJson, print_result
 from gym_fed.errors import ErrorCode, GymError
 
@@ -149,4 +150,4 @@ def _command() -> list[str]:
     if beside.is_file():
         return [str(beside)]
     found = shutil.which("gym-client")
-    return [found] if found else [sys.executable, "-m", "gym_client.cli.main"]
+    return [found] if found else module_command("gym_client.cli.main")

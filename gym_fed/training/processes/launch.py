@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from gym_fed.child_process import module_command
 from gym_fed.errors import ErrorCode, GymError
 
 _SECONDS_FOR_A_CHECKPOINT = 600
@@ -49,7 +50,7 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
             shutdown_timeout=_SECONDS_FOR_A_CHECKPOINT,
             logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
         )
-        command = ["-m", "gym_fed.cli.main", *arguments]
+        command = [*module_command("gym_fed.cli.main", *arguments)[1:]]
         try:
             elastic_launch(config, sys.executable)(*command)
         except SignalException as stopped:

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +28,11 @@ _PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "tokenizers", "numpy"),
     *("gym-fed", "bitsandbytes", "torchao", "deepspeed", "pytorch-optimizer", "liger-kernel", "triton"),
 )
+
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
+_REF = re.compile(r"refs/[A-Za-z0-9._/-]{1,200}", re.ASCII)
+_MOST_READ, _MOST_PACKED = 4096, 1 << 20
+"""Bytes of a file of a repository that are looked at."""
 
 
 class RunWarning(UserWarning):
@@ -136,17 +141,43 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def _git() -> dict[str, Any] | None:
-    """Commit of the working directory, and whether tracked files differ from it; None outside a repository."""
-    commit = _git_says("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {"commit": commit, "dirty": bool(_git_says("status", "--porcelain", "--untracked-files=no"))}
+def _git() -> dict[str, str] | None:
+    """Commit of the working directory; None outside a repository.
 
-
-def _git_says(*words: str) -> str | None:
+    Read from its files: ``git`` itself executes what a repository's own config names (``core.fsmonitor``, filters), and
+    the working directory may be a stranger's.
+    """
+    here = Path.cwd()
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # no git here, or a file system that does not answer
+        folder = next((at / ".git" for at in (here, *here.parents) if (at / ".git").exists()), None)
+        if folder is None:
+            return None
+        if folder.is_file():  # a work tree names its own folder
+            folder = folder.parent / _line(folder).removeprefix("gitdir: ")
+        head = _line(folder / "HEAD")
+        commit = head if not head.startswith("ref: ") else _commit_of(folder, head.removeprefix("ref: "))
+    except OSError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return {"commit": commit} if commit is not None and _COMMIT.fullmatch(commit) else None
+
+
+def _commit_of(folder: Path, ref: str) -> str | None:
+    """What a branch points to."""
+    if not _REF.fullmatch(ref) or ".." in ref:
+        return None
+    common = folder / _line(folder / "commondir") if (folder / "commondir").is_file() else folder
+    for place in (folder, common):
+        if (place / ref).is_file():
+            return _line(place / ref)
+    packed = common / "packed-refs"
+    if not packed.is_file():
+        return None
+    lines = packed.read_bytes()[:_MOST_PACKED].decode("utf-8", "replace").splitlines()
+    return next((line.split(" ")[0] for line in lines if line.endswith(f" {ref}")), None)
+
+
+def _line(file: Path) -> str:
+    if not file.is_file():  # a pipe would be waited for
+        raise FileNotFoundError(file)
+    with file.open("rb") as opened:
+        return opened.read(_MOST_READ).decode("utf-8", "replace").strip()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from collections import deque
 from contextlib import suppress
 
 from pydantic import BaseModel
 
-from gym_fed.child_process import background_environment, put_last
+from gym_fed.child_process import background_environment, module_command, put_last
 from gym_fed.web.model_server import KEPT_LINES, LINE_LENGTH
 from gym_server.federation import PASSPHRASE_VARIABLE
 
@@ -52,7 +51,7 @@ class JobProcess:
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
             subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                module_command(self._module),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.PIPE,
