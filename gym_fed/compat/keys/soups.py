@@ -23,10 +23,7 @@ BITDELTA = [
 
 _PRIVACY = RefusedWord(
     "how much noise hides whom is for you to say; True says neither",
-    (
-        "differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",
-        'method="mean", norm_ratio=None,',
-    ),
+    ("differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",),
 )
 
 

@@ -13,6 +13,10 @@ from gym_fed.config.schema.base import ReadsOtherWords
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS
 
+_PRIVATE_METHOD = AggregationMethod.MEAN
+"""Of the accounted rules without a root update the one that keeps most accuracy under attack, at every epsilon
+(``benchmarks/robust_private.py``): trimmed mean and median pay for their robustness with noise."""
+
 
 class DeltaSoupConfig(ReadsOtherWords):
     """How contributions are written, screened and merged."""
@@ -49,12 +53,20 @@ class DeltaSoupConfig(ReadsOtherWords):
 
     differential_privacy: ReleasePrivacy | None = None
     """Clip every contribution and noise the soup, so that it hides whether any one of them was zero; the result says
-    at what epsilon."""
+    at what epsilon. ``method`` is then ``mean`` and ``norm_ratio`` None, unless they are given."""
 
     enable_rewards: bool = False
     """Share ``reward_pool`` out evenly among the contributors whose work is in the soup."""
 
     reward_pool: Annotated[int, Field(ge=0)] = 1000
+
+    @model_validator(mode="before")
+    @classmethod
+    def _private_defaults(cls, values: Any) -> Any:
+        """With ``differential_privacy`` the open keys are those of the accounted rule that withstands most."""
+        if isinstance(values, dict) and values.get("differential_privacy") is not None:
+            return {"method": _PRIVATE_METHOD, "norm_ratio": None, **values}
+        return values
 
     @model_validator(mode="after")
     def _stateless(self) -> DeltaSoupConfig:

@@ -349,10 +349,9 @@ def privacy_without_numbers(tmp_path: Path) -> None:
     refused(
         error,
         "differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",
-        'method="mean", norm_ratio=None,',
     )
     privacy = ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0)
-    assert DeltaSoupConfig(differential_privacy=privacy, method="mean", norm_ratio=None, enable_rewards=True)  # type: ignore[arg-type]
+    assert DeltaSoupConfig(differential_privacy=privacy, enable_rewards=True)
 
 
 @line("gym webui --port 8080")

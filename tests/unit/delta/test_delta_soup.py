@@ -172,9 +172,9 @@ def test_too_few_contributions_are_distinguished_from_a_rule_that_needs_more() -
         ({"method": "fltrust"}, "root update"),
         ({"method": "fltrust_caf"}, "root update"),
         ({"norm_ratio": 0.5}, "norm_ratio"),
-        ({"method": "mean", "differential_privacy": {}}, "write norm_ratio: null"),
+        ({"norm_ratio": 4.0, "differential_privacy": {}}, "write norm_ratio: null"),
         (
-            {"norm_ratio": None, "differential_privacy": {}},
+            {"method": "byzantine_robust", "differential_privacy": {}},
             "'byzantine_robust': what one contribution can change",
         ),
         (
@@ -189,7 +189,7 @@ def test_settings_that_make_no_sense_are_refused(config: dict[str, Any], message
 
 
 def test_a_private_soup_is_the_clipped_mean_behind_noise_and_every_further_one_costs_more() -> None:
-    options = {"method": "mean", "norm_ratio": None, "differential_privacy": {"clipping_norm": 0.5}}
+    options = {"differential_privacy": {"clipping_norm": 0.5}}
     soup = soup_of(HONEST, **options)
     first, second = soup.aggregate(), soup.aggregate()
     assert first.report.sha256 != second.report.sha256
