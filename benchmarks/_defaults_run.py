@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import sys
 import tempfile
 import time
@@ -117,6 +118,7 @@ def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
         "finetuning": trainer.config.finetuning,
         "learning_rate": max(entry.get("learning_rate", 0.0) for entry in result.history),
         "train_rows": len(train),
+        "heldout_rows": sum(not math.isnan(value) for value in own),
     }
     if other:
         figures["margin_before"] = _mean(other) - _mean(own)
@@ -129,7 +131,10 @@ def _is_large(model: Any) -> bool:
 
 
 def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    """Mean over the rows that have something to predict within the row length; of a short context some have not."""
+    known = [value for value in values if not math.isnan(value)]
+    assert 2 * len(known) >= len(values), f"{len(known)} of {len(values)} rows can be measured"
+    return sum(known) / len(known)
 
 
 def _for(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -175,6 +175,7 @@ def _report(report: Report, model: str, figures: list[dict[str, Any]], choosing:
             print(
                 f"{model:12} {rows:20} {side:20} gained {fmean(found):+.3f} [{min(found):+.3f}, {max(found):+.3f}]  "
                 f"forgot {fmean(lost):+.3f} [{min(lost):+.3f}, {max(lost):+.3f}]  "
+                f"right {runs[0]['right_before']} -> {'/'.join(str(one['right_after']) for one in runs)} of 64  "
                 f"{runs[0]['finetuning']} {runs[0]['learning_rate']:g} {runs[0]['steps']} steps, {len(runs)} seeds"
             )
             if side == "ours" and not choosing:

@@ -80,8 +80,8 @@ RULES = {
     "votes, mean": Rule("mean", "votes"),
     "votes, majority": Rule("majority_vote", "votes"),
     "votes, majority beyond 1 std": Rule("majority_vote", "votes", kept=1.0),
-    "trusted by gate": Rule("mean", trust="gate"),
-    "trusted by cosine": Rule("mean", trust="cosine"),
+    "root_gate": Rule("mean", trust="gate"),
+    "root_cosine": Rule("mean", trust="cosine"),
     "local, byzantine_robust": Rule("byzantine_robust", "local"),
 }
 
@@ -187,7 +187,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--validation", action="store_true", help="judge by rows that are not reported")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.rules, arguments.epsilons, arguments.seeds = ["mean", "trusted by gate"], [8.0], 1
+        arguments.rules, arguments.epsilons, arguments.seeds = ["mean", "root_gate"], [8.0], 1
     return arguments
 
 
