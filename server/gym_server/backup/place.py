@@ -43,6 +43,11 @@ class File(StrictModel):
     size_bytes: int = Field(ge=0)
 
 
+def is_inside(name: str) -> bool:
+    """Whether a name is a path inside whatever folder it is put into."""
+    return bool(_PLAIN.fullmatch(name)) and not {".", ".."} & set(name.split("/"))
+
+
 class SnapshotManifest(StrictModel):
     """What belongs to a snapshot, and which state of the ledger it is of; a snapshot without one is none."""
 
@@ -69,7 +74,7 @@ class SnapshotManifest(StrictModel):
     @classmethod
     def _inside(cls, files: dict[str, File]) -> dict[str, File]:
         for name in files:
-            if not _PLAIN.fullmatch(name) or {".", ".."} & set(name.split("/")):
+            if not is_inside(name):
                 raise ValueError(f"{name!r} is no path inside a folder")
         return files
 

@@ -23,8 +23,9 @@ from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.ledger.heads import SignedHead
 from gym_fed.ledger.restored import SignedRestored
+from gym_fed.text import plain
 from gym_server.backup import postgres
-from gym_server.backup.place import DATABASE, Place, SnapshotManifest, object_name
+from gym_server.backup.place import DATABASE, Place, SnapshotManifest, is_inside, object_name
 from gym_server.federation import (
     CONFIG_NAME,
     PASSPHRASE_VARIABLE,
@@ -38,6 +39,9 @@ from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
 
 NEWEST_HEAD = "newest-head.json"
+_SQLITE = "sqlite:///"
+_REMOTE = ("s3", "gs", "gcs", "az", "abfs", "abfss")
+"""Schemes of object stores, which are no place on this machine."""
 
 
 def restore(
@@ -49,6 +53,7 @@ def restore(
     fork: bool = False,
     reason: str = "restored from a backup",
     database_url: str | None = None,
+    objects: str | None = None,
 ) -> dict[str, Any]:
     """Make a hub's folder out of a snapshot.
 
@@ -60,13 +65,15 @@ def restore(
         fork: Go on although what followed the snapshot is lost for good.
         reason: Shown to contributors.
         database_url: An empty PostgreSQL database, in place of the config's.
+        objects: Where the objects go, in place of the config's ``storage.objects``.
 
     Returns:
         ``snapshot``, ``server``, ``entries`` (that stand), ``lost`` (how many are known to be lost), ``objects``.
 
     Raises:
         GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder with something in it;
-            ``STATE_CORRUPT`` for what is not what was backed up; ``STALE`` when a newer state is known.
+            ``STATE_CORRUPT`` for what is not what was backed up; ``STALE`` when a newer state is known;
+            ``CONFIG_INVALID`` where the config that was backed up names a place outside ``folder``.
     """
     folder = folder.resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -88,9 +95,9 @@ def restore(
     work = folder.with_name(f".{folder.name}.restoring")
     with _alone(work):
         fresh = work / "hub"
-        _bring(place, name, manifest, fresh, database_url)
+        _bring(place, name, manifest, fresh, {"database": database_url, "objects": objects})
         failpoint("restore-brought")
-        signed = _sign(fresh, manifest, lost, reason, database_url)
+        signed = _sign(fresh, manifest, lost, reason)
         failpoint("restore-signed")
         fsync_folder(fresh)
         if folder.exists():
@@ -182,20 +189,22 @@ def _newer_head(place: Place, manifest: SnapshotManifest, known: SignedHead | No
 
 
 def _bring(
-    place: Place, name: str, manifest: SnapshotManifest, fresh: Path, database_url: str | None
+    place: Place, name: str, manifest: SnapshotManifest, fresh: Path, given: dict[str, str | None]
 ) -> None:
     fresh.mkdir(mode=0o700)
     for path, file in manifest.files.items():
         if path != DATABASE:
             place.get(f"snapshots/{name}/{path}", fresh / path, file.sha256)
-    config = _config(fresh, database_url)
+    _give(fresh, {key: value for key, value in given.items() if value is not None})
+    config = load_config(fresh / CONFIG_NAME, ServerConfig)
+    _require_inside(config, manifest, {key for key, value in given.items() if value is not None})
     archive = fresh / ".database"
     place.get(f"snapshots/{name}/{DATABASE}", archive, manifest.files[DATABASE].sha256)
     if manifest.database == "postgresql":
         postgres.load(config.storage.database, archive)
         archive.unlink()
     else:
-        os.replace(archive, _sqlite_path(fresh, config))
+        os.replace(archive, fresh / config.storage.database.removeprefix(_SQLITE))
     staging = fresh / "staging"
     store = ObjectStore(objects_url(fresh, config), staging)
     for sha256 in sorted(manifest.objects):
@@ -208,11 +217,9 @@ def _bring(
         place.get(object_name(file.sha256), fresh / path, file.sha256)
 
 
-def _sign(
-    fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reason: str, database_url: str | None
-) -> SignedRestored:
+def _sign(fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reason: str) -> SignedRestored:
     """Verify the ledger that was brought, and append the statement to it."""
-    config = _config(fresh, database_url)
+    config = load_config(fresh / CONFIG_NAME, ServerConfig)
     key = SigningKey.load(fresh / "keys" / "ledger.pem", PassphraseSource(PASSPHRASE_VARIABLE).get)
     if server_id(key.public_key) != manifest.server:
         raise GymError(ErrorCode.STATE_CORRUPT, f"the backup's key is not that of {manifest.server}")
@@ -236,27 +243,43 @@ def _sign(
         database.close()
 
 
-def _config(fresh: Path, database_url: str | None) -> ServerConfig:
-    """The config that was brought; with ``database_url`` the file itself says so from now on."""
+def _give(fresh: Path, storage: dict[str, str]) -> None:
+    """Write the caller's places into the config that was brought: the hub uses them from now on."""
+    if not storage:
+        return
+    import yaml
+
     path = fresh / CONFIG_NAME
-    if database_url is not None:
-        import yaml
-
-        text = path.read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
-        if (document.get("storage") or {}).get("database") != database_url:
-            document["storage"] = {**(document.get("storage") or {}), "database": database_url}
-            write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o600)
-    return load_config(path, ServerConfig)
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or not isinstance(document.get("storage") or {}, dict):
+        return  # which load_config refuses
+    document["storage"] = {**(document.get("storage") or {}), **storage}
+    write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o600)
 
 
-def _sqlite_path(fresh: Path, config: ServerConfig) -> Path:
-    prefix = "sqlite:///"
-    name = config.storage.database.removeprefix(prefix)
-    if not config.storage.database.startswith(prefix) or name.startswith("/"):
+def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set[str]) -> None:
+    """Refuse a config that would have the restore write outside the new folder: whoever holds the backup wrote it.
+
+    Args:
+        config: As it was brought.
+        manifest: Of the snapshot.
+        given: Keys of ``storage`` that the caller has named.
+    """
+    database, objects = config.storage.database, config.storage.objects
+    name = database.removeprefix(_SQLITE)
+    is_file = (
+        database.startswith(_SQLITE) and is_inside(name) and not set(name) & set(":?")
+    )  # no URI of SQLite's
+    if manifest.database == "sqlite" and not is_file:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             "storage.database of the backup is not inside the hub's folder, and the backup is of SQLite",
             "pass --database sqlite:///hub.db",
         )
-    return fresh / name
+    is_remote = objects.partition("://")[0] in _REMOTE and "::" not in objects
+    if "objects" not in given and not is_remote and not is_inside(objects):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"storage.objects of the backup, {plain(objects, 200)!r}, is not inside the hub's folder",
+            "pass --objects objects, or --objects with that place if it is yours",
+        )

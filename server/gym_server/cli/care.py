@@ -119,6 +119,10 @@ def restore(
     database: Annotated[
         str | None, typer.Option(help="An empty database to use instead of the config's.", show_default=False)
     ] = None,
+    objects: Annotated[
+        str | None,
+        typer.Option(help="Where objects go instead of the config's storage.objects.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Restore a hub's folder from a backup, and sign for contributors from which entry it continues."""
@@ -128,7 +132,7 @@ def restore(
 
     known = None if newest_head is None else read_head(newest_head)
     if source is None:
-        if not fork or snapshot is not None or database is not None:
+        if not fork or snapshot is not None or database is not None or objects is not None:
             raise GymError(
                 ErrorCode.USAGE,
                 "nothing to restore from",
@@ -146,7 +150,14 @@ def restore(
             ErrorCode.USAGE, "--at is for a folder that was put back", "a snapshot says itself where it ends"
         )
     found = run_restore(
-        source, folder, snapshot=snapshot, known=known, fork=fork, reason=reason, database_url=database
+        source,
+        folder,
+        snapshot=snapshot,
+        known=known,
+        fork=fork,
+        reason=reason,
+        database_url=database,
+        objects=objects,
     )
     print_result(
         as_json,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from gym_client.cli.join import enter
 from gym_client.hub.heads import Heads
 from gym_client.hub.transport import HubClient
@@ -373,6 +374,45 @@ def test_a_manifest_that_names_a_path_outside_is_refused(scene: Scene, name: str
     manifest.write_text(json.dumps(document))
     with pytest.raises(GymError, match="no path inside a folder"):
         restore(scene.place, scene.folder / "new")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("database", "sqlite:///../../home/.bashrc"),
+        ("database", "sqlite:////root/.bashrc"),
+        ("database", "sqlite:///file:x?uri=true"),
+        ("objects", "../../home"),
+        ("objects", "file:///root/objects"),
+        ("objects", "simplecache::file:///root/objects"),
+        ("objects", "local:///root/objects"),
+    ],
+)
+def test_a_config_that_names_a_place_outside_is_refused_before_anything_is_written_there(
+    scene: Scene, key: str, value: str
+) -> None:
+    scene.joined("ann")
+    home = scene.folder / "home"
+    home.mkdir()
+    (home / ".bashrc").write_text("mine")
+    snapshot = Path(scene.place) / "snapshots" / scene.backup()["snapshot"]
+    config = yaml.safe_load((snapshot / "gym-server.yaml").read_text())
+    config["storage"] = {**(config.get("storage") or {}), key: value}
+    (snapshot / "gym-server.yaml").write_text(yaml.safe_dump(config))
+    manifest = json.loads((snapshot / "manifest.json").read_text())
+    manifest["files"]["gym-server.yaml"]["sha256"] = hashlib.sha256(
+        (snapshot / "gym-server.yaml").read_bytes()
+    ).hexdigest()
+    (snapshot / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(GymError, match="not inside the hub's folder") as caught:
+        restore(scene.place, scene.folder / "new")
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    assert [path.name for path in home.iterdir()] == [".bashrc"]
+    assert (home / ".bashrc").read_text() == "mine"
+    assert not (scene.folder / "new").exists()
+    place = {"database": "database_url", "objects": "objects"}[key]
+    inside = {"database": "sqlite:///hub.db", "objects": "objects"}[key]
+    restore(scene.place, scene.folder / "new", **{place: inside})
 
 
 def pushed(client: HubClient, folder: Path, seed: int) -> str:
