@@ -6,6 +6,7 @@ of a line. Both are written out as escapes, so that one sees what was sent.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 MAX_TEXT = 300
@@ -18,6 +19,9 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
 
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of what follows."""
+
+_PATH = re.compile(r"(?<![\w/:.~])(~?/|[A-Za-z]:\\)(?:[^\s/\\:'\"]+[/\\])+([^\s/\\:'\"]+)")
+"""An absolute path of two names or more; no part of a URL."""
 
 _PROGRAMS = frozenset({"gym", "gym-server", "gym-client", "pip", "make", "export"})
 """Words that begin a command in a sentence."""
@@ -39,6 +43,11 @@ def plain(text: object, limit: int = MAX_TEXT) -> str:
         shown.append(seen)
         room -= len(seen)
     return "".join(shown)
+
+
+def without_folders(text: str) -> str:
+    """``text`` with every absolute path cut down to its last name: what is published says nothing of this machine."""
+    return _PATH.sub(lambda found: found[2], text)
 
 
 def harmless(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import harmless
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 TRAILER = "gym-error-bin"
@@ -14,10 +15,14 @@ TRAILER = "gym-error-bin"
 
 def to_status(error: GymError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """What a server aborts a call with: status, details, trailing metadata."""
-    body = pb.Error(code=error.code.value, message=error.message[:4000], hint=error.hint[:1000])
+    message, hint = (
+        harmless(error.message[:4000]),
+        harmless(error.hint[:1000]),
+    )  # they may quote what was sent
+    body = pb.Error(code=error.code.value, message=message, hint=hint)
     return (
         grpc.StatusCode[error.code.grpc_status],
-        error.message[:1000],
+        message[:1000],
         ((TRAILER, body.SerializeToString()),),
     )
 

@@ -20,6 +20,7 @@ from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.hub.task import SoupReference, TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.ledger.entries import seal
+from gym_fed.text import without_folders
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals
@@ -304,6 +305,7 @@ class RoundStore:
         self, tx: Connection, server_round: int, reason: str, judgements: Sequence[Judgement] = ()
     ) -> None:
         """``abort`` inside the caller's transaction."""
+        reason = without_folders(reason)  # everybody reads it
         state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
         _advance(tx, server_round, str(state), ABORTED, {"closed_at": time.time(), "reason": reason})
         for judgement in judgements:

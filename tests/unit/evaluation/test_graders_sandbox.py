@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from pathlib import Path
@@ -252,3 +253,17 @@ def test_code_is_taken_out_of_its_fence_and_a_list_of_tests_can_count_in_parts()
 def test_rows_without_tests_are_refused() -> None:
     with pytest.raises(GymError, match="'tests' of a row is empty"):
         graded(["x = 1"], [{"tests": []}])
+
+
+@both
+def test_keys_of_the_kernels_session_keyring_are_not_inherited(isolation: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    add_key, request_key = 248, 249  # of x86_64
+    if os.uname().machine != "x86_64" or libc.syscall(add_key, b"user", b"gym-test", b"secret", 6, -3) < 0:
+        pytest.skip("this machine has no kernel keyrings that can be written")
+    assert libc.syscall(request_key, b"user", b"gym-test", None, 0) > 0
+    found = (
+        f"import ctypes\nfound = ctypes.CDLL(None).syscall({request_key}, b'user', b'gym-test', None, 0) > 0"
+    )
+    assert passes(isolation, found, "assert not found")
+    assert not passes(isolation, found, "assert found")

@@ -15,6 +15,9 @@ import typer
 
 from gym_fed import console
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import without_folders
+from gym_fed.wire.errors import to_status
+from gym_fed.wire.v1 import hub_pb2 as pb
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
 
@@ -49,6 +52,30 @@ def test_an_error_survives_the_wire(code: ErrorCode) -> None:
     received = GymError.from_dict(json.loads(json.dumps(sent.to_dict())))
     assert (received.code, received.message, received.hint) == (code, sent.message, sent.hint)
     assert received.exit_code == sent.exit_code
+
+
+def test_what_an_error_quotes_reaches_the_wire_without_control_characters() -> None:
+    _, details, trailer = to_status(GymError(ErrorCode.USAGE, "name \x1b]0;x\x07 \u202e", "\x9b31m"))
+    body = pb.Error.FromString(trailer[0][1])
+    for text in (details, body.message, body.hint):
+        assert not {"\x1b", "\x07", "\u202e", "\x9b"} & set(text)
+    assert "\\x1b" in details
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "the merge failed: /srv/hub/data/heldout.jsonl:3: no answer",
+            "the merge failed: heldout.jsonl:3: no answer",
+        ),
+        ("'~/secret/base' has digest sha256:0", "'base' has digest sha256:0"),
+        (r"C:\Users\ada\root.jsonl is missing", "root.jsonl is missing"),
+        ("https://example.org/a/b and 1/2 and a/b/c stay", "https://example.org/a/b and 1/2 and a/b/c stay"),
+    ],
+)
+def test_published_reasons_name_no_folders_of_this_machine(text: str, shown: str) -> None:
+    assert without_folders(text) == shown
 
 
 def test_a_code_from_a_newer_server_becomes_internal_and_keeps_its_message() -> None:
