@@ -108,7 +108,7 @@ class OwnEvaluation:
         if folder is not None and (learned := num_learned(folder, self.rows)):
             notes.append(
                 f"{learned} of {len(self.rows)} rows are in the data of this run: of rows that it learned, the figures "
-                "say what it has by heart, not what it can do"
+                "show what it has by heart, not what it can do"
             )
         kept = _Kept(self.check and self.reference is not None, tokenizer)
         before = None

@@ -258,7 +258,7 @@ def _give(fresh: Path, storage: dict[str, str]) -> None:
 
 
 def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set[str]) -> None:
-    """Refuse a config that would have the restore write outside the new folder: whoever holds the backup wrote it.
+    """Refuse a config that would have the restore write outside the new folder: its author is the holder of the backup.
 
     Args:
         config: As it was brought.

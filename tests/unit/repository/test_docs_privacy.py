@@ -38,6 +38,9 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "local": [{"recipe": {"privacy": {}}}],
     "secure aggregation": [{"secure_aggregation": {"threshold": 3}}],
     "aggregator mean": [{}],
+    "aggregator root_gate, with root data": [
+        {"soup": {"aggregator": "root_gate"}, "root": {"data": "root.jsonl"}}
+    ],
     "aggregator trimmed_mean, median": [{"soup": {"aggregator": a}} for a in ("trimmed_mean", "median")],
     "aggregator majority_vote": [{"soup": {"aggregator": "majority_vote"}}],
     "aggregator byzantine_robust, krum and others": [
