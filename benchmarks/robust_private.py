@@ -61,6 +61,8 @@ class Rule:
     Attributes:
         aggregator: Of the package.
         kind: ``sum`` noises a sum of clipped updates, ``votes`` one of signs; ``local`` noises each update.
+        by_root: Whether the clip, and the noise with it, follow the norm of the coordinator's own update, in which no
+            contributor has a part.
         trust: How an update counts by its cosine to the coordinator's own: ``""`` not at all, ``gate`` fully above
             zero and not at all below, ``cosine`` by it where it is above zero. Either keeps every update within the
             clip, whatever the others send, so that the sensitivity stays the clip.
@@ -69,19 +71,21 @@ class Rule:
 
     aggregator: str
     kind: str = "sum"
+    by_root: bool = False
     trust: str = ""
     kept: float = 0.0
 
 
 RULES = {
     "mean": Rule("mean"),
+    "mean, clip by root": Rule("mean", by_root=True),
     "trimmed_mean": Rule("trimmed_mean"),
     "median": Rule("median"),
     "votes, mean": Rule("mean", "votes"),
     "votes, majority": Rule("majority_vote", "votes"),
     "votes, majority beyond 1 std": Rule("majority_vote", "votes", kept=1.0),
-    "root_gate": Rule("mean", trust="gate"),
-    "root_cosine": Rule("mean", trust="cosine"),
+    "root_gate": Rule("mean", by_root=True, trust="gate"),
+    "root_cosine": Rule("mean", by_root=True, trust="cosine"),
     "local, byzantine_robust": Rule("byzantine_robust", "local"),
 }
 
@@ -109,13 +113,14 @@ class PrivateDefence(Defence):
         if not self.noise_multiplier:
             return self.expected(updates, root), None
         self.released += 1
+        clip = self._clip(root)
         rows = self._bounded(updates, root)
         if self.local is not None:
-            return self.local.merge(rows + self.noise_multiplier * self.clip * torch.randn_like(rows), root)
+            return self.local.merge(rows + self.noise_multiplier * clip * torch.randn_like(rows), root)
         settings = ReleasePrivacy(
             mechanism="discrete_gaussian" if self.private.kind == "votes" else "gaussian",
             noise_multiplier=self.noise_multiplier,
-            clipping_norm=self.clip,
+            clipping_norm=clip,
         )
         merge = PrivateMerge(privacy=settings, seed=secrets.token_bytes(32), tensors=["w"])
         block = rows.numpy()
@@ -126,7 +131,7 @@ class PrivateDefence(Defence):
             soup = np.where(np.abs(noised) < least, 0.0, votes.value(noised))
         else:
             # The clip's steps of the lattice over the clip; the rows are within it already.
-            factors = {"w": np.full(len(rows), (1 << 20) / self.clip * (1 - 1e-6))}
+            factors = {"w": np.full(len(rows), (1 << 20) / clip * (1 - 1e-6))}
             query = ClippedMiddle(merge, factors, len(rows), self.aggregator)
             soup = query.release("w", block, query.begin("w"))
         return torch.from_numpy(soup).float(), None
@@ -144,12 +149,15 @@ class PrivateDefence(Defence):
 
     def _bounded(self, updates: Tensor, root: Tensor) -> Tensor:
         """Updates within the clip; each by itself, never by the others."""
-        norms = updates.norm(dim=1).clamp_min(1e-12)
+        norms, clip = updates.norm(dim=1).clamp_min(1e-12), self._clip(root)
         if self.private.trust:
             cosine = (updates @ root) / norms / root.norm().clamp_min(1e-12)
             trust = (cosine > 0).float() if self.private.trust == "gate" else cosine.clamp_min(0.0)
-            return updates * (self.clip / norms * trust)[:, None]
-        return updates * (self.clip / norms).clamp_max(1.0)[:, None]
+            return updates * (clip / norms * trust)[:, None]
+        return updates * (clip / norms).clamp_max(1.0)[:, None]
+
+    def _clip(self, root: Tensor) -> float:
+        return min(self.clip, float(root.norm())) if self.private.by_root else self.clip
 
 
 def main() -> None:

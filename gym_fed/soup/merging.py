@@ -32,7 +32,7 @@ from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.lora.adapters import write_adapters
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
-from gym_fed.soup.private import PrivateMerge, PrivateReport, private_stacks
+from gym_fed.soup.private import PrivateMerge, PrivateReport, RootGateView, private_stacks
 from gym_fed.soup.stacks import Stack, stacks_of
 
 _COMFORTABLE = 2.0**30
@@ -123,8 +123,8 @@ def merge(
     coefficients: tuple[float, ...] | None = None
     if private is not None:
         _refuse_unaccounted(private, recipe)
-        admitted = None if root is None else _beside_root(updates, root, spec, recipe.merge_version)
-        stacks, private_report = private_stacks(updates, spec, pipeline.aggregator, private, admitted)
+        gate = None if root is None else _beside_root(updates, root, spec, recipe.merge_version)
+        stacks, private_report = private_stacks(updates, spec, pipeline.aggregator, private, gate)
         plan = CombinationWeights.identity(weight)
     else:
         norms = tuple(update.norm() for update in updates)
@@ -275,13 +275,11 @@ def _products_with_root(
     return inner_products(stacks_of([*updates, root], spec, version), [*norms, root.norm()])
 
 
-def _beside_root(
-    updates: Sequence[DeltaFile], root: DeltaFile, spec: BaseSpec, version: int
-) -> tuple[bool, ...]:
-    """Which updates point to the root update's side; each by itself."""
+def _beside_root(updates: Sequence[DeltaFile], root: DeltaFile, spec: BaseSpec, version: int) -> RootGateView:
+    """Which updates point to the root update's side."""
     norms = [update.norm() for update in updates]
     products = _products_with_root(updates, norms, root, spec, version)[len(updates), : len(updates)]
-    return tuple(float(product) > 0.0 for product in products)
+    return RootGateView(tuple(float(product) > 0.0 for product in products), root.norm())
 
 
 def _refuse_unaccounted(private: PrivateMerge, recipe: SoupRecipe) -> None:

@@ -9,9 +9,9 @@ vectors x_i is, coordinate by coordinate, the sum of the middle n - 2t values:
 * ``trimmed_mean``: t values off either end. Moving one of n numbers from x_ij to 0 moves every order statistic in one
   and the same direction, all of them together by |x_ij|; so the sum of any of them changes by at most |x_ij|.
 * ``median``: the one or two values in the middle, t = (n - 1) // 2; the same argument.
-* ``root_gate``: t = 0, of x_i that are zero where the update points away from the coordinator's own, and of the clip's
-  length otherwise. Each x_i is a function of update i and of the root update, which no contributor has a part in
-  beside what earlier soups have released.
+* ``root_gate``: t = 0, of x_i that are zero where the update points away from the coordinator's own, and of the length
+  of that one, or the clip's if that is less, otherwise. Each x_i is a function of update i and of the root update, in
+  which no contributor has a part beside what earlier soups have released; so the noise may follow its length, too.
 
 In every case the change of coordinate j is at most |x_ij|, so that of the vector has at most the L2 norm of x_i: the
 clip. What the query is divided by (n - 2t, public) comes after the noise. ``discrete_gaussian`` adds up votes in
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -70,6 +70,19 @@ class PrivateMerge:
     tensors: Sequence[str]
     frozen_a: FrozenA | None = None
     adaptive: AdaptiveClipping | None = None
+
+
+@dataclass(frozen=True)
+class RootGateView:
+    """A round's updates as the coordinator's own (root) update judges them, each by itself.
+
+    Attributes:
+        admitted: For each update, whether it points to the root update's side.
+        root_norm: L2 norm of the root update.
+    """
+
+    admitted: Sequence[bool]
+    root_norm: float
 
 
 @dataclass(frozen=True)
@@ -266,7 +279,7 @@ def private_stacks(
     spec: BaseSpec,
     aggregator: Aggregator,
     private: PrivateMerge,
-    admitted: Sequence[bool] | None = None,
+    gate: RootGateView | None = None,
 ) -> tuple[list[Stack], PrivateReport]:
     """Every tensor that an update may hold, ready to be merged under noise; the clip's own count is taken here.
 
@@ -275,8 +288,7 @@ def private_stacks(
         spec: The base.
         aggregator: A rule that the mechanism accounts for.
         private: The settings.
-        admitted: For a rule that judges each update by the root update alone: which count, at the clip's length; the
-            others count as zero. None for the other rules.
+        gate: For a rule that judges each update by the root update alone, which updates count; None for the others.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` for an update with a tensor that the task does not train.
@@ -293,15 +305,19 @@ def private_stacks(
         stack.rows * (len(stack.shared) if isinstance(stack, NoisedFactors) else stack.cols) for stack in made
     )
     clipping_norm = private.privacy.clipping_norm
+    if gate is not None and gate.root_norm > 0.0:
+        # No contributor has a part in the root update's norm, so that the clip, and the noise with it, may follow it.
+        length = min(clipping_norm, gate.root_norm)
+        private = replace(private, privacy=private.privacy.model_copy(update={"clipping_norm": length}))
     query: Query
     if private.privacy.mechanism == "discrete_gaussian":
         query = SignVotes(private, len(updates), coordinates, aggregator)
     else:
         norms = [[stack.update_norm(update) for stack in made] for update in updates]
         per_layer = private.privacy.clipping == "per_layer"
-        factors = scale_factors(norms, clipping_norm, per_layer, lengthen=admitted is not None)
-        if admitted is not None:
-            factors *= np.array(admitted, dtype=np.float64)[:, None]
+        factors = scale_factors(norms, private.privacy.clipping_norm, per_layer, lengthen=gate is not None)
+        if gate is not None:
+            factors *= np.array(gate.admitted, dtype=np.float64)[:, None]
         by_name = {stack.name: factors[:, at] for at, stack in enumerate(made)}
         query = ClippedMiddle(private, by_name, len(updates), aggregator)
         if private.adaptive is not None:

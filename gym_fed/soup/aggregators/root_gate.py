@@ -6,9 +6,9 @@ Every update is judged by the coordinator's own (root) update alone, never by th
     soup = 1/n sum_i c_i |g_0| / |g_i| g_i       every update at the root update's norm (equation 3)
 
 What one contributor sends changes its own term and nothing else, and no term is longer than the root update. With
-differential privacy the clip takes the place of ``|g_0|`` and bounds the sensitivity, so that the ``gaussian``
-mechanism accounts for the rule as for a mean (this project; docs/privacy.md has the figures). FLTrust divides by the
-sum of the cosines, which is a function of all updates; here the divisor is n. A malicious update that points to the
+differential privacy the clip bounds ``|g_0|`` and so the sensitivity, and the ``gaussian`` mechanism accounts for the
+rule as for a mean; the noise falls with ``|g_0|`` (this project; docs/privacy.md has the figures). FLTrust divides by
+the sum of the cosines, which is a function of all updates; here the divisor is n. A malicious update that points to the
 wrong side counts as zero, and one that hides on the right side counts once.
 """
 

@@ -407,16 +407,18 @@ def gated(files: list[DeltaFile], path: Path, root: DeltaFile, **changes: Any) -
         return {name: made.decode(name) if name in made else torch.zeros(SHAPES[name]) for name in SHAPES}
 
 
-def test_updates_that_point_away_from_the_root_count_as_zero_and_the_others_at_the_clip(
+def test_updates_that_point_away_from_the_root_count_as_zero_and_the_others_at_its_length_or_the_clips(
     write: Write, tmp_path: Path
 ) -> None:
     own = values(1)
     away = {name: -50 * tensor for name, tensor in own.items()}
     root, *files = write([own, own, away, {name: 0.01 * tensor for name, tensor in own.items()}])
     made = gated(files, tmp_path / "soup.gymdelta", root, clipping_norm=0.5)
+    short = gated(files, tmp_path / "short.gymdelta", *write([{n: 1e-3 * t for n, t in own.items()}]))
     length = math.sqrt(sum(float(tensor.square().sum()) for tensor in own.values()))
     for name, tensor in made.items():  # two of three count, however long they are
         torch.testing.assert_close(tensor, own[name] * (2 / 3) * 0.5 / length, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(short[name], own[name] * (2 / 3) * 1e-3, rtol=1e-3, atol=1e-8)
 
 
 def test_one_update_changes_a_gated_soup_by_no_more_than_the_clip_over_the_number(
