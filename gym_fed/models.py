@@ -87,9 +87,9 @@ def load_model(
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from gym_fed.modeling.architecture import images_type, require_architecture, require_text
-    from gym_fed.modeling.attention_choice import with_attention
     from gym_fed.modeling.checkpoint import class_of
     from gym_fed.modeling.config_sizes import require_sizes
+    from gym_fed.modeling.loading import load_weights
     from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
 
     if dtype not in DTYPES:
@@ -114,8 +114,12 @@ def load_model(
             sees = images_type(Path(source)) is not None
             auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
             kind: Any = class_of(arguments["config"]) if arguments and given else auto
-            model = with_attention(
-                kind, None if given else source, {"dtype": getattr(torch, dtype), **(arguments or {})}
+            model = load_weights(
+                kind,
+                None if given else source,
+                {"dtype": getattr(torch, dtype), **(arguments or {})},
+                name=name_or_path,
+                headless=headless,
             )
     tokenizer = load_tokenizer(name_or_path)
     placed = arguments is not None and not arguments.keys().isdisjoint(_PLACING)

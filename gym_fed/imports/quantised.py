@@ -154,7 +154,7 @@ def _require_linear(source: Path, config: Mapping[str, Any]) -> None:
 
 
 def _require_whole(source: Path, folder: Path) -> None:
-    """Load it once: transformers fills what is missing with random numbers, and only warns.
+    """Load it once, so that a folder with missing or extra tensors is refused before it is used.
 
     Raises:
         GymError: ``MODEL_INVALID`` naming tensors that are missing or that the architecture does not have.
@@ -163,6 +163,7 @@ def _require_whole(source: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     from gym_fed.library_env import quiet_loading
+    from gym_fed.modeling.loading import load_weights
 
     try:
         with quiet_loading():
@@ -170,27 +171,10 @@ def _require_whole(source: Path, folder: Path) -> None:
             kind: Any = (
                 AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
             )
-            _, found = kind.from_pretrained(
-                str(folder),
-                dtype=torch.float16,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+            load_weights(kind, str(folder), {"dtype": torch.float16}, name=str(source))
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{source}: cannot be loaded: {str(error)[:300]}",
             "fetch the model again",
         ) from error
-    for what, words in (
-        ("missing_keys", "is missing"),
-        ("unexpected_keys", "is of no layer of this architecture"),
-    ):
-        if found[what]:
-            name = sorted(found[what])[0]
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"{source}: tensor {name[:200]} {words} ({len(found[what])} such)",
-                "fetch the model again",
-            )

@@ -13,6 +13,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.json_files import read_object
 from gym_fed.modeling.adapters import base_of, read_adapter
+from gym_fed.modeling.loading import load_weights
 from gym_fed.modeling.patterns import names_of, require_quick_patterns
 from gym_fed.models import load_tokenizer, pick_device, quiet_loading, require_base_model, resolve
 
@@ -74,8 +75,12 @@ class RewardModelGrader(Grader):
             if adapter.is_file():
                 require_base_model(self.config.model, self._folder)
                 base = Path(resolve(base_of(read_adapter(self.config.model, self._folder))))
-            model = AutoModelForSequenceClassification.from_pretrained(
-                base, num_labels=1, dtype=dtype, local_files_only=True, trust_remote_code=False
+            model = load_weights(
+                AutoModelForSequenceClassification,
+                str(base),
+                {"num_labels": 1, "dtype": dtype},
+                name=self.config.model,
+                headless=adapter.is_file(),  # the adapter brings the head
             )
             self._tokenizer = load_tokenizer(str(self._folder))
             if adapter.is_file():

@@ -28,17 +28,13 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
         AutoTokenizer,
     )
 
+    from gym_fed.modeling.loading import load_weights
+
     folder = parts["model"]
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     sees = hasattr(config, "vision_config")
     kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    model = kind.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        local_files_only=True,
-        trust_remote_code=False,
-        attn_implementation="sdpa",
-    )
+    model = load_weights(kind, folder, {"dtype": torch.float32}, name=Path(folder).name)
     adapters = parts.get("adapters", [])
     if adapters:
         from peft import PeftModel

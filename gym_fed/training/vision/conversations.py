@@ -52,6 +52,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     from transformers import AutoModelForImageTextToText
 
     from gym_fed.modeling.architecture import require_architecture
+    from gym_fed.modeling.loading import load_weights
 
     require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
     source = resolve(name_or_path)
@@ -59,13 +60,11 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     processor = load_processor(name_or_path)
     try:
         with quiet_loading():
-            model = AutoModelForImageTextToText.from_pretrained(
+            model = load_weights(
+                AutoModelForImageTextToText,
                 source,
-                local_files_only=True,
-                trust_remote_code=False,
-                dtype=getattr(torch, dtype),
-                attn_implementation="sdpa",
-                **arguments,
+                {"dtype": getattr(torch, dtype), **arguments},
+                name=name_or_path,
             )
     except (ImportError, AttributeError, OSError, ValueError, KeyError, RecursionError) as error:
         raise unreadable(name_or_path, error) from error

@@ -10,6 +10,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from gym_fed.data.chat_templates.marks import vision_template
+from gym_fed.modeling.loading import load_weights
 from gym_fed.training.run.job import Job
 from gym_fed.training.trl_glue import local
 from gym_fed.training.vision.image_size import ImageLimits
@@ -49,7 +50,8 @@ class VisionTrainer(_Sft):  # type: ignore[misc]
         if hasattr(model, "get_base_model"):  # an adapter's names are PEFT's
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        saved = type(model).from_pretrained(resume_from_checkpoint, local_files_only=True, dtype=model.dtype)
+        arguments = {"dtype": model.dtype}
+        saved = load_weights(type(model), resume_from_checkpoint, arguments, name=resume_from_checkpoint)
         model.load_state_dict(saved.state_dict())
 
 

@@ -103,8 +103,8 @@ def changed(folder: Path, drop: str = "", **added: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda it: changed(it, "model.norm.weight"), "tensor model.norm.weight is missing"),
-        (lambda it: changed(it, other=torch.ones(2)), "tensor other is of no layer"),
+        (lambda it: changed(it, "model.norm.weight"), "missing from its weights: model.norm.weight"),
+        (lambda it: changed(it, other=torch.ones(2)), "LlamaForCausalLM does not have: other"),
         (
             lambda it: changed(it, "model.layers.0.mlp.up_proj.scales"),
             "tensor model.layers.0.mlp.up_proj.scales: is missing beside",

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.adapters import merged
+from gym_fed.modeling.loading import load_weights
 from gym_fed.models import load_model, quiet_loading, resolve
 
 _HEAD = "value_head.safetensors"
@@ -77,12 +78,9 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
 
         with quiet_loading():
             try:
-                body = AutoModel.from_pretrained(
-                    str(folder),
-                    dtype=getattr(torch, dtype),
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    attn_implementation="sdpa",
+                arguments = {"dtype": getattr(torch, dtype)}
+                body = load_weights(
+                    AutoModel, str(folder), arguments, name=f"ppo.critic: {name}", headless=True
                 )
             except (OSError, ValueError) as error:
                 raise GymError(
