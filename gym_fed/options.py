@@ -55,6 +55,13 @@ LicenceOption = Annotated[
         show_default="not stated",
     ),
 ]
+AllowDifferences = Annotated[
+    bool,
+    typer.Option(
+        "--allow-differences",
+        help="Take a fine-tune whose config or tokenizer differs from the base's; they are named and left out.",
+    ),
+]
 IgnoreUnsupported = Annotated[
     bool,
     typer.Option("--ignore-unsupported", help="Ignore LLaMA-Factory's keys that have no counterpart."),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # a hub describes its base without loading torch
     import torch
     from torch import Tensor, nn
 
+_HEADS = ("lm_head.weight", "embed_out.weight")
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 
 
@@ -26,13 +27,20 @@ def model_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
 def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> dict[str, Tensor]:
     """The parameters of ``model``, which must be those of ``spec``.
 
+    Args:
+        model: A module, or its tensors by name.
+        spec: The base.
+        what: What an error calls the model, such as "tuned".
+
     Raises:
-        GymError: ``BASE_MISMATCH`` naming the first tensor that is not, and ``what`` has it.
+        GymError: ``BASE_MISMATCH`` naming the first tensor that differs.
     """
     tensors = model_tensors(model)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != spec.shapes:
-        name = min(n for n in shapes.keys() | spec.shapes.keys() if shapes.get(n) != spec.shapes.get(n))
+        different = [n for n in shapes.keys() | spec.shapes.keys() if shapes.get(n) != spec.shapes.get(n)]
+        _require_tied_alike(model, different, shapes, what)
+        name = min(different)
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"tensor {name!r} has shape {shapes.get(name)} in the {what} model, but "
@@ -40,6 +48,33 @@ def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> di
             "give models of the same architecture and vocabulary",
         )
     return tensors
+
+
+def _require_tied_alike(
+    model: nn.Module | Tensors, different: Sequence[str], shapes: Mapping[str, tuple[int, ...]], what: str
+) -> None:
+    """Explain the usual reason for a single tensor too many or too few: one of two heads is tied to the embeddings.
+
+    Raises:
+        GymError: ``BASE_MISMATCH``.
+    """
+    if len(different) != 1 or not different[0].endswith(_HEADS):
+        return
+    name = different[0]
+    if name in shapes:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"the {what} model has an output head of its own ({name}), and the base's shares the weights of the "
+            "embeddings: a delta of this base cannot hold it",
+            "train without lm_head or embeddings alone in the adapter, or export the whole model: "
+            "gym export --format huggingface",
+        )
+    raise GymError(
+        ErrorCode.BASE_MISMATCH,
+        f"the output head of the {what} model shares the weights of the embeddings, and the base has one of its own "
+        f"({name})",
+        "give the base that it was trained from",
+    )
 
 
 def tensors_digest(model: nn.Module | Tensors) -> str:

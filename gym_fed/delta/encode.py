@@ -20,6 +20,7 @@ from gym_fed.delta.base import BaseSpec, Tensors, checked_tensors
 from gym_fed.delta.budget import MENU, BudgetOption, Sensitivity, candidates, fit, require_budget
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.low_rank import Factors, plain_factors, quantise_factors
+from gym_fed.delta.manifest import TensorRecord
 from gym_fed.delta.policy import CodecChoice, choose, parts_of
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
@@ -195,8 +196,11 @@ def lora_delta(
     format. Otherwise they are quantised as the policy's ``factors``, ``factor_bits`` and ``factor_group_size`` say (its
     other codecs are for full deltas). Error feedback works on the product: factors of two rounds span different
     spaces, so that only products add up. What is written is then the best of rank r for this round's product plus the
-    residual, and the residual is what the decoded product lacks of that. ``values`` are tensors beside them, whose
-    change is not low-rank; they are written dense.
+    residual, and the residual is what the decoded product lacks of that.
+
+    ``values`` are the differences of tensors that have no factors, such as saved modules, trained tokens, norms and
+    biases (``gym_fed.delta.factors.lora_change``). They are written dense, in the policy's ``dense_dtype``, and have no
+    error feedback.
 
     Raises:
         GymError: ``DELTA_INVALID`` naming the tensor whose factors do not fit the base or are not finite;
@@ -230,16 +234,17 @@ def lora_delta(
         )
         energy = Lora().norm(found.payload, record.shape, record.params) ** 2
         reports.append(TensorReport(name, record.codec, found.choice.why, size, energy))
+    choices = [found.choice for found in written.values()]
     for name, delta in sorted((values or {}).items()):
         dtype = "bfloat16" if policy is None else policy.dense_dtype
-        entries.append(DeltaEntry.of(name, delta, "dense", dtype=dtype))
-        size = get_codec("dense").payload_bytes(tuple(delta.shape), entries[-1].params)
-        why = "factors would be no smaller than the values"
+        entry = DeltaEntry.of(name, delta, "dense", dtype=dtype)
+        entries.append(entry)
+        size = get_codec("dense").payload_bytes(tuple(delta.shape), entry.params)
+        why = "the values themselves: its change has no factors that are smaller"
+        choices.append(CodecChoice(TensorRecord(name, entry.shape, "dense", entry.params), size, why))
         reports.append(TensorReport(name, "dense", why, size, energy_of(name, delta)))
     if policy is not None and policy.max_bits_per_weight is not None:
-        require_budget(
-            [found.choice for found in written.values()], spec, extra or {}, policy.max_bits_per_weight
-        )
+        require_budget(choices, spec, extra or {}, policy.max_bits_per_weight)
     info = write_delta(out_path, entries, spec, extra)
     norm = math.sqrt(math.fsum(report.energy for report in reports))
     return EncodeReport(

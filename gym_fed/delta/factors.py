@@ -1,41 +1,94 @@
-"""LoRA factors of a PEFT model, named like the weights they change."""
+"""What a PEFT model changed: LoRA factors, named like the weights they change, and the tensors next to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    Factors: TypeAlias = "tuple[Tensor, Tensor, float]"
 
-def lora_factors(model: Any) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """Each adapted weight by name, as ``lora_delta`` takes it: A ``[r, in]``, B ``[out, r]``, scaling.
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class LoraChange:
+    """All that an adapter changed of its base.
+
+    Attributes:
+        factors: By weight, as ``lora_delta`` takes them: A ``[r, in]``, B ``[out, r]``, scaling.
+        values: By name, the differences of all other tensors that changed, in float32: saved modules, trained tokens,
+            biases, embeddings, and layers whose change is not one product (DoRA).
+    """
+
+    factors: dict[str, Factors]
+    values: dict[str, Tensor]
+
+
+def lora_change(model: Any, base: Mapping[str, Tensor], *, owned: bool = False) -> LoraChange:
+    """Split what an adapter changed into factors and differences, so that nothing is left out.
+
+    Args:
+        model: A ``peft.PeftModel``.
+        base: The tensors that the change is relative to; they need not be those that the adapter is on.
+        owned: Merge the adapter into ``model`` itself, which is used up, instead of into a copy.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` for tensors that the base does not have, such as the own head of a model whose base
+            shares the embeddings' weights; as ``gym_fed.modeling.adapters.merged``.
+    """
+    import torch
+
+    from gym_fed.delta.base import BaseSpec, checked_tensors, model_tensors
+    from gym_fed.modeling.adapters import merged
+
+    old = model_tensors(base)
+    factors = factors_on(model, old)
+    spec = BaseSpec("the base", "", {name: tuple(tensor.shape) for name, tensor in old.items()})
+    new = checked_tensors(merged(model if owned else copy.deepcopy(model)), spec, "tuned")
+    values: dict[str, Tensor] = {}
+    for name in new.keys() - factors.keys():
+        difference = new[name].to("cpu", torch.float32) - old[name].to("cpu", torch.float32)
+        if bool(difference.any()):
+            values[name] = difference
+    return LoraChange(factors, values)
+
+
+def factors_on(model: Any, base: Mapping[str, Tensor]) -> dict[str, Factors]:
+    """The factors of each weight whose change from ``base`` is one product; other tensors may have changed, too."""
+    import torch
+
+    return {
+        name: found
+        for name, found, frozen in _products(model)
+        if name in base and torch.equal(frozen.to("cpu", torch.float32), base[name].to("cpu", torch.float32))
+    }
+
+
+def lora_factors(model: Any) -> dict[str, Factors]:
+    """The factors of each adapted weight by name, of an adapter that changes nothing else.
 
     Args:
         model: A ``peft.PeftModel`` with one active LoRA adapter on linear layers.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming the layer whose change is not ``scaling * B @ A`` alone.
+        GymError: ``MODEL_INVALID`` naming the modules whose change is not ``scaling * B @ A``.
     """
-    from peft.tuners.lora import Linear
-
-    found: dict[str, tuple[Tensor, Tensor, float]] = {}
-    modules: Iterable[tuple[str, Any]] = model.get_base_model().named_modules()
-    for name, layer in modules:
-        if not hasattr(layer, "lora_A"):
-            continue
-        if not _is_one_product(layer, Linear):
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"layer {name!r}: its change is more than one product of LoRA factors",
-                "encode the merged model instead, with codec bitdelta or dense",
-            )
-        active = layer.active_adapters
-        a, b = layer.lora_A[active[0]].weight, layer.lora_B[active[0]].weight
-        found[f"{name}.weight"] = (a.detach(), b.detach(), float(layer.scaling[active[0]]))
+    beyond = list(_beyond_factors(model))
+    if beyond:
+        more = f" and {len(beyond) - _SHOWN} more" if len(beyond) > _SHOWN else ""
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"the adapter changes more than LoRA factors: {', '.join(beyond[:_SHOWN])}{more}",
+            "encode it as differences of tensors, with codec bitdelta or dense",
+        )
+    found = {name: factors for name, factors, _ in _products(model)}
     if not found:
         raise GymError(
             ErrorCode.MODEL_INVALID, "the model has no LoRA layers", "choose codec bitdelta or dense"
@@ -43,37 +96,47 @@ def lora_factors(model: Any) -> dict[str, tuple[Tensor, Tensor, float]]:
     return found
 
 
-def _is_one_product(layer: Any, linear: Any) -> bool:
+def is_plain_lora(model: Any) -> bool:
+    """True if LoRA factors are all that was trained, and take less room than the weights they change."""
+    if not hasattr(model, "peft_config") or any(True for _ in _beyond_factors(model)):
+        return False
+    shapes = [(a.shape, b.shape) for _, (a, b, _), _ in _products(model)]
+    return bool(shapes) and all(min(a[1], b[0]) >= a[0] for a, b in shapes)
+
+
+def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
+    """Each weight whose change is one product: its name, its factors, and the weight without them."""
+    for name, layer in model.get_base_model().named_modules():
+        if _is_one_product(layer):
+            active = layer.active_adapters[0]
+            a, b = layer.lora_A[active].weight, layer.lora_B[active].weight
+            factors = (a.detach(), b.detach(), float(layer.scaling[active]))
+            yield f"{name}.weight", factors, layer.get_base_layer().weight.detach()
+
+
+def _beyond_factors(model: Any) -> Iterator[str]:
+    """What an adapter trains that is not two factors of a linear layer, in words."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for config in model.peft_config.values():
+        if (bias := getattr(config, "bias", "none")) != "none":
+            yield f"bias: {bias}"
+    inner: list[str] = []
+    for name, module in model.get_base_model().named_modules():
+        if any(name.startswith(outer) for outer in inner):
+            continue
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not _is_one_product(module):
+            inner.append(f"{name}.")
+            yield name
+
+
+def _is_one_product(layer: Any) -> bool:
+    from peft.tuners.lora import Linear
+
+    if not isinstance(layer, Linear):
+        return False
     active = layer.active_adapters
-    matrix = isinstance(layer, linear)
-    if not matrix or len(active) != 1 or layer.merged or layer.fan_in_fan_out:
+    if len(active) != 1 or active[0] not in layer.lora_A or layer.merged or layer.fan_in_fan_out:
         return False
     return not layer.use_dora.get(active[0]) and not layer.lora_bias.get(active[0])
-
-
-def is_plain_lora(model: Any) -> bool:
-    """Whether two factors a layer are all that was trained."""
-    if not hasattr(model, "peft_config"):
-        return False
-    settings = model.peft_config[model.active_adapter]
-    if _is_lora(settings) and any(
-        min(a.shape[1], b.shape[0]) < a.shape[0] for a, b in _factors(model, model.active_adapter)
-    ):
-        return False  # more columns than the weight has: as factors it would be larger than as it is
-    odd = (
-        (settings.use_dora, settings.modules_to_save, settings.bias != "none")
-        if _is_lora(settings)
-        else (True,)
-    )
-    return not any(odd)
-
-
-def _factors(model: Any, name: str) -> Iterator[tuple[Any, Any]]:
-    """A ``[r, in]`` and B ``[out, r]`` of every linear layer that the adapter is on."""
-    for layer in model.modules():
-        if name in getattr(layer, "lora_A", {}):
-            yield layer.lora_A[name].weight, layer.lora_B[name].weight
-
-
-def _is_lora(settings: Any) -> bool:
-    return str(settings.peft_type.value) == "LORA"

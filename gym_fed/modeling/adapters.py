@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,13 +221,18 @@ def merged(model: Any, name: str = "this adapter") -> Any:
     for config in model.peft_config.values():
         _require_place_in_weights(name, config.to_dict())
     _own_head(model.get_base_model())
+    tied = _says_tied(model.get_base_model())
     try:
-        plain = model.merge_and_unload()
+        with warnings.catch_warnings():
+            # PEFT unties the config whenever there are two tensors; ``_tie_or_not`` compares them.
+            warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+            plain = model.merge_and_unload()
     except RuntimeError as error:
         if "lora_bias" not in str(error):
             raise
         raise _no_place(name, "lora_bias adds to layers that have no bias") from error
-    _tie_or_not(plain)
+    if tied:
+        _tie_or_not(plain)
     return plain
 
 
@@ -244,20 +250,23 @@ def _own_head(model: Any) -> None:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 
 
+def _says_tied(model: Any) -> bool:
+    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+
+
 def _tie_or_not(model: Any) -> None:
-    """Let the config say whether the head has weights of its own, or it would lose them when it is saved."""
+    """Tie head and embeddings again if both have the same weights; otherwise let the config say that they are two, or
+    the head would be lost when the model is saved."""
     import torch
 
     config, head = model.config.get_text_config(), model.get_output_embeddings()
-    if head is None or not getattr(config, "tie_word_embeddings", False):
+    if head is None:
         return
     words = model.get_input_embeddings()
-    if words.weight is head.weight:
-        return
-    if torch.equal(words.weight, head.weight):
+    same = torch.equal(words.weight, head.weight)
+    if same:
         head.weight = words.weight
-    else:
-        config.tie_word_embeddings = model.config.tie_word_embeddings = False
+    config.tie_word_embeddings = model.config.tie_word_embeddings = same
 
 
 def require_of_weights(adapter: Adapter) -> None:
@@ -307,8 +316,6 @@ def load_on(model: Any, adapter: Adapter) -> Any:
         GymError: ``MODEL_INVALID`` when names or shapes of its weights do not fit the model; as
             ``require_quick_patterns``.
     """
-    import warnings
-
     from peft import PeftModel
     from safetensors import SafetensorError
 

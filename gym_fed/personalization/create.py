@@ -18,6 +18,7 @@ from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
+from gym_fed.delta.factors import lora_change
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.modeling.adapters import merged
@@ -33,7 +34,6 @@ from gym_fed.renamed import with_new_names
 from gym_fed.text import counted
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.tuning.lora import lora_factors
 
 if TYPE_CHECKING:
     from gym_fed.delta.encode import Refine
@@ -204,15 +204,18 @@ def train_and_encode(
 
 
 def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener: Listener) -> EncodeReport:
-    """Write what training changed.
+    """Write what training changed: factors with dense tensors next to them, or values by the policy's codec.
 
     Raises:
-        GymError: ``INTERRUPTED`` while scales are distilled; ``MODEL_INVALID`` for more than factors.
+        GymError: ``INTERRUPTED`` while scales are distilled; as ``lora_change``.
     """
     policy = job.encoding.policy
     extra = {FORM_KEY: rows.form}
     if job.encoding.keeps_factors:
-        return lora_delta(lora_factors(model), job.delta_path, base.spec, policy=policy, extra=extra)
+        change = lora_change(model, model_tensors(base.model))
+        return lora_delta(
+            change.factors, job.delta_path, base.spec, policy=policy, extra=extra, values=change.values
+        )
     whole = merged(model)
     tuned = {name: tensor.to("cpu") for name, tensor in model_tensors(whole).items()}
     refine = _refine(tuned, job, base, rows, listener) if policy.distill_steps else None

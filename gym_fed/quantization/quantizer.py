@@ -25,11 +25,12 @@ from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, checked_tensors
 from gym_fed.delta.budget import MENU, Sensitivity
 from gym_fed.delta.encode import EncodeReport, TensorReport, encode_source, energy_of, lora_delta
-from gym_fed.delta.factors import lora_factors
+from gym_fed.delta.factors import factors_on
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import parts_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.adapters import merged
+from gym_fed.modeling.differences import require_same_settings
 from gym_fed.models import load_model, model_name
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
 from gym_fed.quantization.refining import (
@@ -111,6 +112,7 @@ class Quantizer:
         tokenizer: Any = None,
         aligned: Model | None = None,
         unaligned: Model | None = None,
+        allow_differences: bool = False,
         progress: bool = True,
     ) -> QuantReport:
         """Write ``tuned - base``.
@@ -124,21 +126,30 @@ class Quantizer:
             tokenizer: The base's, where the base is a module and calibration is text.
             aligned: For ``safety_threshold``: the safe, instruction-tuned model; by default the base,
             unaligned: and the model that it was aligned from. It has no default: nothing here can guess it.
+            allow_differences: Encode a fine-tune whose config or tokenizer differs from the base's; they are not in
+                the file, and the report names them.
             progress: Show a bar on a terminal.
 
         Raises:
             GymError: ``CONFIG_INVALID`` when the config needs calibration text or an unaligned model that is absent,
-                ``BASE_MISMATCH`` for models of another shape, ``DATA_INVALID`` for calibration without content,
-                ``DELTA_INVALID`` for values that are not finite or a distillation that diverges.
+                ``BASE_MISMATCH`` for models of another shape or with other settings, ``DATA_INVALID`` for calibration
+                without content, ``DELTA_INVALID`` for values that are not finite or a distillation that diverges.
         """
         policy = self.policy
         self._require(calibration, unaligned)
         given, teacher = resolve_model(base), resolve_model(tuned)
         spec = BaseSpec.of(given.model, given.name)
         old = checked_tensors(given.model, spec, "base")
-        factors = self._own_factors(teacher)
+        factors = self._own_factors(teacher, old)
         whole = teacher.whole()
         new = checked_tensors(whole, spec, "tuned")
+        different = require_same_settings(
+            teacher.name,
+            given.model,
+            whole,
+            (given.tokenizer, teacher.tokenizer),
+            allow=allow_differences,
+        )
         deltas = {name: new[name].cpu().float() - old[name].cpu().float() for name in old}
         for name, delta in deltas.items():
             energy_of(name, delta)
@@ -153,7 +164,10 @@ class Quantizer:
         )
         distiller: Distiller | None = None
         if factors is not None:
-            report = lora_delta(factors, out, spec, policy=policy)
+            beside = {
+                name: delta for name, delta in deltas.items() if name not in factors and bool(delta.any())
+            }
+            report = lora_delta(factors, out, spec, policy=policy, values=beside)
         else:
             with _bar("distilling scales", policy.distill_steps, progress) as on_step:
                 better = {n: (t.float() + deltas[n].to(t.device)).to(t.dtype) for n, t in old.items()}
@@ -180,6 +194,7 @@ class Quantizer:
             None if distiller is None else distiller.report,
             safety,
             layers,
+            tuple(map(str, different)),
         )
 
     @staticmethod
@@ -230,8 +245,14 @@ class Quantizer:
                 "given), or leave safety_threshold out",
             )
 
-    def _own_factors(self, tuned: Given) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
-        """A LoRA run's factors, where the policy sets factors and no rank."""
+    def _own_factors(
+        self, tuned: Given, base: Mapping[str, Tensor]
+    ) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
+        """A LoRA run's factors, where the policy sets factors and no rank.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` without a rank for what has no factors.
+        """
         policy = self.policy
         if policy.lora_rank is not None or policy.codec == "auto" or not get_codec(policy.codec).low_rank:
             return None
@@ -247,7 +268,14 @@ class Quantizer:
                 f"{'safety_threshold' if tuned.is_adapter else tuned.name} {why}",
                 "set lora_rank",
             )
-        return lora_factors(tuned.model)
+        factors = factors_on(tuned.model, base)
+        if not factors:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"codec {policy.codec!r}: no change of {tuned.name} is one product of LoRA factors on this base",
+                "set lora_rank, or choose codec dense",
+            )
+        return factors
 
     def _project(
         self,
@@ -329,11 +357,14 @@ def _tensors(
     with DeltaFile.open(path) as file:
         for name, delta in sorted(deltas.items()):
             tensor = encoded.get(name, TensorReport(name, None, "unchanged", 0, 0.0))
-            if name not in file:
-                found.append(QuantizedTensor(name, None, {}, tensor.why, 0, tensor.energy, 0.0, 0.0, None))
+            weights = [None, moments[name]] if name in moments else [None]
+            if name not in file:  # all of its change is lost, if there is one
+                lost = 1.0 if bool(delta.any()) else 0.0
+                energy = energy_of(name, delta)
+                output = lost if len(weights) > 1 else None
+                found.append(QuantizedTensor(name, None, {}, tensor.why, 0, energy, 0.0, lost, output))
                 continue
             decoded = file.decode(name)
-            weights = [None, moments[name]] if name in moments else [None]
             errors = [_relative(delta, decoded, weight) for weight in weights]
             found.append(
                 QuantizedTensor(

@@ -12,13 +12,14 @@ class QuantizedTensor:
     """One tensor of the base.
 
     Attributes:
-        codec: Its codec; None where the tensor did not change and is not in the file.
+        codec: Its codec; None where the tensor is not in the file.
         params: The codec's parameters.
         why: What decided that.
         payload_bytes: Its bytes in the file.
         energy: Squared L2 norm of its delta.
         bits_per_weight: Of its payload.
-        error: Relative L2 error of the decoded delta: 0 is exact, 1 is as bad as no delta.
+        error: Relative L2 error of the decoded delta: 0 is exact, or the tensor did not change; 1 is as bad as no
+            delta, such as a changed tensor that is not in the file.
         output_error: The same of the layer's output on the calibration text (under the mean squares of its inputs);
             None for tensors that are no linear layer's weight, or without calibration text.
     """
@@ -72,6 +73,7 @@ class QuantReport:
         distillation: None where there was none.
         safety: ``applied``, or ``not applicable`` and why.
         layers: What the safety projection did, a layer each.
+        not_in_file: What the fine-tune changed beside its weights, such as its chat template; a delta holds none of it.
     """
 
     path: Path
@@ -83,6 +85,7 @@ class QuantReport:
     distillation: DistillReport | None
     safety: str
     layers: tuple[LayerSafety, ...] = field(default=(), repr=False)
+    not_in_file: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -9,12 +9,14 @@ result.apply(model)
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -23,10 +25,12 @@ from gym_fed.config.hub.delta_soup import DeltaSoupConfig
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.encode import encode_delta, lora_delta
-from gym_fed.delta.factors import lora_factors
+from gym_fed.delta.factors import lora_change
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import METHODS
+from gym_fed.modeling.adapters import merged
+from gym_fed.modeling.differences import require_same_settings
 from gym_fed.models import load_model, model_name
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.privacy.noise import SEED_BYTES
@@ -99,7 +103,10 @@ class DeltaSoup:
                 ErrorCode.USAGE, "give the base model once: DeltaSoupConfig(base_model=...) or base=..."
             )
         self.config = config
-        loaded = base if base is not None else load_model(str(config.base_model)).model
+        named = load_model(str(config.base_model)) if base is None else None
+        loaded = base if named is None else named.model
+        self._settings = SimpleNamespace(config=getattr(loaded, "config", None))
+        self._tokenizer = None if named is None else named.tokenizer
         self._base = {name: tensor.detach().clone() for name, tensor in model_tensors(loaded).items()}
         self.spec = BaseSpec.of(self._base, model_name(config.base_model) if config.base_model else "base")
         self._folder = tempfile.TemporaryDirectory(prefix="gym-soup-")
@@ -107,7 +114,12 @@ class DeltaSoup:
         self._soups = 0
 
     def contribute(
-        self, *, user_id: str, model: nn.Module | Tensors | str | Path, num_examples: int = 1
+        self,
+        *,
+        user_id: str,
+        model: nn.Module | Tensors | str | Path,
+        num_examples: int = 1,
+        allow_differences: bool = False,
     ) -> DeltaSoup:
         """Add one contributor's work.
 
@@ -117,6 +129,7 @@ class DeltaSoup:
                 name), which is written as a delta by ``config.codec``. A PEFT model, or the folder of one, keeps its
                 LoRA factors.
             num_examples: What it was trained on, for ``weighting: num_examples``.
+            allow_differences: Take a fine-tune whose config or tokenizer differs from the base's; a soup holds neither.
 
         Returns:
             Itself, for chains.
@@ -134,7 +147,11 @@ class DeltaSoup:
             with DeltaFile.open(model, self.spec):
                 shutil.copyfile(model, path)
         else:
-            self._write(load_model(str(model)).model if isinstance(model, str | Path) else model, path)
+            loaded = load_model(str(model)) if isinstance(model, str | Path) else None
+            tuned: Any = model if loaded is None else loaded.model
+            tokenizers = (self._tokenizer, None if loaded is None else loaded.tokenizer)
+            require_same_settings(user_id, self._settings, tuned, tokenizers, allow=allow_differences)
+            self._write(tuned, path)
             with DeltaFile.open(path, self.spec):
                 pass
         self._contributions[user_id] = (path, num_examples)
@@ -220,6 +237,9 @@ class DeltaSoup:
 
     def _write(self, model: Any, path: Path) -> None:
         if hasattr(model, "peft_config"):
-            lora_delta(lora_factors(model), path, self.spec)
-            return
+            change = lora_change(model, self._base)
+            if change.factors:
+                lora_delta(change.factors, path, self.spec, values=change.values)
+                return
+            model = merged(copy.deepcopy(model))
         encode_delta(model, self._base, self.config.codec, path, self.spec)

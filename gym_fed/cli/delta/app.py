@@ -56,13 +56,18 @@ def compare(
     from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.delta_error import layer_errors
     from gym_fed.modeling.adapters import merged
+    from gym_fed.modeling.differences import require_same_settings
     from gym_fed.models import load_model, model_name
 
     if plot is not None:
         require_matplotlib()
     rows = load_rows(data)[:limit] if data else []
-    loaded = load_model(base)
-    new: Any = merged(load_model(tuned).model, tuned)
+    loaded, other = load_model(base), load_model(tuned)
+    for difference in require_same_settings(
+        tuned, loaded.model, other.model, (loaded.tokenizer, other.tokenizer), allow=True
+    ):
+        console.err.print(f"not in a delta: {difference}", markup=False)
+    new: Any = merged(other.model, tuned)
     spec, tensors = BaseSpec.of(loaded.model, model_name(base)), model_tensors(loaded.model)
     found: dict[str, list[LayerError]] = {}
     totals: dict[str, float] = {}

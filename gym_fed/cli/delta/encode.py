@@ -16,6 +16,7 @@ from gym_fed.cli.completion import runs
 from gym_fed.console import MemberName
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_flag
+from gym_fed.options import AllowDifferences
 from gym_fed.text import counted
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def encode(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).", metavar="FILE")
     ] = None,
+    allow_differences: AllowDifferences = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -104,6 +106,7 @@ def encode(
         calibration=load_rows(data) if data else None,
         aligned=aligned,
         unaligned=unaligned,
+        allow_differences=allow_differences,
         progress=not json_,
     )
     if json_:
@@ -144,7 +147,16 @@ def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> C
 def _errors(report: QuantReport) -> list[Any]:
     from gym_fed.evaluation.delta_error import LayerError
 
-    return [LayerError(t.name, t.codec, t.bits_per_weight, t.error, t.output_error) for t in report.tensors]
+    return [
+        LayerError(
+            t.name,
+            t.codec,
+            t.bits_per_weight,
+            math.nan if t.codec is None and not t.energy else t.error,
+            t.output_error,
+        )
+        for t in report.tensors
+    ]
 
 
 def _show(report: QuantReport) -> None:
@@ -161,6 +173,8 @@ def _show(report: QuantReport) -> None:
     for layer in report.layers:
         if layer.replaced:
             console.out.print(f"  projected {layer.name}: cosine {layer.cosine}")
+    if report.not_in_file:
+        console.out.print(f"not in the file: {'; '.join(report.not_in_file)}", markup=False)
     console.out.print(f"{report.size_bytes:,} bytes, sha256 {report.sha256}")
 
 

@@ -16,8 +16,6 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.json_files import read_object
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
     from gym_fed.models import LoadedModel
@@ -79,12 +77,33 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
 
 
 class Inputs:
-    """Opens updates of one base; temporary files lie in ``folder``."""
+    """Opens updates of one base.
 
-    def __init__(self, base: LoadedModel, spec: BaseSpec, folder: Path, stack: ExitStack) -> None:
+    Args:
+        base: The base, loaded.
+        spec: Its description.
+        folder: For temporary files.
+        stack: Closes what is opened.
+        allow_differences: Use a fine-tune whose config or tokenizer differs from the base's.
+
+    Attributes:
+        not_merged: By update, what it changed beside its weights; a soup holds none of it.
+    """
+
+    def __init__(
+        self,
+        base: LoadedModel,
+        spec: BaseSpec,
+        folder: Path,
+        stack: ExitStack,
+        *,
+        allow_differences: bool = False,
+    ) -> None:
         self.base = base
         self.spec, self._folder, self._stack = spec, folder, stack
+        self._allow_differences = allow_differences
         self._made = 0
+        self.not_merged: dict[str, list[str]] = {}
 
     def open(self, name: str) -> DeltaFile:
         """A ``.gymdelta``, or the difference of a model folder or LoRA run from the base, in float32.
@@ -101,17 +120,33 @@ class Inputs:
 
     def _difference(self, name: str) -> Path:
         from gym_fed.config.delta import CodecPolicy
+        from gym_fed.delta.base import model_tensors
         from gym_fed.delta.encode import encode_delta, lora_delta
+        from gym_fed.delta.factors import lora_change
         from gym_fed.modeling.adapters import merged
+        from gym_fed.modeling.differences import require_same_settings
         from gym_fed.models import load_model
 
-        tuned: Any = load_model(name).model
+        loaded = load_model(name)
+        tuned: Any = loaded.model
+        different = require_same_settings(
+            name,
+            self.base.model,
+            tuned,
+            (self.base.tokenizer, loaded.tokenizer),
+            allow=self._allow_differences,
+        )
+        if different:
+            self.not_merged[name] = list(map(str, different))
         self._made += 1
         path = self._folder / f"{self._made}.gymdelta"
         if hasattr(tuned, "peft_config"):
-            if (factors := _factors_alone(tuned, self.base.model)) is not None:
-                policy = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
-                lora_delta(factors, path, self.spec, policy=policy)
+            change = lora_change(tuned, model_tensors(self.base.model))
+            if change.factors:
+                policy = CodecPolicy(
+                    codec="lora", lora_rank=1, factors="float32", dense_dtype="float32", error_feedback=False
+                )
+                lora_delta(change.factors, path, self.spec, policy=policy, values=change.values)
                 return path
             tuned = merged(tuned, name)
         exact = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
@@ -216,23 +251,3 @@ def _cached(name: str) -> list[str]:
 def _short(name: str) -> str:
     text = repr(name)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _factors_alone(tuned: Any, base: Any) -> dict[str, tuple[Tensor, Tensor, float]] | None:
-    """The LoRA factors of a run that differs from ``base`` by them and by nothing else; None for any other."""
-    import torch
-
-    from gym_fed.delta.factors import lora_factors
-
-    try:
-        factors = lora_factors(tuned)
-    except GymError:
-        return None
-    given = base.state_dict()
-    frozen = {
-        name.replace(".base_layer.", "."): value
-        for name, value in tuned.get_base_model().state_dict().items()
-        if ".lora_" not in name
-    }
-    same = frozen.keys() == given.keys() and factors.keys() <= given.keys()
-    return factors if same and all(torch.equal(frozen[name], given[name]) for name in given) else None

@@ -19,6 +19,7 @@ from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, Sou
 from gym_fed.console import AsJson, MemberName, print_columns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.old_names import old_flag
+from gym_fed.options import AllowDifferences
 from gym_fed.text import counted
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def merge(
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
     ] = False,
+    allow_differences: AllowDifferences = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: AsJson = False,
@@ -146,6 +148,7 @@ def merge(
         write,
         lambda loaded, opened: SoupEvaluator(loaded, opened, heldout, gate, gate_tolerance),
         skip_broken=skip_broken,
+        allow_differences=allow_differences,
         shown=not json_,
     )
     report = {"rule": rule, "pre_aggregators": pre or [], **merged}
@@ -162,6 +165,7 @@ def _run(
     evaluator_of: Callable[[Any, list[DeltaFile]], SoupEvaluator],
     *,
     skip_broken: bool,
+    allow_differences: bool,
     shown: bool,
 ) -> dict[str, Any]:
     """Open, merge, encode, evaluate, and only then replace ``output``. Returns what the command prints."""
@@ -173,7 +177,7 @@ def _run(
     output.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".soup-", dir=output.parent)))
-        inputs = Inputs(loaded, spec, folder, stack)
+        inputs = Inputs(loaded, spec, folder, stack, allow_differences=allow_differences)
         updates, refused = open_all(inputs, names, skip_broken)
         files, kept_weights = list(updates.values()), [weights[index] for index in updates]
         evaluator = evaluator_of(loaded, files)
@@ -198,6 +202,7 @@ def _run(
             )
         ],
         "refused": refused,
+        "not_merged": inputs.not_merged,
         "found": found,
         "losses": losses,
         "norm": encoding.norm,
@@ -312,6 +317,8 @@ def _show(report: dict[str, Any]) -> None:
     print_columns(rows, right=(1, 2, 3, 4))
     for name, why in report["refused"].items():
         console.out.print(f"refused {name}: {why}")
+    for name, what in report["not_merged"].items():
+        console.out.print(f"not in the soup, of {name}: {'; '.join(what)}", markup=False)
     for step in report["found"].get("steps", ()):
         name = report["updates"][step["model"]]["update"]
         alone = "no score" if step["alone"] is None else f"score {step['alone']:.4f}"

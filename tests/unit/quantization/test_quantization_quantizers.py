@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gym_fed import console
 from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
@@ -29,6 +30,7 @@ from gym_fed.quantization import (
     QuantMethod,
     QuantReport,
 )
+from gym_fed.quantization.quantizer import _tensors
 
 EMBEDDINGS, NORM = "model.embed_tokens.weight", "model.norm.weight"
 MATRIX = "model.layers.1.mlp.down_proj.weight"
@@ -397,3 +399,17 @@ def test_without_an_unaligned_model_safety_is_not_applicable_and_a_threshold_is_
     strict = BitDeltaQuantizer(plain.model_copy(update={"safety_threshold": 0.5}))
     with pytest.raises(GymError, match="unaligned is absent"):
         strict.quantize(base, tuned, aligned=base, out=tmp_path / "d")
+
+
+def test_a_changed_tensor_that_is_not_in_the_file_counts_as_an_error_of_all_of_it(
+    base: LlamaForCausalLM, tuned: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    old, new = dict(base.named_parameters()), dict(tuned.named_parameters())
+    deltas = {name: (new[name] - old[name]).detach() for name in old}
+    deltas["model.layers.0.input_layernorm.weight"].zero_()
+    factors = {MATRIX: (torch.ones(1, deltas[MATRIX].shape[1]), torch.ones(deltas[MATRIX].shape[0], 1), 1.0)}
+    written = lora_delta(factors, tmp_path / "d", BaseSpec.of(base, "base"))
+    rows = {tensor.name: tensor for tensor in _tensors(tmp_path / "d", written, deltas, {})}
+    assert rows[MATRIX].codec == "lora"
+    assert (rows[NORM].codec, rows[NORM].error) == (None, 1.0)
+    assert rows["model.layers.0.input_layernorm.weight"].error == 0.0

@@ -1,4 +1,4 @@
-"""`gym soup merge` of LoRA runs: their factors are merged as factors, where a run is its base and factors alone."""
+"""`gym soup merge` of LoRA runs: factors are merged as factors, and other tensors that a run changed as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.cli.soup.inputs import _factors_alone
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.factors import lora_change
 from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
 
@@ -45,12 +46,31 @@ def test_the_mean_of_two_lora_runs_is_stacked_factors_of_their_mean(tmp_path: Pa
             assert torch.allclose(delta.decode(name), mean, atol=1e-2 * float(mean.abs().max()))
 
 
-def test_a_run_that_differs_by_more_than_factors_is_merged_as_whole_matrices(tiny_base: Path) -> None:
-    base = load_model(str(tiny_base)).model
-    assert _factors_alone(adapted(tiny_base, 0), base)
-    assert _factors_alone(adapted(tiny_base, 0, use_dora=True), base) is None
-    assert _factors_alone(adapted(tiny_base, 0, modules_to_save=["norm"]), base) is None
+def test_a_run_that_changes_more_than_factors_keeps_its_factors_and_the_other_tensors_as_values(
+    tiny_base: Path,
+) -> None:
+    base = model_tensors(load_model(str(tiny_base)).model)
+    factors = {f"model.layers.0.self_attn.{name}.weight" for name in ("q_proj", "v_proj")}
+    plain = lora_change(adapted(tiny_base, 0), base)
+    assert (plain.factors.keys(), plain.values.keys()) == (factors, set())
+    dora = lora_change(adapted(tiny_base, 0, use_dora=True), base)
+    assert (dora.factors.keys(), dora.values.keys()) == (set(), factors)
     moved = adapted(tiny_base, 0)
     with torch.no_grad():
         moved.get_base_model().model.norm.weight.add_(0.01)
-    assert _factors_alone(moved, base) is None
+        moved.get_base_model().model.layers[0].self_attn.q_proj.base_layer.weight.add_(0.01)
+    change = lora_change(moved, base)
+    assert change.factors.keys() == {"model.layers.0.self_attn.v_proj.weight"}
+    assert change.values.keys() == factors - change.factors.keys() | {"model.norm.weight"}
+
+
+def test_a_run_with_saved_norms_brings_them_into_the_soup(tmp_path: Path, tiny_base: Path) -> None:
+    tuned = adapted(tiny_base, 0, modules_to_save=["norm"])
+    with torch.no_grad():
+        tuned.get_base_model().model.norm.modules_to_save["default"].weight.add_(0.25)
+    tuned.save_pretrained(tmp_path / "run")
+    soup = tmp_path / "soup.gymdelta"
+    words = ["soup", "merge", str(tmp_path / "run"), "--rule", "mean", "-o", str(soup)]
+    CliRunner().invoke(app, words, catch_exceptions=False)
+    with DeltaFile.open(soup) as delta:
+        assert torch.allclose(delta.decode("model.norm.weight"), torch.full((16,), 0.25), rtol=0.02)

@@ -7,43 +7,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.adapters import merged
 from gym_fed.models import load_model
 from tests.support.adapters import logits, run, sibling
+from tests.support.peft_adapters import ADAPTERS, made, plain
 
-ADAPTERS: dict[str, dict[str, Any]] = {
-    "ranks and scales by pattern": {
-        "target_modules": ["q_proj", "v_proj", "up_proj"],
-        "rank_pattern": {"^model.layers.0.self_attn.q_proj": 6, r"layers\.0\.mlp\.up_proj": 2},
-        "alpha_pattern": {"v_proj": 30},
-    },
-    "rslora by pattern": {"use_rslora": True, "rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 3}},
-    "dora": {"use_dora": True},
-    "regular expression": {"target_modules": r".*layers\.0\..*(q|v)_proj"},
-    "all linear but one": {"target_modules": "all-linear", "exclude_modules": ["up_proj"]},
-    "one layer": {"layers_to_transform": [0]},
-    "bias": {"bias": "all"},
-    "head saved": {"modules_to_save": ["lm_head"]},
-    "embeddings and head saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
-    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
-    "embeddings and head tied": {
-        "target_modules": ["q_proj", "embed_tokens"],
-        "ensure_weight_tying": True,
-    },
-    "head": {"target_modules": ["q_proj", "lm_head"]},
-    "single tokens": {"trainable_token_indices": [6, 40]},
-    "no task": {"task_type": None},
-}
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -57,27 +33,6 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with an output head of its own."""
     return sibling("Llama", tmp_path_factory.mktemp("peft") / "base")
-
-
-def made(base: Path, folder: Path, dtype: torch.dtype | None = None, **settings: Any) -> torch.Tensor:
-    """Write an adapter that has learnt something, by PEFT alone; the logits of PEFT reading it back."""
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    values = {"r": 4, "lora_alpha": 9, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PEFT's advice about tied weights
-        model = get_peft_model(plain(base), LoraConfig(**{**values, **settings}))
-        torch.manual_seed(3)
-        for value in model.parameters():
-            if value.requires_grad:
-                torch.nn.init.normal_(value, std=0.3)
-                value.data = value.data if dtype is None else value.data.to(dtype)
-        model.save_pretrained(str(folder))
-        return logits(PeftModel.from_pretrained(plain(base), str(folder)))
-
-
-def plain(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("name", ADAPTERS)

@@ -1,0 +1,135 @@
+"""Whatever PEFT trained, a delta, a soup, an export and a variant of it compute what PEFT computes, or are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.config.hub.delta_soup import DeltaSoupConfig
+from gym_fed.delta.factors import is_plain_lora, lora_factors
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.export.formats.base import Options
+from gym_fed.export.run import export
+from gym_fed.export.source import open_source
+from gym_fed.models import load_model
+from gym_fed.quantization.config import CalibratedPolicy
+from gym_fed.quantization.quantizer import Quantizer
+from gym_fed.soup.delta_soup import DeltaSoup
+from tests.support.adapters import logits, sibling
+from tests.support.peft_adapters import ADAPTERS, made, plain
+
+QUICK = {"distill_steps": 0, "calibration_samples": 0}
+OWN_HEAD = {"head saved", "embeddings and head saved", "embeddings", "head"}
+"""On a tied base these give the head weights of its own, which no delta of the base holds."""
+NO_FACTORS = {"dora", "parameters"}
+BEYOND_FACTORS = NO_FACTORS | {
+    "bias",
+    "head saved",
+    "embeddings and head saved",
+    "embeddings",
+    "embeddings and head tied",
+    "single tokens",
+    "saved norms",
+}
+EXACT, ROUNDED = 1e-4, 0.03
+"""Share of the change in the logits that may be lost, in float32 and with factors or differences in bfloat16."""
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["own-head", "tied-head"])
+def tied(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def base(tied: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("contract") / "base"
+    return sibling("Llama", folder, tie_word_embeddings=tied, attention_bias=True)
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def adapter(
+    request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, torch.Tensor]:
+    """The option's name, the folder that PEFT wrote, and the logits of PEFT."""
+    folder = tmp_path_factory.mktemp("contract") / "adapter"
+    return request.param, folder, made(base, folder, **ADAPTERS[request.param])
+
+
+def lost(found: torch.Tensor, wanted: torch.Tensor, base: Path) -> float:
+    """What is lost of the adapter's own effect on the logits."""
+    return float((found - wanted).norm() / (wanted - logits(plain(base))).norm())
+
+
+def test_export_computes_what_peft_computes(
+    adapter: tuple[str, Path, torch.Tensor], base: Path, tmp_path: Path
+) -> None:
+    _, folder, wanted = adapter
+    export(open_source(str(folder)), "huggingface", tmp_path / "whole", Options(dtype="float32"), check=False)
+    assert lost(logits(plain(tmp_path / "whole")), wanted, base) <= EXACT
+
+
+@pytest.mark.parametrize("codec", ["lora", "dense"])
+def test_delta_encode_keeps_all_that_peft_trained_or_refuses_it(
+    adapter: tuple[str, Path, torch.Tensor], base: Path, tied: bool, tmp_path: Path, codec: str
+) -> None:
+    name, folder, wanted = adapter
+    policy = CalibratedPolicy(codec=codec, dense_dtype="float32", factors="float32", **QUICK)  # type: ignore[arg-type]
+    out = tmp_path / "new.gymdelta"
+    refused = (tied and name in OWN_HEAD) or (codec == "lora" and name in NO_FACTORS)
+    if refused:
+        with pytest.raises(GymError, match=r"output head of its own|is one product"):
+            Quantizer(policy).quantize(str(base), str(folder), out=out, progress=False)
+        assert not out.exists()
+        return
+    report = Quantizer(policy).quantize(str(base), str(folder), out=out, progress=False)
+    assert lost(logits(Quantizer.apply(plain(base), out)), wanted, base) <= EXACT
+    assert max(tensor.error for tensor in report.tensors) <= EXACT
+
+
+def test_a_variant_computes_what_peft_computes(
+    adapter: tuple[str, Path, torch.Tensor], base: Path, tied: bool, tmp_path: Path
+) -> None:
+    name, folder, wanted = adapter
+    if (tied and name in OWN_HEAD) or name in NO_FACTORS:
+        pytest.skip("no factors of this base, which the test of delta encode shows")
+    file, store = tmp_path / "v.gymdelta", tmp_path / "variants"
+    words = ["delta", "encode", str(base), str(folder), "-o", str(file), "--codec", "lora", "--json"]
+    CliRunner().invoke(app, words, catch_exceptions=False)
+    words = ["variant", "add", str(file), "--unsigned", "--user", "ana", "--variants", str(store)]
+    added = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert added.exit_code == 0, added.output
+    served = open_source(str(base), variant="v", variants=store)
+    assert lost(logits(served.model), wanted, base) <= ROUNDED
+
+
+def test_a_round_of_one_update_leads_to_what_peft_computes_or_refuses_the_update(
+    adapter: tuple[str, Path, torch.Tensor], base: Path, tied: bool
+) -> None:
+    name, folder, wanted = adapter
+    soup = DeltaSoup(DeltaSoupConfig(base_model=str(base)))
+    if tied and name in OWN_HEAD:
+        with pytest.raises(GymError, match="output head of its own") as caught:
+            soup.contribute(user_id="ana", model=str(folder))
+        assert caught.value.code is ErrorCode.BASE_MISMATCH
+        return
+    soup.contribute(user_id="ana", model=str(folder))
+    model = plain(base)
+    soup.aggregate(min_contributors=1).apply(model)
+    assert lost(logits(model), wanted, base) <= ROUNDED
+
+
+def test_factors_alone_are_taken_only_of_an_adapter_that_has_nothing_else(
+    adapter: tuple[str, Path, torch.Tensor],
+) -> None:
+    name, folder, _ = adapter
+    model = load_model(str(folder)).model
+    assert is_plain_lora(model) is (name not in BEYOND_FACTORS)
+    if name in BEYOND_FACTORS:
+        with pytest.raises(GymError, match="changes more than LoRA factors"):
+            lora_factors(model)
+    else:
+        assert lora_factors(model)
