@@ -289,7 +289,7 @@ def load_adapted(
     """``load_model`` with further adapters on it: all but the last are merged, and the last is left beside the model.
 
     Raises:
-        GymError: As ``load_model``; ``CONFIG_INVALID`` for an adapter of another base.
+        GymError: As ``load_model``; ``BASE_MISMATCH`` for an adapter of another base.
     """
     if not adapters:
         return load_model(name_or_path, dtype=dtype, device=device, images=images)
@@ -297,13 +297,25 @@ def load_adapted(
     return _put_on(adapters[-1], base, chain, dtype, device, images)
 
 
+def load_tuned(name: str, base: str) -> LoadedModel:
+    """Load a fine-tune of ``base``; an adapter is put on that base, whatever path its own config names.
+
+    Raises:
+        GymError: As ``load_adapted``.
+    """
+    if (Path(resolve(name)) / "adapter_config.json").is_file():
+        return load_adapted(base, [name], images=True)
+    return load_model(name, images=True)
+
+
 def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adapter]]:
     """The base of a model, and its own adapter and ``adapters`` in the order in which they are put on that base.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` for an adapter of another base.
+        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``BASE_MISMATCH`` for an adapter of another base.
     """
-    from gym_fed.modeling.adapters import CONFIG, base_of, in_order, read_adapter, require_base
+    from gym_fed.modeling.adapter_base import require_base
+    from gym_fed.modeling.adapters import CONFIG, base_of, in_order, read_adapter
 
     named = [read_adapter(name, Path(resolve(name))) for name in adapters]
     folder, base = Path(resolve(name_or_path)), name_or_path

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_json
+from gym_fed.modeling.tensor_digest import tensor_head
 
 if TYPE_CHECKING:  # a hub describes its base without loading torch
-    import torch
     from torch import Tensor, nn
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
@@ -97,12 +96,6 @@ def digests_by_tensor(model: nn.Module | Tensors) -> dict[str, bytes]:
         _hash_tensor(digest, name, tensor)
         found[name] = digest.digest()[:16]
     return found
-
-
-def tensor_head(name: str, dtype: torch.dtype | str, shape: Sequence[int]) -> bytes:
-    """What ``tensors_digest`` hashes before a tensor's bytes; ``dtype`` is torch's, or its name alone."""
-    head = canonical_json([name, str(dtype).removeprefix("torch."), list(shape)])
-    return len(head).to_bytes(8, "little") + head
 
 
 def _hash_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:

@@ -6,7 +6,6 @@ An adapter that was trained on a model with others merged in carries those in it
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import warnings
@@ -18,12 +17,12 @@ from typing import Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
 from gym_fed.json_files import read_object
+from gym_fed.text import counted
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 BASE_ADAPTERS = "base_adapters"
-_QUANTISED_NAME = re.compile(r"(-unsloth)?(-bnb-[48]bit|-gptq(-int[48])?|-awq)$", re.IGNORECASE)
 _RANKS = ("r", "init_r", "target_r")
 MOST_RANK = 1 << 14
 """Of an adapter that is no LoRA, whose rank need not be a dimension of its file."""
@@ -140,7 +139,8 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
     else:
         try:
             with safe_open(weights, framework="pt") as file:
-                shapes = [file.get_slice(key).get_shape() for key in file.keys() if ".lora_" in key]  # noqa: SIM118 (it is no dict)
+                keys = [key for key in file.keys() if ".lora_A." in key or ".lora_embedding_A" in key]  # noqa: SIM118 (it is no dict)
+                shapes = [file.get_slice(key).get_shape() for key in keys]
         except SafetensorError:
             return  # loading will report it
         most = max((shape[0] for shape in shapes if shape), default=0)
@@ -332,9 +332,35 @@ def load_on(model: Any, adapter: Adapter) -> Any:
             # Its advice to untie, which ``merged`` does where it matters.
             warnings.filterwarnings("ignore", message="Model with `tie_word_embeddings=True`")
             warnings.simplefilter("ignore", FutureWarning)
-            return PeftModel.from_pretrained(model, str(adapter.folder))
+            found = PeftModel.from_pretrained(model, str(adapter.folder))
+        _require_all_factors(found, adapter)
+        return found
     except (ValueError, RuntimeError, KeyError, UserWarning, SafetensorError) as error:
         raise does_not_fit(adapter, type(model).__name__, str(error)) from error
+
+
+def _require_all_factors(model: Any, adapter: Adapter) -> None:
+    """Refuse factors of layers that the config does not name: PEFT drops them without a word.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming them.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    with safe_open(adapter.folder / WEIGHTS, framework="pt") as file:
+        keys = set(file.keys())
+    known = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
+    # PEFT reads factors of single experts into those of fused ones.
+    factors = (key for key in keys - known if ".lora_A." in key or ".lora_B." in key)
+    extra = sorted(key for key in factors if ".experts." not in key)
+    if extra:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{adapter.name}: {counted(len(extra), 'tensor')} of layers that its {CONFIG} does not adapt, such as "
+            f"{extra[0][:200]}",
+            "correct target_modules, or restore the config and the weights of one adapter",
+        )
 
 
 def does_not_fit(adapter: Adapter, model: str, why: str) -> GymError:
@@ -354,52 +380,5 @@ def write_base_adapters(adapters: Sequence[Adapter], folder: Path) -> None:
         target = folder / BASE_ADAPTERS / str(number)
         target.mkdir(parents=True)
         for file in sorted(adapter.folder.iterdir()):
-            if file.name in (CONFIG, WEIGHTS, "base_changes.json"):
+            if file.name in (CONFIG, WEIGHTS, "base_changes.json", "adapter_base.json"):
                 shutil.copyfile(file, target / file.name)
-
-
-def require_base(adapter: Adapter, model: str, folders: tuple[Path | None, Path | None]) -> None:
-    """Refuse an adapter that was trained on another base than ``model``.
-
-    Two folders are one base when their weights' files are the same bytes. Of a base that is not on this machine the
-    name is compared, without its owner and without the suffixes of quantised copies.
-
-    Args:
-        adapter: What is to be used.
-        model: The base's name or folder.
-        folders: Where the adapter's own base and ``model`` are on this machine; None for what is not.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` naming both.
-    """
-    own, given = folders
-    if adapter.base is None or adapter.base == model:
-        return
-    if own is not None and given is not None and own.resolve() == given.resolve():
-        return
-    alike = _short(adapter.base) == _short(model)
-    requantised = alike and Path(adapter.base).name != Path(model).name
-    if own is None or given is None or requantised:
-        same, why = alike, "is not on this machine, and its name is another"
-    else:
-        same, why = _same_weights(own, given), "has other weights"
-    if not same:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"adapter: {adapter.name} was trained on {adapter.base}, which {why} than model: {model}",
-            f"set model to {adapter.base}; if that is the same model, write {model} into "
-            f"base_model_name_or_path of {adapter.folder / CONFIG}",
-        )
-
-
-def _short(name: str) -> str:
-    return _QUANTISED_NAME.sub("", Path(name).name).lower()
-
-
-def _same_weights(one: Path, other: Path) -> bool:
-    """Whether two model folders hold the same weights' files; sizes first, then bytes."""
-    files = [sorted(folder.glob("*.safetensors")) for folder in (one, other)]
-    names = [[(file.name, file.stat().st_size) for file in some] for some in files]
-    if not names[0] or names[0] != names[1]:
-        return False
-    return all(file_sha256(a) == file_sha256(b) for a, b in zip(*files, strict=True))

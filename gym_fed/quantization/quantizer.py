@@ -31,7 +31,7 @@ from gym_fed.delta.policy import parts_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.adapters import merged
 from gym_fed.modeling.differences import require_same_settings
-from gym_fed.models import load_model, model_name
+from gym_fed.models import load_model, load_tuned, model_name
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
 from gym_fed.quantization.refining import (
     CalibrationText,
@@ -74,6 +74,18 @@ def resolve_model(model: Model) -> Given:
         return Given(loaded.model, loaded.tokenizer, model_name(model))
     path = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
     return Given(model, None, model_name(path) if path else type(model).__name__)
+
+
+def resolve_tuned(tuned: Model, base: Model) -> Given:
+    """``resolve_model`` of a fine-tune; an adapter is put on ``base`` where both are given by name.
+
+    Raises:
+        GymError: As ``load_tuned``.
+    """
+    if isinstance(tuned, str) and isinstance(base, str):
+        loaded = load_tuned(tuned, base)
+        return Given(loaded.model, loaded.tokenizer, model_name(tuned))
+    return resolve_model(tuned)
 
 
 def linear_aliases(model: Any) -> dict[str, str]:
@@ -137,7 +149,7 @@ class Quantizer:
         """
         policy = self.policy
         self._require(calibration, unaligned)
-        given, teacher = resolve_model(base), resolve_model(tuned)
+        given, teacher = resolve_model(base), resolve_tuned(tuned, base)
         spec = BaseSpec.of(given.model, given.name)
         old = checked_tensors(given.model, spec, "base")
         factors = self._own_factors(teacher, old)

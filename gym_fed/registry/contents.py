@@ -18,6 +18,7 @@ from gym_fed.downloads.selection import is_model_setting as is_setting
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256, lies_in
 from gym_fed.json_files import read_object
+from gym_fed.modeling.adapter_base import BASE_RECORD
 from gym_fed.modeling.adapters import BASE_ADAPTERS
 from gym_fed.modeling.adapters import CONFIG as ADAPTER_CONFIG
 from gym_fed.modeling.rope import BASE_CHANGES
@@ -109,7 +110,7 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
         raise GymError(ErrorCode.MODEL_INVALID, f"{folder}: names no base", "name it with --base")
     files, left_out = _files(folder, [ADAPTER])
     for below in adapter.below:
-        for file in (ADAPTER_CONFIG, ADAPTER, BASE_CHANGES):
+        for file in (ADAPTER_CONFIG, ADAPTER, BASE_CHANGES, BASE_RECORD):
             if (below / file).is_file():
                 files[f"{BASE_ADAPTERS}/{below.name}/{file}"] = below / file
     for path in (
@@ -187,7 +188,7 @@ def _files(folder: Path, weights: list[str]) -> tuple[dict[str, Path], list[str]
         path = file.relative_to(folder).as_posix()
         if path.startswith(f"{BASE_ADAPTERS}/"):
             continue
-        if path not in weights and not is_setting(path) and path != BASE_CHANGES:
+        if path not in weights and not is_setting(path) and path not in (BASE_CHANGES, BASE_RECORD):
             left_out.append(path)
             continue
         if "/" not in path and not lies_in(file, folder):

@@ -5,12 +5,11 @@ A hub describes its base so at its first command, without loading torch and the 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gym_fed.delta.base import BaseSpec, tensor_head
-from gym_fed.modeling.tensor_files import FileTensor, file_tensors
+from gym_fed.delta.base import BaseSpec
+from gym_fed.modeling.tensor_digest import float32_digest
+from gym_fed.modeling.tensor_files import file_tensors
 from gym_fed.serving.forward.plain_config import plain_config, plain_shapes
 
 
@@ -24,13 +23,3 @@ def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
     if shapes != plain_shapes(config):
         return None
     return BaseSpec(name, float32_digest(tensors, shapes), shapes)
-
-
-def float32_digest(tensors: Mapping[str, FileTensor], names: Iterable[str]) -> str:
-    """``tensors_digest`` of the files' tensors in float32, read block by block; ``names`` are sorted."""
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(tensor_head(name, "float32", tensors[name].shape))
-        for block in tensors[name].float32_blocks():
-            digest.update(block.data)
-    return f"sha256:{digest.hexdigest()}"

@@ -31,7 +31,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import METHODS
 from gym_fed.modeling.adapters import merged
 from gym_fed.modeling.differences import require_same_settings
-from gym_fed.models import load_model, model_name
+from gym_fed.models import LoadedModel, load_model, load_tuned, model_name
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.privacy.noise import SEED_BYTES
 from gym_fed.soup.building import build, is_method
@@ -147,7 +147,7 @@ class DeltaSoup:
             with DeltaFile.open(model, self.spec):
                 shutil.copyfile(model, path)
         else:
-            loaded = load_model(str(model)) if isinstance(model, str | Path) else None
+            loaded = self._loaded(str(model)) if isinstance(model, str | Path) else None
             tuned: Any = model if loaded is None else loaded.model
             tokenizers = (self._tokenizer, None if loaded is None else loaded.tokenizer)
             require_same_settings(user_id, self._settings, tuned, tokenizers, allow=allow_differences)
@@ -228,6 +228,10 @@ class DeltaSoup:
         weights = [1.0 if cap is None else float(min(n, cap)) for _, n in updates]
         base = self._base if rule.uses_base else None
         return merge_models(files, weights, rule, config.soup_codec, path, self.spec, base=base)
+
+    def _loaded(self, name: str) -> LoadedModel:
+        base = self.config.base_model
+        return load_model(name) if base is None else load_tuned(name, str(base))
 
     def _screen(self, norms: Mapping[str, float]) -> dict[str, str]:
         if self.config.norm_ratio is None or len(norms) < _MIN_FOR_NORM_SCREEN:

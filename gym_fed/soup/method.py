@@ -51,7 +51,7 @@ class TensorTask:
     Attributes:
         name: Its name in the model; also what random methods draw from, beside their seed.
         deltas: ``[n, rows, cols]`` float32: each fine-tune's change, its last dimension against all others.
-        weights: ``[n]`` float64, positive.
+        weights: ``[n]`` float64, positive unless the method ``negates``.
         base: ``[rows, cols]`` float32, the base's tensor; None unless the method needs it.
         statistics: What the method's ``statistics`` names, a tensor for each fine-tune.
     """
@@ -83,6 +83,9 @@ class MergeMethod(Rule):
 
     weighted: ClassVar[bool] = True
     """Whether the method is defined for models of unequal weight."""
+
+    negates: ClassVar[bool] = False
+    """Whether a negative weight has a meaning: it takes a fine-tune away from the base."""
 
     minimum: ClassVar[int] = 1
     """Models that the method needs."""
@@ -139,11 +142,17 @@ class MergeMethod(Rule):
         """Refuse models that the method cannot merge, judged by their ``[n]`` weights.
 
         Raises:
-            GymError: ``USAGE`` for weights that are not positive, ``CONFIG_INVALID`` for too few models and for
-                weights that the method would ignore.
+            GymError: ``USAGE`` for weights that are not positive (zero where the method ``negates``),
+                ``CONFIG_INVALID`` for too few models and for weights that the method would ignore.
         """
-        if not bool((torch.isfinite(weights) & (weights > 0)).all()):
-            raise GymError(ErrorCode.USAGE, f"weights {weights.tolist()} are not all positive and finite")
+        allowed = (weights != 0) if self.negates else (weights > 0)
+        if not bool((torch.isfinite(weights) & allowed).all()):
+            kind = "other than zero" if self.negates else "positive"
+            raise GymError(
+                ErrorCode.USAGE,
+                f"merge method {self.name!r}: weights {weights.tolist()} are not all {kind} and finite",
+                "" if self.negates else "to take a fine-tune away from the base: --rule task_arithmetic",
+            )
         if len(weights) < self.minimum:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -125,9 +125,9 @@ class Inputs:
         from gym_fed.delta.factors import lora_change
         from gym_fed.modeling.adapters import merged
         from gym_fed.modeling.differences import require_same_settings
-        from gym_fed.models import load_model
+        from gym_fed.models import load_tuned
 
-        loaded = load_model(name)
+        loaded = load_tuned(name, self.base.name)
         tuned: Any = loaded.model
         different = require_same_settings(
             name,

@@ -64,10 +64,15 @@ def is_here(base_model: str) -> bool:
 
 def base_needed(name: str, base: str | None) -> str | None:
     """The model that ``named_delta`` or a plain ``name`` needs on this machine; None where only the delta names it."""
-    if delta_file(name) is not None:
+    if delta_file(name) is not None or (base is not None and is_adapter(name)):
         return base
     parts = in_parts(name)
     return name if parts is None else parts[0]
+
+
+def is_adapter(name: str) -> bool:
+    """True for a folder of this machine that holds an adapter, and no model of its own."""
+    return (Path(name).expanduser() / "adapter_config.json").is_file()
 
 
 def named_delta(
@@ -77,7 +82,7 @@ def named_delta(
 
     Args:
         name: A model, ``BASE:VARIANT``, or a ``.gymdelta``.
-        base: Of a ``.gymdelta``; None for the one that its manifest names.
+        base: Of a ``.gymdelta``, None for the one that its manifest names; or of an adapter, which has no delta.
         variant: Of the store, with ``name`` as its base.
         store: Its folder; see ``variants_folder``.
 
@@ -86,8 +91,10 @@ def named_delta(
             ``base_of_delta``.
     """
     delta, parts = delta_file(name), in_parts(name)
+    if base is not None and is_adapter(name):
+        return None
     if base is not None and delta is None:
-        raise GymError(ErrorCode.USAGE, f"--base goes with a {_SUFFIX} file", "leave it out")
+        raise GymError(ErrorCode.USAGE, f"--base goes with a {_SUFFIX} file or an adapter", "leave it out")
     if delta is not None:
         if variant is not None or store is not None:
             option = "--variant" if variant is not None else "--variants"

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 class TaskArithmetic(MergeMethod):
     """``scale * sum_i w_i delta_i``. Weights count as they are, and not only their ratios: 1 is the whole task vector.
 
-    The paper's weights are all 1; mergekit multiplies by weights as here, unless set to normalise them.
+    The paper's weights are all 1; mergekit multiplies by weights as here, unless set to normalise them. A negative
+    weight takes a task away from the base (sec. 3, forgetting by negation).
     """
 
     name = "task_arithmetic"
+    negates = True
 
     def _merge(self, task: TensorTask) -> Tensor:
         return combination(task.deltas, task.weights)

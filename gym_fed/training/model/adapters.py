@@ -8,12 +8,12 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.modeling.adapter_base import require_base
 from gym_fed.modeling.adapters import (
     Adapter,
     in_order,
     merge_adapters,
     read_adapter,
-    require_base,
     require_mergeable,
     require_of_weights,
 )

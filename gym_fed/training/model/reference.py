@@ -9,6 +9,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.modeling.adapter_base import require_base
 from gym_fed.modeling.adapters import (
     Adapter,
     in_order,
@@ -16,7 +17,6 @@ from gym_fed.modeling.adapters import (
     merge_adapters,
     merged,
     read_adapter,
-    require_base,
 )
 from gym_fed.models import folder_here, load_model, quiet_loading, resolve
 from gym_fed.training.model.quantization import quantization_arguments

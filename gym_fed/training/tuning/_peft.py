@@ -202,13 +202,17 @@ def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
 
 
 def name_base(folder: Path, base_name: str | None) -> None:
-    """Write the base's name into an adapter's config; PEFT's card goes."""
+    """Write the base's name into an adapter's config, and the digest of its weights next to it; PEFT's card goes."""
+    from gym_fed.modeling.adapter_base import record_base
+    from gym_fed.models import folder_here
+
     (folder / "README.md").unlink(missing_ok=True)
     if base_name is not None:
         file = folder / "adapter_config.json"
         values = json.loads(file.read_text(encoding="utf-8"))
         values["base_model_name_or_path"] = base_name
         file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        record_base(folder, folder_here(base_name))
 
 
 def _shown(targets: Any) -> str:

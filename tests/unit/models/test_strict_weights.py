@@ -53,6 +53,13 @@ def test_a_served_base_that_lacks_a_tensor_is_refused_by_name(lacking: Path, pla
         load_base(str(lacking), [], "bfloat16", plain=plain)
 
 
+def test_a_hub_is_not_made_on_a_base_that_lacks_a_tensor(lacking: Path, tmp_path: Path) -> None:
+    from gym_server.cli.setup import HubChoices, init_hub
+
+    with pytest.raises(GymError, match=NORM):
+        init_hub(tmp_path / "hub", HubChoices(str(lacking), "h", "open"))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

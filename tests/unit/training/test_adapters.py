@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.adapter_base import BASE_RECORD
 from gym_fed.modeling.adapters import merge_adapters, read_adapter
 from gym_fed.models import load_model
 from gym_fed.training.model.adapters import check_adapters
@@ -146,8 +147,8 @@ def test_adapters_in_an_order_in_which_they_were_not_trained_are_refused(
     assert not (tmp_path / "b").exists()
 
 
-def test_an_adapter_of_another_base_is_refused_and_both_are_named(
-    tiny_base: Path, sft: Path, tmp_path: Path
+def test_an_adapter_of_another_base_is_refused_by_digest_and_otherwise_both_are_named(
+    tiny_base: Path, sft: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = sibling("Qwen3", tmp_path / "other", seed=7)
     with pytest.raises(GymError, match="has other weights") as caught:
@@ -158,10 +159,15 @@ def test_an_adapter_of_another_base_is_refused_and_both_are_named(
     assert run(tmp_path / "c", model=str(copied), adapter=str(sft), max_steps=1).steps == 1
     away = Path(shutil.copytree(sft, tmp_path / "away"))
     named(away, "someone/another-model")
-    with pytest.raises(GymError, match="is not on this machine, and its name is another"):
-        run(tmp_path / "d", model=str(tiny_base), adapter=str(away))
-    named(away, f"someone/{tiny_base.name}-bnb-4bit")
+    assert run(tmp_path / "d", model=str(tiny_base), adapter=str(away), max_steps=1).steps == 1
+    assert "someone/another-model" not in caplog.text, "its digest was recorded"
+    (away / BASE_RECORD).unlink()
     assert run(tmp_path / "e", model=str(tiny_base), adapter=str(away), max_steps=1).steps == 1
+    assert f"was trained on someone/another-model and is put on {tiny_base}" in caplog.text
+    caplog.clear()
+    named(away, f"someone/{tiny_base.name}-bnb-4bit")
+    assert run(tmp_path / "f", model=str(tiny_base), adapter=str(away), max_steps=1).steps == 1
+    assert "was trained on" not in caplog.text
 
 
 def named(adapter: Path, base: str | None) -> None:
@@ -174,6 +180,7 @@ def test_shapes_that_do_not_fit_are_refused_with_the_weight(sft: Path, tmp_path:
     wide = sibling("Qwen3", tmp_path / "wide", hidden_size=32)
     adapter = Path(shutil.copytree(sft, tmp_path / "adapter"))
     named(adapter, None)
+    (adapter / BASE_RECORD).unlink()
     with pytest.raises(GymError, match=r"q_proj.* is \[4, 16\], and the model wants \[4, 32\]") as caught:
         run(tmp_path / "b", model=str(wide), adapter=str(adapter))
     assert caught.value.code is ErrorCode.MODEL_INVALID
