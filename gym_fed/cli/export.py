@@ -52,7 +52,7 @@ def export(
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="Base of MODEL, which is a .gymdelta.",
+            help="Base of MODEL, which is a .gymdelta or an adapter.",
             show_default="the one it names",
         ),
     ] = None,
@@ -70,7 +70,7 @@ def export(
         typer.Option(
             "--dtype",
             help="Of the weights of huggingface, adapter and tensorrt_llm: float32, bfloat16 or float16.",
-            show_default="as the base is stored; adapters as they are",
+            show_default="as the base is stored if that keeps 99% of the delta, else float32; adapters as they are",
         ),
     ] = None,
     quantization: Annotated[
@@ -78,7 +78,8 @@ def export(
         typer.Option(
             "--quantization",
             help="How weights are rounded, such as q8_0 of gguf; those of each format stand below.",
-            show_default="gguf: as the source is stored; else the first of the format",
+            show_default="gguf: as the source is stored if that keeps 99% of the delta, else f32; "
+            "else the first of the format",
         ),
     ] = "",
     rank: Annotated[
@@ -167,19 +168,19 @@ def export(
         ensure_models([base_needed(model, base), *(adapter or ())], yes)
         rows = load_rows(data) if data is not None else ()
         found = named_delta(model, base=base, variant=variant, store=variants)
-        weights = weights_of(model if found is None else found.base)
+        weights = weights_of((base or model) if found is None else found.base)
         require_room(chosen, weights, output, options, check=not skip_check)
         chosen.start(options.processes, check=not skip_check)
         report(f"loading {model}", 0, 0)
         source = open_source(model, adapter or (), base=base, variant=variant, variants=variants)
-        kept = source.dtype if chosen.has_dtype else None
-        options = replace(options, dtype=dtype or kept, rows=rows, report=report)
+        options = replace(options, rows=rows, report=report)
         record = write(source, chosen.name, output, options, check=not skip_check)
     for note in record.get("notes", ()):
         err.print(f"note: {note}")
     print_result(as_json, {**record, "output": str(output)}, f"{output}: {_said(record)}")
     if not as_json:
-        if smaller := chosen.suggestion(output, chosen.of_source(source, options)):
+        options = replace(options, quantization=record.get("quantization", ""))
+        if smaller := chosen.suggestion(output, options):
             err.print(f"hint: {smaller}")
         print_next(chosen.use(output))
 
@@ -228,6 +229,8 @@ def _said(record: dict[str, Any]) -> str:
     """What was written, how long it took, and what the comparison came to, in a line."""
     check, unchecked = record["check"], record["unchecked"]
     text = f"{readable_bytes(record['bytes'])} in {record['seconds']['all']:.0f} s, "
+    if (kept := record.get("kept")) is not None:
+        text += f"keeps {kept['share']:.1%} of the {kept['of']} in {kept['stored_as']}, "
     if check is None:
         return f"{text}not compared with its source: {unchecked}"
     text += f"read back by {check['read_by']}, {_distance(check['read_back'])}"

@@ -15,11 +15,10 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options
-from gym_fed.export.formats.huggingface import cast
 from gym_fed.export.passage import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS
 from gym_fed.export.readers.of_transformers import OfTransformers
 from gym_fed.export.readers.reading import answers
-from gym_fed.export.source import Source
+from gym_fed.export.source import Source, cast
 from gym_fed.export.tolerance import Tolerance
 
 MERGED_TOLERANCE = Tolerance(max=1e-3, greedy=False)
@@ -42,28 +41,45 @@ class ReadBack:
         self._chosen, self._source, self._options = chosen, source, options
         self._passage = passage_ids(source)
         self._own: dict[str, Any] | None = None
+        self._untuned: dict[str, Any] | None = None
 
-    def before_writing(self) -> None:
-        """Answer as the source does, where writing uses it up; merging alone must change next to nothing.
+    def before_merging(self) -> None:
+        """Answer as source and base do, before the adapter is merged; merging must change next to nothing.
 
         Raises:
             GymError: ``EXPORT_DIFFERS`` where the merged model answers otherwise.
         """
         chosen, source = self._chosen, self._source
-        if not chosen.changes(source, self._options):
+        if not (source.adapted and chosen.merges):
             return
         self._own = self._answers(source.model, "answering as the source does")
-        if source.adapted and chosen.merges:
-            self._options.report("merging", 0, 0)
-            merged = compared(self._own, self._answers(source.whole(), "answering as the merged model does"))
-            _require_equal(merged, MERGED_TOLERANCE, "merging the adapter gives", ExportFormat.remedy)
+        if chosen.stored_as(self._options) is None:
+            with source.model.disable_adapter():
+                self._untuned = self._answers(source.model, "answering as the base does", tokens=0)
+        self._options.report("merging", 0, 0)
+        merged = compared(self._own, self._answers(source.whole(), "answering as the merged model does"))
+        _require_equal(merged, MERGED_TOLERANCE, "merging the adapter gives", ExportFormat.remedy)
+
+    def before_writing(self, options: Options) -> None:
+        """Answer as the source does where writing uses it up, and as its base where the delta is rounded by blocks.
+
+        Args:
+            options: As the source has settled them.
+        """
+        chosen, source, self._options = self._chosen, self._source, options
+        if self._own is None and chosen.changes(source, options):
+            self._own = self._answers(source.model, "answering as the source does")
+        in_blocks = chosen.merges and chosen.stored_as(options) is None
+        if in_blocks and source.delta is not None and source.read_base is not None:
+            self._untuned = self._answers(source.read_base(), "answering as the base does", tokens=0)
 
     def of(self, part: Path) -> dict[str, Any]:
         """Read ``part`` back and compare.
 
         Returns:
             ``prompts``, ``read_by``, ``read_back`` (see ``compared``, with its ``tolerance``), what the
-            format's ``stored`` says, and ``against_the_source`` where what should have been is not the source itself.
+            format's ``stored`` says, ``against_the_source`` where what should have been is not the source itself, and
+            ``effect_kept`` of a delta in blocks of few bits.
 
         Raises:
             GymError: ``EXPORT_DIFFERS``.
@@ -84,18 +100,20 @@ class ReadBack:
             found["against_the_source"] = compared(self._own, ours)
         parts = {"reading": chosen.reading, **chosen.parts(source, part)}
         del wanted
-        self._own = None
+        own, self._own = self._own or ours, None
         source.forget()
         gc.collect()
         there = _in_a_fresh_process(parts, self._passage, options, part.parent)
         found["read_back"] = compared(ours, there)
         limits = chosen.limits(options)
         found["read_back"]["tolerance"] = asdict(limits)
+        if self._untuned is not None:
+            found["effect_kept"] = effect_kept(self._untuned, own, there)
         _require_equal(found["read_back"], limits, f"{chosen.reader} reads back", chosen.remedy_of(options))
         found["seconds"] = round(time.monotonic() - begun, 1)
         return found
 
-    def _answers(self, model: Any, stage: str) -> dict[str, Any]:
+    def _answers(self, model: Any, stage: str, tokens: int = GREEDY_TOKENS) -> dict[str, Any]:
         """In float32, as the other process computes them."""
         import torch
 
@@ -107,7 +125,7 @@ class ReadBack:
             self._options.report(stage, done, total)
 
         reading = OfTransformers(model.eval(), self._source.tokenizer)
-        return answers(reading, list(PROMPTS), self._passage, GREEDY_TOKENS, report)
+        return answers(reading, list(PROMPTS), self._passage, tokens, report)
 
 
 def passage_ids(source: Source) -> list[int]:
@@ -169,6 +187,30 @@ def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, A
             if any(name.startswith(start) for name in both)
         },
     }
+
+
+def effect_kept(
+    base: Mapping[str, Any], tuned: Mapping[str, Any], written: Mapping[str, Any]
+) -> float | None:
+    """The share of a delta's effect on the logits that is left: ``1 - |written - tuned| / |tuned - base|``, at least 0.
+
+    Args:
+        base: ``answers`` of the base.
+        tuned: Of the exact model.
+        written: Of what was written.
+
+    Returns:
+        None where the delta has no effect, or token ids differ.
+    """
+    from gym_fed.delta.kept import KeptDelta
+
+    kept = KeptDelta()
+    for name in tuned:
+        if name.startswith("logits."):
+            if base[name].shape != tuned[name].shape or written[name].shape != tuned[name].shape:
+                return None
+            kept.add(base[name], tuned[name], written[name])
+    return kept.share
 
 
 def _rows(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:

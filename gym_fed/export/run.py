@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base_files import CARD
+from gym_fed.delta.kept import LEAST_KEPT
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.beside import CARD_BESIDE, RECORD, beside, require_none_beside, written_beside
 from gym_fed.export.checking import ReadBack
@@ -78,20 +79,26 @@ def _export(
 ) -> dict[str, Any]:
     begun = time.monotonic()
     chosen.check(source)
-    options = chosen.of_source(source, options)
     if check:
         chosen.require_reader(source)
     chosen.start(options.processes, check=check)
     record = _about(chosen, source, options)
+    checking = ReadBack(chosen, source, options) if check else None
+    if checking is not None:
+        checking.before_merging()
+    options = chosen.of_source(source, options)
+    if quantization := chosen.quantization(options):
+        record["quantization"] = quantization
+    stored_as = chosen.stored_as(options) if chosen.merges else None
+    share = None if stored_as is None else source.kept(stored_as)
     reasons = [reason for reason in ("" if check else "the check was left out", chosen.unchecked) if reason]
     record["unchecked"] = "; ".join(reasons) or False
-    checking = ReadBack(chosen, source, options) if check else None
     whole: AbstractContextManager[Path] = (whole_file_or_none if chosen.is_file else whole_or_not_at_all)(
         path
     )
     with full_disk_named(path), ExitStack() as held, whole as part:
         if checking is not None:
-            checking.before_writing()
+            checking.before_writing(options)
         options.report("writing", 0, 0)
         written = time.monotonic()
         chosen.write(source, part, options)
@@ -109,6 +116,10 @@ def _export(
         if not chosen.is_file:
             _require_licences(source, part)
         record["check"] = None if checking is None else checking.of(part)
+        if share is None and record["check"] is not None:
+            share = record["check"].get("effect_kept")
+        if share is not None:
+            _note_kept(record, share, stored_as, chosen, options)
         record["seconds"]["all"] = round(time.monotonic() - begun, 1)
         if chosen.is_file:
             held.enter_context(
@@ -131,9 +142,24 @@ def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, 
         "base": source.shown_base,
         "versions": {"gym-fed": __version__, **_versions(("torch", "transformers", *chosen.requires))},
     }
-    if quantization := chosen.quantization(options):
-        record["quantization"] = quantization
     return record
+
+
+def _note_kept(
+    record: dict[str, Any], share: float, stored_as: str | None, chosen: ExportFormat, options: Options
+) -> None:
+    """Record how much of the delta is left, and what keeps more where that is little."""
+    name = stored_as or chosen.quantization(options)
+    of = "delta" if stored_as else "delta's effect on the logits"
+    record["kept"] = {"share": share, "of": of, "stored_as": name}
+    if share < LEAST_KEPT:
+        finer = (
+            "--dtype float32"
+            if chosen.takes_dtype and stored_as
+            else "a finer --quantization, such as f32 of gguf,"
+        )
+        note = f"{name} keeps {share:.1%} of the {of}; {finer} keeps more"
+        record["notes"] = [*record.get("notes", ()), note]
 
 
 def _versions(modules: tuple[str, ...]) -> dict[str, str]:

@@ -12,12 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base_files import CODE_KEYS
+from gym_fed.delta.kept import LEAST_KEPT, mapped_base, share_kept
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import lies_in
 from gym_fed.json_files import read_object
 from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters, merged
 from gym_fed.modeling.rope import BASE_CHANGES
-from gym_fed.models import DTYPES, chain_on, is_hub_name, load_model, model_name, quiet_loading, resolve
+from gym_fed.models import (
+    DTYPES,
+    chain_on,
+    folder_here,
+    is_hub_name,
+    load_model,
+    model_name,
+    quiet_loading,
+    resolve,
+)
 from gym_fed.text import readable_bytes
 
 TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
@@ -75,11 +85,38 @@ class Source:
         return hasattr(self.model, "peft_config")
 
     def whole(self) -> Any:
-        """The model with everything in its weights; ``model`` stays as it is, or becomes this where it is owned."""
+        """The model with everything in its weights; ``model`` stays as it is, or becomes this where it is owned.
+
+        An adapter is merged in float32: a sum in 16 bits would round most of it away.
+        """
         if self._merged is None and self.adapted:
-            self._merged = merged(self.model if self.owned else copy.deepcopy(self.model), self.name)
+            model = self.model if self.owned else copy.deepcopy(self.model)
+            self._merged = merged(cast(model, "float32"), self.name)
             self.model = self._merged if self.owned else self.model
         return self.model if self._merged is None else self._merged
+
+    def kept(self, dtype: str) -> float | None:
+        """The share of the delta that is left in a dtype (``gym_fed.delta.kept``); None without a known base."""
+        key = f"kept.{dtype}"
+        if key not in self.found:
+            self.found[key] = self._share(dtype)
+        share: float | None = self.found[key]
+        return share
+
+    def precise_dtype(self) -> str:
+        """The dtype to write by default: that of the base if it keeps the delta, otherwise float32."""
+        share = self.kept(self.dtype)
+        return self.dtype if share is None or share >= LEAST_KEPT else "float32"
+
+    def _share(self, dtype: str) -> float | None:
+        from gym_fed.delta.base import model_tensors
+
+        if self.base is None or self.read_base is None:
+            return None
+        tuned = model_tensors(self.whole())
+        here = folder_here(self.base)
+        found = None if here is None else mapped_base(here, tuned)
+        return share_kept(found or model_tensors(self.read_base()), tuned, dtype)
 
     def forget(self) -> None:
         """Give back the memory of ``whole``, and of the model where it is owned."""
@@ -93,6 +130,16 @@ class Source:
         for name, file in licences_of(self).items():
             if not (folder / name).exists():
                 shutil.copyfile(file, folder / name)
+
+
+def cast(model: Any, dtype: str) -> Any:
+    """The model itself, with its weights in another type. Rotary frequencies are never saved, and stay."""
+    import torch
+
+    for value in model.state_dict(keep_vars=True).values():
+        if value.is_floating_point():
+            value.data = value.data.to(getattr(torch, dtype))
+    return model
 
 
 def _without_folders(name: str) -> str:
@@ -149,7 +196,7 @@ def open_source(
         name: gym-nano, a model folder, the folder of a run or an adapter, or a name in the local cache;
             ``BASE:VARIANT`` or a ``.gymdelta`` as well.
         adapters: PEFT folders, put on in this order, below a delta.
-        base: Of a ``.gymdelta``; None for the one that it names.
+        base: Of a ``.gymdelta`` or an adapter; None for the one that it names.
         variant: Of the folder ``variants``, on ``name``.
         variants: See ``gym_fed.serving.store.folder.variants_folder``.
 
@@ -163,7 +210,7 @@ def open_source(
     if found is not None:
         shown = name if variant is None else f"{name}:{variant}"
         return _with_delta(shown, found.base, adapters, found.delta)
-    home_name, chain = chain_on(name, adapters)
+    home_name, chain = chain_on(name, adapters) if base is None else chain_on(base, [name, *adapters])
     home = Path(resolve(home_name))
     _require_unquantised(home_name, home, chain)
     model, tokenizer = _load(home_name)

@@ -87,6 +87,13 @@ class QuantReport:
     layers: tuple[LayerSafety, ...] = field(default=(), repr=False)
     not_in_file: tuple[str, ...] = ()
 
+    @property
+    def kept(self) -> float | None:
+        """The share of the delta that the file keeps (``gym_fed.delta.kept``); None where nothing changed."""
+        whole = sum(tensor.energy for tensor in self.tensors)
+        lost = sum(tensor.energy * tensor.error**2 for tensor in self.tensors)
+        return max(0.0, 1.0 - (lost / whole) ** 0.5) if whole else None
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**asdict(self), "path": str(self.path), "file": str(self.path)}
+        return {**asdict(self), "path": str(self.path), "file": str(self.path), "kept": self.kept}

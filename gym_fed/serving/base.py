@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.delta.base import BaseSpec, model_tensors, tensor_head
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.kept import LEAST_KEPT, kept_text, mapped_base, share_kept
 from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
-from gym_fed.models import load_adapted, load_model, load_tokenizer, model_name, resolve
-from gym_fed.serving.base_spec import float32_digest
+from gym_fed.modeling.tensor_digest import float32_digest, tensor_head
+from gym_fed.models import chain_on, load_adapted, load_model, load_tokenizer, model_name, resolve
 from gym_fed.serving.end_tokens import end_ids
 from gym_fed.serving.pictures.families import require_family
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
@@ -79,7 +80,19 @@ def load_base(
     end_ids(loaded.model, loaded.tokenizer)
     model = merged(loaded.model, name)
     base = BaseSpec.of(model, model_name(name))
+    if dtype != "float32":
+        _warn_of_rounding(model, name, adapters, dtype)
     return model.to(dtype=target), loaded.tokenizer, base
+
+
+def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtype: str) -> None:
+    """Log how much of the adapters is left in a dtype that takes some of them away."""
+    home, chain = chain_on(name, adapters)
+    tuned = model_tensors(model)
+    base = mapped_base(Path(resolve(home)), tuned) if chain else None
+    share = None if base is None else share_kept(base, tuned, dtype)
+    if share is not None and share < LEAST_KEPT:
+        _log.warning("%s with its adapters %s", name, kept_text(share, dtype))
 
 
 def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:

@@ -57,12 +57,12 @@ def compare(
     from gym_fed.evaluation.delta_error import layer_errors
     from gym_fed.modeling.adapters import merged
     from gym_fed.modeling.differences import require_same_settings
-    from gym_fed.models import load_model, model_name
+    from gym_fed.models import load_model, load_tuned, model_name
 
     if plot is not None:
         require_matplotlib()
     rows = load_rows(data)[:limit] if data else []
-    loaded, other = load_model(base), load_model(tuned)
+    loaded, other = load_model(base), load_tuned(tuned, base)
     for difference in require_same_settings(
         tuned, loaded.model, other.model, (loaded.tokenizer, other.tokenizer), allow=True
     ):
@@ -134,8 +134,8 @@ def apply(
         raise
     console.print_result(
         json_,
-        {"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale},
-        f"wrote {output}",
+        {"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale, "dtype": "float32"},
+        f"wrote {output} in float32, which keeps the whole delta",
     )
 
 

@@ -175,6 +175,8 @@ def _show(report: QuantReport) -> None:
             console.out.print(f"  projected {layer.name}: cosine {layer.cosine}")
     if report.not_in_file:
         console.out.print(f"not in the file: {'; '.join(report.not_in_file)}", markup=False)
+    if report.kept is not None:
+        console.out.print(f"keeps {report.kept:.2%} of the delta")
     console.out.print(f"{report.size_bytes:,} bytes, sha256 {report.sha256}")
 
 

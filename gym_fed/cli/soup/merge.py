@@ -211,6 +211,7 @@ def _run(
         "bits_per_weight": encoding.bits_per_weight,
         "codecs": encoding.codecs,
         "encoding_error": encoding.error,
+        "kept": max(0.0, 1.0 - encoding.error),
     }
 
 
@@ -330,7 +331,7 @@ def _show(report: dict[str, Any]) -> None:
     codecs = ", ".join(f"{name} {count}" for name, count in sorted(report["codecs"].items()))
     console.out.print(
         f"norm {report['norm']:.4g}, {report['size_bytes']:,} bytes, {report['bits_per_weight']:.3f} bits per weight; "
-        f"error of the encoding {report['encoding_error']:.2%} (tensors: {codecs or 'none, the soup is zero'})"
+        f"keeps {report['kept']:.2%} of the merged delta (tensors: {codecs or 'none, the soup is zero'})"
     )
     console.out.print(f"base {report['base']['name']} {report['base']['digest']}")
     console.out.print(f"sha256 {report['sha256']}")

@@ -18,6 +18,7 @@ from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
 
 __all__ = ["ExportFormat", "Options"]
+_PLAIN_QUANTIZATIONS = ("float32",)
 READ_BACK = "gym_fed.export.read_back"
 """Module whose process reads every format back."""
 
@@ -76,9 +77,6 @@ class ExportFormat(ABC):
     unchecked: ClassVar[str] = ""
     """Why the program that it is for cannot be run on this machine; the record says it."""
 
-    has_dtype: ClassVar[bool] = False
-    """Whether it is written in ``--dtype``, by default in the type of the base."""
-
     takes_dtype: ClassVar[bool] = True
     """Whether ``--dtype`` is read; the command refuses it elsewhere."""
 
@@ -134,8 +132,14 @@ class ExportFormat(ABC):
                 )
 
     def of_source(self, source: Source, options: Options) -> Options:
-        """The options with what the source decides where the user did not."""
+        """The options with what the source decides where the user did not; called once its answers are known."""
         return options
+
+    def stored_as(self, options: Options) -> str | None:
+        """The dtype that the merged weights are rounded to; None for blocks of few bits."""
+        return (
+            options.dtype or "float32" if self.quantization(options) in ("", *_PLAIN_QUANTIZATIONS) else None
+        )
 
     def suggestion(self, path: Path, options: Options) -> str:
         """How what was written at ``path`` could be smaller, with the size; empty where there is nothing to say."""

@@ -21,7 +21,7 @@ _HEAD = 128
 _MISREAD = ("mistral", "gemma3_text")
 """Kinds that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
 _OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
-"""The default quantization by the type in which the source is stored; f32 of any other."""
+"""The default quantization by the dtype that keeps the source's delta; f32 for any other."""
 _LLAMA_CPP = has_llama_cpp()
 """Without it transformers' own reader of GGUF reads files back."""
 
@@ -85,7 +85,11 @@ class Gguf(ExportFormat):
     def of_source(self, source: Source, options: Options) -> Options:
         if options.quantization:
             return options
-        return replace(options, quantization=_OF_DTYPE.get(source.dtype, "f32"))
+        return replace(options, quantization=_OF_DTYPE.get(source.precise_dtype(), "f32"))
+
+    def stored_as(self, options: Options) -> str | None:
+        names = {"f32": "float32", **{name: dtype for dtype, name in _OF_DTYPE.items()}}
+        return names.get(options.quantization or "f32")
 
     def suggestion(self, path: Path, options: Options) -> str:
         if self.quantization(options) not in ("f32", *_OF_DTYPE.values()):

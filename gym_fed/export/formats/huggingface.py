@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.export.source import Source
+from gym_fed.export.source import Source, cast
 from gym_fed.models import quiet_loading
 
 
@@ -17,11 +18,13 @@ class HuggingFace(ExportFormat):
 
     name = "huggingface"
     merges = True
-    has_dtype = True
     copies_writing = 1.0
     copies_reading = 1.0
     tried = "full, LoRA, DoRA; Qwen3, Llama, a mixture of experts; float32, bfloat16, float16"
     untried = "models of more than one shard's default size"
+
+    def of_source(self, source: Source, options: Options) -> Options:
+        return options if options.dtype else replace(options, dtype=source.precise_dtype())
 
     def changes(self, source: Source, options: Options) -> bool:
         return super().changes(source, options) or (
@@ -48,16 +51,6 @@ class HuggingFace(ExportFormat):
         if options.dtype is None or str(whole.dtype) == f"torch.{options.dtype}":
             return whole
         return cast(whole if source.owned else copy.deepcopy(whole), options.dtype)
-
-
-def cast(model: Any, dtype: str) -> Any:
-    """The model itself, with its weights in another type. Rotary frequencies are never saved, and stay."""
-    import torch
-
-    for value in model.state_dict(keep_vars=True).values():
-        if value.is_floating_point():
-            value.data = value.data.to(getattr(torch, dtype))
-    return model
 
 
 def _is_exact_in(model: Any, dtype: str) -> bool:

@@ -299,20 +299,25 @@ def model(
     folder: Folder = DEFAULT_FOLDER,
     version: Annotated[int | None, typer.Option(help="Height of the version; the newest by default.")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the base's")
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16.",
+            show_default="the base's if it keeps 99% of the change, else float32",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a global version as a model folder that anything can load."""
     with opened(folder) as fed, waiting(f"writing a version into {plain(str(output), 80)}"):
+        from gym_fed.delta.kept import kept_text
         from gym_server.rounds.hub_model import write_version
 
         found = write_version(fed, output, version, dtype)
+    kept = kept_text(found["kept"], found["dtype"]) or f"is in {found['dtype']}"
     print_result(
         as_json,
         found,
-        f"version {found['height']} of {found['base_model']} is in {output}, in {found['dtype']}; "
-        f"try: gym chat {output}",
+        f"version {found['height']} of {found['base_model']} is in {output}, and {kept}; try: gym chat {output}",
     )
 
 

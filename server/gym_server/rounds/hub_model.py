@@ -20,6 +20,7 @@ from gym_fed.data.rows import as_kind
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import heldout_loss, row_losses
 from gym_fed.evaluation.soup_game import SoupGame
@@ -108,21 +109,28 @@ class HubModel:
             self._applied.append(soup.version_digest)
             self.digest = soup.version_digest
 
-    def save(self, output: Path, dtype: str | None = None) -> str:
+    def save(self, output: Path, dtype: str | None = None) -> tuple[str, float | None]:
         """Write the current version with its tokenizer to a folder; in memory it then has that dtype, too.
 
         Args:
             output: The folder.
-            dtype: What the weights are rounded to; None: that of the base's own files. Versions are kept in float32.
+            dtype: What the weights are rounded to; None: the dtype of the base's own files if that keeps what the
+                rounds changed, otherwise float32, in which versions are kept.
 
         Returns:
-            The dtype.
+            The dtype, and the share of the change of all rounds that it keeps (``gym_fed.delta.kept``); None where
+            nothing changed.
         """
-        written = dtype or dtype_of(self._source)
+        tuned = model_tensors(self.model)
+        base = mapped_base(Path(resolve(self._source)), tuned) or model_tensors(
+            load_model(self._source).model
+        )
+        written = dtype or precise_dtype(dtype_of(self._source), base, tuned)
+        share = share_kept(base, tuned, written)
         with quiet_loading():
             self.model.to(getattr(torch, written)).save_pretrained(output)
             self.tokenizer.save_pretrained(output)
-        return written
+        return written, share
 
     def loss(self) -> float:
         """Held-out loss of the current version, in nats a token."""
@@ -245,7 +253,7 @@ def write_version(
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
     model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
     model.follow(fed.round_store.soups(wanted))
-    written = model.save(output, dtype)
+    written, share = model.save(output, dtype)
     tensors = tensors_digest(
         model.model.float()
     )  # as it is found when the folder is loaded, which is in float32
@@ -258,6 +266,7 @@ def write_version(
         "base_digest": tensors,
         "base_model": fed.public_base_name,
         "dtype": written,
+        "kept": share,
         "folder": str(output),
     }
 

@@ -124,7 +124,7 @@ def test_readmes_line_merges_what_delta_encode_and_delta_diff_made(clean: Path, 
         assert 0.0 < error <= 0.1
         assert f"{soup.size_bytes:,} bytes" in done.output
         assert f"{soup.bits_per_weight:.3f} bits per weight" in done.output
-        assert f"error of the encoding {error:.2%}" in done.output
+        assert f"keeps {1 - error:.2%} of the merged delta" in done.output
         assert f"base gym-nano {soup.manifest.base_digest}" in done.output
 
 
@@ -276,4 +276,4 @@ def test_a_vote_of_signs_is_written_as_signs_and_nothing_else_is_said_of_zeros(
     assert big == {"bitdelta"}
     nothing = gym(*line("task_arithmetic"), "--base", str(tiny_base), "--set", "scale=0", "--overwrite")
     assert nothing.exit_code == 0, nothing.exception
-    assert "error of the encoding 0.00% (tensors: none, the soup is zero)" in nothing.output
+    assert "keeps 100.00% of the merged delta (tensors: none, the soup is zero)" in nothing.output

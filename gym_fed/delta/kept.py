@@ -1,0 +1,87 @@
+"""How much of a delta is left in a written model: rounding to 16 bits can take most of a fine-tune away.
+
+A weight in bfloat16 has 8 significant bits, so a change below 1/512 of it is rounded away. What a LoRA changes is often
+that small. The logits barely move then, and so does the fine-tune's own effect on them: errors are measured against the
+delta, not against the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEAST_KEPT = 0.99
+"""A default precision keeps at least this share; less must be asked for by name."""
+_BLOCK = 1 << 22
+
+
+class KeptDelta:
+    """Adds up, tensor by tensor, what a written model lost of its delta."""
+
+    def __init__(self) -> None:
+        self._lost = self._whole = 0.0
+
+    def add(self, base: Tensor, tuned: Tensor, written: Tensor) -> None:
+        """Count a tensor of the base, of the exact model, and of what was written; all of one shape."""
+        flat = [one.detach().reshape(-1) for one in (base, tuned, written)]
+        for at in range(0, flat[0].numel(), _BLOCK):
+            old, exact, found = (one[at : at + _BLOCK].to("cpu").double() for one in flat)
+            self._whole += float((exact - old).square().sum())
+            self._lost += float((found - exact).square().sum())
+
+    @property
+    def share(self) -> float | None:
+        """``1 - |written - tuned| / |tuned - base|`` over all tensors, at least 0; None where nothing changed."""
+        return max(0.0, 1.0 - (self._lost / self._whole) ** 0.5) if self._whole else None
+
+
+def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: str) -> float | None:
+    """The share of ``tuned - base`` that is left when the tuned tensors are rounded to ``dtype``.
+
+    Args:
+        base: By name; a tensor that it does not have is not counted.
+        tuned: By name.
+        dtype: ``float32``, ``bfloat16`` or ``float16``.
+
+    Returns:
+        As ``KeptDelta.share``.
+    """
+    import torch
+
+    kept = KeptDelta()
+    for name, tensor in tuned.items():
+        if name in base:
+            kept.add(base[name], tensor, tensor.detach().to(getattr(torch, dtype)))
+    return kept.share
+
+
+def precise_dtype(stored: str, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> str:
+    """The dtype to write a tuned model in by default: the base's own if it keeps the delta, otherwise float32."""
+    share = share_kept(base, tuned, stored)
+    return stored if share is None or share >= LEAST_KEPT else "float32"
+
+
+def mapped_base(folder: Path, tuned: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    """The tensors of a base's folder, mapped and not loaded; None if they have other names or shapes than the model's.
+
+    An output head of the tuned model's own is not asked for: the base may share the embeddings' weights.
+    """
+    from gym_fed.modeling.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.find(folder)
+    names = [name for name in tuned if not name.endswith("lm_head.weight")]
+    if checkpoint is None or any(checkpoint.shape(name) != tuple(tuned[name].shape) for name in names):
+        return None
+    return checkpoint.mapped()
+
+
+def kept_text(share: float | None, dtype: str) -> str:
+    """The share for people, with the remedy where it is low; empty where nothing changed."""
+    if share is None:
+        return ""
+    text = f"keeps {share:.1%} of the delta in {dtype}"
+    return text if share >= LEAST_KEPT else f"{text}: rounding takes the rest away; float32 keeps all of it"
