@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from gym_fed.data.encoding import IGNORED, encode_rows
@@ -14,8 +17,49 @@ from gym_fed.data.encoding import IGNORED, encode_rows
 BATCH_TOKENS = 2048
 """Tokens of one forward pass whose logits are in memory at once."""
 
+MAX_BLOCKS = 25
+"""Blocks of held-out rows by which the sampling error of a loss difference is estimated."""
 
-@torch.inference_mode()
+Vector: TypeAlias = "NDArray[np.float64]"
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """The loss of every held-out row.
+
+    Attributes:
+        sums: ``[rows]`` float64, nats.
+        counts: ``[rows]`` tokens that were predicted.
+    """
+
+    sums: Vector
+    counts: Vector
+
+    @property
+    def mean(self) -> float:
+        """Mean negative log-likelihood in nats per token; NaN without a token."""
+        total = float(self.counts.sum())
+        return float(self.sums.sum()) / total if total else math.nan
+
+    @property
+    def block_weights(self) -> Vector:
+        """``[blocks]``: the share of all tokens that is in each block of rows."""
+        return self._by_block(self.counts)
+
+    def gain_to(self, after: RowLosses) -> Vector:
+        """``[blocks]``: what each block of rows adds to ``self.mean - after.mean``; both are of the same rows."""
+        return self._by_block(self.sums - after.sums)
+
+    def _by_block(self, values: Vector) -> Vector:
+        blocks = num_blocks(len(values))
+        return np.asarray([values[k::blocks].sum() for k in range(blocks)]) / float(self.counts.sum())
+
+
+def num_blocks(rows: int) -> int:
+    """Into how many blocks so many held-out rows are dealt, one after the other."""
+    return min(rows, MAX_BLOCKS)
+
+
 def heldout_loss(
     model: Any,
     tokenizer: Any,
@@ -39,11 +83,27 @@ def heldout_loss(
     Raises:
         GymError: ``DATA_INVALID`` when the rows hold nothing to predict.
     """
-    total, count = 0.0, 0
-    for loss, tokens in batch_losses(model, tokenizer, rows, max_length, batch_size):
-        total += float(loss)
-        count += tokens
-    return total / count if count else math.nan
+    return heldout_row_losses(model, tokenizer, rows, max_length=max_length, batch_size=batch_size).mean
+
+
+@torch.inference_mode()
+def heldout_row_losses(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    max_length: int = 256,
+    batch_size: int = 32,
+) -> RowLosses:
+    """Measure the summed loss and the number of tokens of each row that has a token to predict.
+
+    For the arguments and what is raised see ``heldout_loss``.
+    """
+    encoded = encode_rows(tokenizer, rows, max_length=max_length)
+    sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded))
+    for at, losses, tokens in _in_batches(model, tokenizer, encoded, batch_size):
+        sums[at], counts[at] = losses.double().cpu().numpy(), tokens.cpu().numpy()
+    return RowLosses(sums, counts)
 
 
 @torch.inference_mode()

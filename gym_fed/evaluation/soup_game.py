@@ -15,7 +15,7 @@ from gym_fed.data.encoding import encode_rows
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.loss import batch_losses, heldout_loss
+from gym_fed.evaluation.loss import RowLosses, batch_losses, heldout_row_losses
 from gym_fed.soup.contribution import Coalition, Vector
 from gym_fed.soup.merging import inner_products
 from gym_fed.soup.stacks import stacks_of
@@ -73,7 +73,7 @@ class SoupGame:
         self._in_sum: Coalition = frozenset()
         size = 4 * sum(update.num_weights for update in updates)
         self._decoded: dict[tuple[int, str], Tensor] | None = {} if size <= KEPT_BYTES else None
-        self._base_loss: float | None = None
+        self._base_losses: RowLosses | None = None
         self._chance: Vector | None = None
 
     @property
@@ -86,39 +86,67 @@ class SoupGame:
         Raises:
             GymError: ``DATA_INVALID`` where it is not finite.
         """
-        if self._base_loss is None:
-            found = self._loss()
-            if not math.isfinite(found):
-                raise GymError(ErrorCode.DATA_INVALID, f"the held-out loss of the model itself is {found}")
-            self._base_loss = found
-        return self._base_loss
+        return self._before().mean
+
+    def _before(self) -> RowLosses:
+        if self._base_losses is None:
+            found = self._losses()
+            if not math.isfinite(found.mean):
+                raise GymError(
+                    ErrorCode.DATA_INVALID, f"the held-out loss of the model itself is {found.mean}"
+                )
+            self._base_losses = found
+        return self._base_losses
+
+    @property
+    def block_weights(self) -> Vector:
+        """``[k]``: each block's share of the held-out tokens."""
+        return self._before().block_weights
 
     def value(self, coalition: Coalition) -> float:
         """Nats by which the coalition's soup lowers the loss; never below ``-WORST``."""
-        before = self.base_loss()
+        return float(self.parts(coalition).sum())
+
+    def parts(self, coalition: Coalition) -> Vector:
+        """``[k]``: what each block of held-out rows adds to ``value``."""
+        before = self._before()
         if not coalition:
-            return 0.0
+            return np.zeros_like(before.block_weights)
         with self._with(self._summed(coalition)):
-            after = self._loss()
-        return max(-WORST, before - after) if math.isfinite(after) else -WORST
+            after = self._losses()
+        found = before.gain_to(after)
+        if not (np.isfinite(found).all() and found.sum() > -WORST):
+            found = -WORST * before.block_weights
+        return found
 
     def slopes(self, shares: Vector) -> Vector:
-        """``[n]``: ``-c_i <gradient at model + sum_j shares_j c_j u_j, u_i>``."""
+        """``[n, k]`` by block of held-out rows: ``-c_i <gradient at model + sum_j shares_j c_j u_j, u_i>``."""
         step = {name: self._zeros(name) for name in self._names}
         for i, share in enumerate(shares.tolist()):
             self._add(step, i, share)
+        tokens, blocks = float(self._before().counts.sum()), len(self.block_weights)
+        found, spread = np.zeros((self.n, blocks)), np.zeros(self.n)
+        whole = {name: self._zeros(name) for name in self._names}
         with self._with(step):
-            gradient = self._gradient()
-        del step
-        found, spread = np.zeros(self.n), np.zeros(self.n)
+            del step
+            for k in range(blocks):
+                gradient = self._gradient(self._rows[k::blocks], tokens)
+                for name in self._names:
+                    slope = gradient.pop(name)
+                    whole[name] += slope
+                    slope = slope.to("cpu", torch.float64)
+                    for i, update in enumerate(self._updates):
+                        if name in update:
+                            found[i, k] -= self._coefficients[i] * float(
+                                (slope * self._change(i, name)).sum()
+                            )
         for name in self._names:
-            slope = gradient.pop(name).to("cpu", torch.float64)
-            steepness = float((slope * slope).sum())
+            steepness = float(whole.pop(name).double().square().sum())
             for i, (update, coefficient) in enumerate(zip(self._updates, self._coefficients, strict=True)):
                 if name in update:
-                    change = self._change(i, name).to(torch.float64)
-                    found[i] -= coefficient * float((slope * change).sum())
-                    spread[i] += coefficient**2 * steepness * float((change * change).mean())
+                    spread[i] += (
+                        coefficient**2 * steepness * float(self._change(i, name).double().square().mean())
+                    )
         self._chance = np.sqrt(spread)
         return found
 
@@ -139,29 +167,25 @@ class SoupGame:
         found: Vector = inner_products(stacks_of(self._updates, spec), norms).numpy()
         return found
 
-    def _loss(self) -> float:
-        return heldout_loss(
+    def _losses(self) -> RowLosses:
+        return heldout_row_losses(
             self._model, self._tokenizer, self._rows, max_length=self._length, batch_size=self._batch
         )
 
-    def _gradient(self) -> dict[str, Tensor]:
-        """Of the held-out loss, by name; the model keeps the gradients and flags that it had."""
+    def _gradient(self, rows: Sequence[dict[str, Any]], tokens: float) -> dict[str, Tensor]:
+        """The gradient of the rows' summed loss over ``tokens``, by name; the model keeps its gradients and flags."""
         parameters = dict(self._model.named_parameters())
         before = {name: (p.requires_grad, p.grad) for name, p in parameters.items()}
         try:
             for name, parameter in parameters.items():
                 parameter.requires_grad_(name in self._kept)
                 parameter.grad = None
-            count = 0
             with torch.enable_grad():
-                for loss, tokens in batch_losses(
-                    self._model, self._tokenizer, self._rows, self._length, self._batch
-                ):
+                for loss, _ in batch_losses(self._model, self._tokenizer, rows, self._length, self._batch):
                     loss.backward()  # type: ignore[no-untyped-call]
-                    count += tokens
             found = {name: parameters[name].grad for name in self._names}
             return {
-                name: self._zeros(name) if slope is None else slope.float() / count
+                name: self._zeros(name) if slope is None else slope.float() / tokens
                 for name, slope in found.items()
             }
         finally:

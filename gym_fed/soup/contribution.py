@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.credit.certainty import standard_error
 
 Coalition: TypeAlias = "frozenset[int]"
 Vector: TypeAlias = "NDArray[np.float64]"
@@ -47,11 +48,27 @@ class Game(Protocol):
 
 
 @runtime_checkable
+class RowGame(Game, Protocol):
+    """A game that is measured on held-out rows, dealt into k blocks; the blocks' spread is its sampling error."""
+
+    @property
+    def block_weights(self) -> Vector:
+        """``[k]``: each block's share of the held-out tokens; they sum to 1."""
+
+    def parts(self, coalition: Coalition) -> Vector:
+        """``[k]``: what each block adds to the coalition's value."""
+
+
+@runtime_checkable
 class SmoothGame(Game, Protocol):
     """A game whose players may also be there in part."""
 
     def slopes(self, shares: Vector) -> Vector:
-        """``[n]``: how fast the value grows with each player's share, where player i is there to ``shares[i]``."""
+        """``[n]``, or ``[n, k]`` by block of held-out rows: how fast the value grows with each player's share.
+
+        Args:
+            shares: ``[n]``: to which part each player is there.
+        """
 
     def chance(self) -> Vector:
         """``[n]``: standard deviation of the slope of an update of this size whose direction is drawn blindly."""
@@ -67,7 +84,10 @@ class Scores:
         evaluations: Coalitions that were evaluated, and three for each gradient.
         stopped: ``exact``; ``tolerance`` or ``budget`` for what ended the sampling; ``model`` for scores of a modelled
             game.
-        errors: ``[n]`` float64 standard errors of sampled scores; None where nothing was sampled.
+        errors: ``[n]`` float64 standard errors: of the held-out rows, and of sampled orders; None where neither is
+            known, infinite for a single sample.
+        parts: ``[n, k]`` float64: what each block of held-out rows adds to the scores.
+        block_weights: ``[k]``: the blocks' shares of the held-out tokens.
         chance: ``[n]`` float64 what blind luck gives an update of this size (one standard deviation), where the game
             knows gradients; a score below twice this is no sign of work.
     """
@@ -78,6 +98,8 @@ class Scores:
     stopped: Stopped
     errors: Vector | None = None
     chance: Vector | None = None
+    parts: Vector = field(default_factory=lambda: np.zeros((0, 1)))
+    block_weights: Vector = field(default_factory=lambda: np.ones(1))
 
 
 class CountedGame:
@@ -90,7 +112,7 @@ class CountedGame:
 
     def __init__(self, game: Game, on_evaluation: Callable[[int], None] = lambda _: None) -> None:
         self._game = game
-        self._known: dict[Coalition, float] = {frozenset(): 0.0}
+        self._known: dict[Coalition, Vector] = {frozenset(): np.zeros(len(self.block_weights))}
         self._on_evaluation = on_evaluation
         self._sloped = False
         self.evaluations = 0
@@ -103,28 +125,35 @@ class CountedGame:
     def everyone(self) -> Coalition:
         return frozenset(range(self.n))
 
+    @property
+    def block_weights(self) -> Vector:
+        """As the game's own; one block for a game without rows."""
+        return _block_weights(self._game)
+
     def value(self, coalition: Coalition) -> float:
-        """As the game's own.
+        """As the game's own; for what is raised see ``parts``."""
+        return float(self.parts(coalition).sum())
+
+    def parts(self, coalition: Coalition) -> Vector:
+        """``[k]`` as the game's own; a game without rows has one part, its value.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for a value that is not finite.
         """
         if coalition not in self._known:
             self._on_evaluation(self.evaluations)
-            found = float(self._game.value(coalition))
-            self._known[coalition] = _finite(
-                np.array([found]), f"the soup of updates {sorted(coalition)}"
-            ).item()
+            found = _parts(self._game, coalition)
+            self._known[coalition] = _finite(found, f"the soup of updates {sorted(coalition)}")
             self.evaluations += 1
         return self._known[coalition]
 
     def slopes(self, shares: Vector) -> Vector:
-        """As the game's own; counts for ``GRADIENT_COST``."""
+        """``[n, k]`` as the game's own; counts for ``GRADIENT_COST``."""
         self._on_evaluation(self.evaluations)
         found = _finite(self._smooth.slopes(shares), "the gradient")
         self.evaluations += GRADIENT_COST
         self._sloped = True
-        return found
+        return found.reshape(self.n, -1)
 
     @property
     def smooth(self) -> bool:
@@ -139,11 +168,23 @@ class CountedGame:
         return _finite(smooth.chance(), "the gradient")
 
     def scores(
-        self, method: ContributionMethod, values: Vector, stopped: Stopped, errors: Vector | None = None
+        self, method: ContributionMethod, parts: Vector, stopped: Stopped, sampled: Vector | None = None
     ) -> Scores:
-        """The scores of a method, its cost and its chance level; a smooth game takes one gradient for the latter."""
+        """The scores of a method, their errors, its cost and its chance level.
+
+        Args:
+            method: What scored.
+            parts: ``[n, k]`` scores by block of held-out rows.
+            stopped: What ended it.
+            sampled: ``[n]`` standard errors of sampled orders.
+        """
         chance = self.chance() if self.smooth else None
-        return Scores(method.name, values, self.evaluations, stopped, errors, chance)
+        weights = self.block_weights
+        errors = standard_error(parts, weights) if len(weights) > 1 else None
+        if sampled is not None:
+            errors = sampled if errors is None else np.hypot(errors, sampled)
+        values = np.asarray(parts.sum(axis=1))
+        return Scores(method.name, values, self.evaluations, stopped, errors, chance, parts, weights)
 
     @property
     def _smooth(self) -> SmoothGame:
@@ -178,15 +219,22 @@ class GroupedGame:
         """Whether the innermost game has gradients."""
         return _is_smooth(self._game)
 
+    @property
+    def block_weights(self) -> Vector:
+        return _block_weights(self._game)
+
     def value(self, coalition: Coalition) -> float:
-        return self._game.value(frozenset(i for group in coalition for i in self._groups[group]))
+        return float(self.parts(coalition).sum())
+
+    def parts(self, coalition: Coalition) -> Vector:
+        return _parts(self._game, frozenset(i for group in coalition for i in self._groups[group]))
 
     def slopes(self, shares: Vector) -> Vector:
         spread = np.zeros(self._game.n)
         for group, share in zip(self._groups, shares, strict=True):
             spread[group] = share
         found = self._smooth.slopes(spread)
-        return np.array([found[group].sum() for group in self._groups])
+        return np.array([found[group].sum(axis=0) for group in self._groups])
 
     def chance(self) -> Vector:
         """As if the members' luck were one and the same, which it is for copies."""
@@ -213,10 +261,6 @@ class ContributionMethod(ABC):
     measures: ClassVar[bool] = True
     """Whether scores come from held-out data, so that a part of the pool can be split by them."""
 
-    from_screens: ClassVar[bool] = False
-    """Whether a hub takes what its gate found when it tried each update alone (``gate.screen_updates``) in place of
-    ``score``; they are the same figures."""
-
     def __init__(self, config: StrictModel) -> None:
         self.config = config
 
@@ -232,6 +276,14 @@ class ContributionMethod(ABC):
 
 def _is_smooth(game: Game) -> bool:
     return game.smooth if isinstance(game, CountedGame | GroupedGame) else isinstance(game, SmoothGame)
+
+
+def _block_weights(game: Game) -> Vector:
+    return game.block_weights if isinstance(game, RowGame) else np.ones(1)
+
+
+def _parts(game: Game, coalition: Coalition) -> Vector:
+    return game.parts(coalition) if isinstance(game, RowGame) else np.array([float(game.value(coalition))])
 
 
 def _finite(values: Vector, what: str) -> Vector:

@@ -37,11 +37,11 @@ class Estimate(ContributionMethod):
     def score(self, game: Game) -> Scores:
         counted = CountedGame(game)
         places, weights = np.polynomial.legendre.leggauss(self.config.points)
-        values = np.zeros(game.n)
+        parts = np.zeros((game.n, len(counted.block_weights)))
         for place, weight in zip((places + 1) / 2, weights / 2, strict=True):
-            values += weight * counted.slopes(np.full(game.n, place))
-        missing = counted.value(counted.everyone) - values.sum()
-        size = np.abs(values)
+            parts += weight * counted.slopes(np.full(game.n, place))
+        missing = counted.parts(counted.everyone) - parts.sum(axis=0)
+        size = np.abs(parts.sum(axis=1))
         if size.sum() > 0:
-            values += missing * size / size.sum()
-        return counted.scores(self, values, "model")
+            parts += np.outer(size / size.sum(), missing)
+        return counted.scores(self, parts, "model")

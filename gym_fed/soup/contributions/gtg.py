@@ -47,8 +47,8 @@ class Gtg(ContributionMethod):
     def score(self, game: Game) -> Scores:
         counted = CountedGame(game)
         if abs(counted.value(counted.everyone)) <= self.config.round_truncation:
-            zeros = np.zeros(game.n)
-            return counted.scores(self, zeros, "tolerance", zeros)
+            zeros = np.zeros((game.n, len(counted.block_weights)))
+            return counted.scores(self, zeros, "tolerance", zeros[:, 0])
         generator = np.random.default_rng(self.config.seed)
         turns: list[Vector] = []
         earlier: Vector | None = None
@@ -56,16 +56,17 @@ class Gtg(ContributionMethod):
             turns.append(
                 np.mean([self._walk(counted, leader, generator) for leader in range(game.n)], axis=0)
             )
-            values, errors = np.mean(turns, axis=0), standard_errors(turns)
+            parts = np.mean(turns, axis=0)
+            values, errors = parts.sum(axis=1), standard_errors([turn.sum(axis=1) for turn in turns])
             size = float(np.abs(values).mean())
             if earlier is not None and float(np.abs(values - earlier).mean()) <= self.config.tolerance * size:
-                return counted.scores(self, values, "tolerance", errors)
+                return counted.scores(self, parts, "tolerance", errors)
             if counted.evaluations >= self.config.budget or len(turns) >= self.config.budget:
-                return counted.scores(self, values, "budget", errors)
+                return counted.scores(self, parts, "budget", errors)
             earlier = values
 
     def _walk(self, counted: CountedGame, leader: int, generator: np.random.Generator) -> Vector:
-        """The marginal value of each, ``[n]``, in an order that begins with ``leader``."""
+        """The marginal value of each, ``[n, k]``, in an order that begins with ``leader``."""
         others = [i for i in range(counted.n) if i != leader]
         order = [leader, *generator.permutation(others).tolist()]
         return marginals(counted, order, self.config.truncation)

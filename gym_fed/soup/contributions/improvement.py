@@ -13,9 +13,8 @@ class Improvement(ContributionMethod):
     """``v({i})``: n evaluations. Two updates that say the same both get all of what either would give."""
 
     name: ClassVar[str] = "improvement"
-    from_screens: ClassVar[bool] = True
 
     def score(self, game: Game) -> Scores:
         counted = CountedGame(game)
-        values = np.array([counted.value(frozenset({i})) for i in range(game.n)])
-        return counted.scores(self, values, "exact")
+        parts = np.array([counted.parts(frozenset({i})) for i in range(game.n)])
+        return counted.scores(self, parts, "exact")

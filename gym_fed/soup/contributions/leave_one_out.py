@@ -20,6 +20,6 @@ class LeaveOneOut(ContributionMethod):
     def score(self, game: Game) -> Scores:
         counted = CountedGame(game)
         everyone = counted.everyone
-        whole = counted.value(everyone)
-        values = np.array([whole - counted.value(everyone - {i}) for i in range(game.n)])
-        return counted.scores(self, values, "exact")
+        whole = counted.parts(everyone)
+        parts = np.array([whole - counted.parts(everyone - {i}) for i in range(game.n)])
+        return counted.scores(self, parts, "exact")

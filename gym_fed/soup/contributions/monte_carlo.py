@@ -50,25 +50,25 @@ class MonteCarlo(ContributionMethod):
                 marginals(counted, each, self.config.truncation) for each in (order, order[::-1])
             )
             pairs.append((forward + backward) / 2)
-            values = np.mean(pairs, axis=0)
-            errors = standard_errors(pairs)
-            if float(errors.max()) <= self.config.tolerance * float(np.abs(values).max()):
-                return counted.scores(self, values, "tolerance", errors)
+            parts = np.mean(pairs, axis=0)
+            errors = standard_errors([pair.sum(axis=1) for pair in pairs])
+            if float(errors.max()) <= self.config.tolerance * float(np.abs(parts.sum(axis=1)).max()):
+                return counted.scores(self, parts, "tolerance", errors)
             if counted.evaluations >= self.config.budget or len(pairs) >= self.config.budget:
-                return counted.scores(self, values, "budget", errors)
+                return counted.scores(self, parts, "budget", errors)
 
 
 def marginals(counted: CountedGame, order: list[int], truncation: float) -> Vector:
-    """The marginal value of each in this order, ``[n]``; cut off within ``truncation`` of the value of all."""
+    """The marginal value of each in this order, ``[n, k]``; cut off within ``truncation`` of the value of all."""
     whole = counted.value(counted.everyone)
-    added = np.zeros(counted.n)
+    added = np.zeros((counted.n, len(counted.block_weights)))
     coalition: frozenset[int] = frozenset()
     for i in order:
-        before = counted.value(coalition)
-        if abs(whole - before) < truncation * abs(whole):
+        before = counted.parts(coalition)
+        if abs(whole - float(before.sum())) < truncation * abs(whole):
             break
         coalition |= {i}
-        added[i] = counted.value(coalition) - before
+        added[i] = counted.parts(coalition) - before
     return added
 
 

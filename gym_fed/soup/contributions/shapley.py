@@ -39,13 +39,13 @@ class Shapley(ContributionMethod):
             )
         counted = CountedGame(game)
         # in the order of binary numbers, so that a game that adds to its last soup seldom starts anew
-        table = [counted.value(frozenset(i for i in range(n) if mask >> i & 1)) for mask in range(1 << n)]
-        values = np.zeros(n)
+        table = [counted.parts(frozenset(i for i in range(n) if mask >> i & 1)) for mask in range(1 << n)]
+        parts = np.zeros((n, len(counted.block_weights)))
         for i in range(n):
             terms = [
                 (table[mask | 1 << i] - table[mask]) / (n * math.comb(n - 1, mask.bit_count()))
                 for mask in range(1 << n)
                 if not mask >> i & 1
             ]
-            values[i] = math.fsum(terms)
-        return counted.scores(self, values, "exact")
+            parts[i] = [math.fsum(block) for block in np.transpose(terms)]
+        return counted.scores(self, parts, "exact")

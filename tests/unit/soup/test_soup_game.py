@@ -106,7 +106,9 @@ def test_slopes_are_those_of_the_value_and_zeros_have_none(
     tiny: LoadedModel, updates: list[DeltaFile]
 ) -> None:
     game = game_of(tiny, updates)
-    slopes = game.slopes(np.array([1.0, 1.0, 1.0, 0.0]))
+    blocks = game.slopes(np.array([1.0, 1.0, 1.0, 0.0]))
+    assert blocks.shape == (4, len(ROWS))
+    slopes = blocks.sum(axis=1)
     half = SoupGame(tiny.model, tiny.tokenizer, updates, ROWS, [0.5, 0.25, 0.125, 0.125 / 16])
     rise = (half.value(frozenset({0, 1, 3})) - half.value(frozenset({0, 1}))) * 16
     assert slopes[3] == pytest.approx(rise, rel=0.05)
