@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from _report import Report
 from _rewards_rounds import CODEC, LENGTH, Delta, World, _trained
-from gym_server.rewards.appraisal import split
 from gym_server.rewards.free_riders import RoundSimilarity
+from gym_server.rewards.split import MeasuredRound, split
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
@@ -29,6 +29,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame
+from gym_fed.soup.credit.running_score import RunningScore
 from gym_fed.soup.sybils.similarity import compare, leaders, torn_apart
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
@@ -109,7 +110,18 @@ def _paid(
             world.loaded.model, world.loaded.tokenizer, files, world.held, counts, max_length=LENGTH
         )
         scores = build_contribution_method("estimate", {}).score(CountedGame(game))
-    luck = np.zeros(len(names)) if scores.chance is None else LUCK * scores.chance
+        gain = game.parts(frozenset(range(game.n)))
+    chance = np.zeros(len(names)) if scores.chance is None else scores.chance
+    chances = dict(zip(names, chance.tolist(), strict=True))
+    measured = MeasuredRound(
+        dict(zip(names, scores.parts, strict=True)),
+        {name: LUCK * value for name, value in chances.items()},
+        chances,
+        gain,
+        scores.block_weights,
+        {},
+        RunningScore(0.0 * gain),
+    )
     paid: list[tuple[str, Together, int]] = []
     for score in ("estimate", "participation"):
         for together in (None, default):
@@ -122,8 +134,7 @@ def _paid(
             found = split(
                 RewardsConfig(score=score),
                 dict.fromkeys(names, 0.0),
-                dict(zip(names, scores.values.tolist(), strict=True)) if score == "estimate" else None,
-                dict(zip(names, luck.tolist(), strict=True)),
+                measured if score == "estimate" else None,
                 paid_as_one,
             )
             paid.append((score, together, sum(c for name, c in found.credits.items() if int(name) < keys)))

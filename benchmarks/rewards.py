@@ -36,7 +36,7 @@ from gym_fed.soup.contribution import CountedGame, Scores
 
 LEARNING_RATE, HELDOUT = 2e-3, 12
 COALITIONS = 1 << CONTRIBUTORS
-METHODS = tuple(n for n in CONTRIBUTIONS.own_with("measures") if not CONTRIBUTIONS.type_of(n).from_screens)
+METHODS = tuple(name for name in CONTRIBUTIONS.own_with("measures") if name != "improvement")
 AIM_SPEARMAN, AIM_SHARE = 0.9, 0.1
 LUCK = 2.0
 """Standard deviations of blind luck that count as a score of nothing, as in the hub's rewards."""

@@ -131,3 +131,8 @@ def readable_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.2f} GB"
+
+
+def with_error(value: float, error: float | None) -> str:
+    """A signed figure with its standard error, as in "+0.0042 +- 0.0103"; alone where no error is known."""
+    return f"{value:+.4f}" if error is None else f"{value:+.4f} +- {error:.4f}"

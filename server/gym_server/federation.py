@@ -216,6 +216,11 @@ class Federation:
         finally:
             lock.release()
 
+    @property
+    def hides_updates(self) -> bool:
+        """True if nothing may look into single updates."""
+        return self.config.privacy is not None or self.config.secure_aggregation is not None
+
     def close(self) -> None:
         self.database.close()
 

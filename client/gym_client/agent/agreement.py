@@ -1,7 +1,7 @@
 """What a contributor agreed to, kept in the home: a hub whose terms changed gets a new consent first.
 
-Terms are what the hub decides: recipe, codec, base, and what it promises of privacy. What every round changes by itself
-is none of them: a learning rate that falls, or rises to less than the next power of two.
+Terms are what the hub decides: recipe, codec, base, pay, and what it promises of privacy. What every round changes by
+itself is none of them: a learning rate that falls, or rises to less than the next power of two.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gym_client.display import Display
 from gym_client.identity.home import Home
 from gym_client.privacy.terms import Promises
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.hub.recipe_values import recipe_values
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
@@ -52,6 +53,7 @@ class Terms:
         codec: CodecPolicy,
         privacy_json: str,
         data: str,
+        pay: PayTerms | None = None,
     ) -> Terms:
         """From what a hub announces; ``privacy_json`` as in its status."""
         promises = Promises.parse(privacy_json)
@@ -61,14 +63,14 @@ class Terms:
             "privacy.target_delta": None if promises.central is None else promises.hub_delta,
             "secure_aggregation.threshold": promises.threshold,
         }
-        return cls(server, data, {**asked, **recipe_values(recipe, codec)})
+        return cls(server, data, {**asked, **recipe_values(recipe, codec), **_pay_values(pay)})
 
     def with_task(self, spec: TaskSpec) -> Terms:
         """The terms of a task of this hub; its promises are checked apart from it."""
-        kept = {key: value for key, value in self.asked.items() if not key.startswith(("recipe.", "codec."))}
-        return replace(
-            self, asked={**kept, "base": spec.base_digest, **recipe_values(spec.recipe, spec.codec)}
-        )
+        of_task = ("recipe.", "codec.", "pay.")
+        kept = {key: value for key, value in self.asked.items() if not key.startswith(of_task)}
+        named = {**recipe_values(spec.recipe, spec.codec), **_pay_values(spec.pay)}
+        return replace(self, asked={**kept, "base": spec.base_digest, **named})
 
     def changes(self, later: Terms) -> list[str]:
         """What later terms change, a line each: ``key: before > after``."""
@@ -202,6 +204,10 @@ def _consents(home: Home) -> dict[str, Any]:
 def _is_kept(one: Any) -> bool:
     """Whether this is what ``Agreement.keep`` writes of one acceptance."""
     return isinstance(one, dict) and isinstance(one.get("data"), str) and isinstance(one.get("asked"), dict)
+
+
+def _pay_values(pay: PayTerms | None) -> dict[str, Any]:
+    return {} if pay is None else pay.values_by_key()
 
 
 def _is_news(key: str, was: Any, now: Any) -> bool:

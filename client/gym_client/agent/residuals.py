@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from gym_fed.delta.feedback import ErrorFeedback
 
 _SUFFIX = ".staged"
-_ACCEPTED = "merged"
+_ACCEPTED = ("merged", "duplicate")
+"""Of a duplicate an equal update was merged, so that what its encoding lost is still to come."""
 _OPEN = "admitted"
 
 
@@ -79,7 +80,7 @@ class Residuals:
             update, word = str(verdict.get("update", "")), str(verdict.get("verdict", ""))
             if update not in waiting or word in ("", _OPEN):
                 continue
-            if word == _ACCEPTED and not kept:
+            if word in _ACCEPTED and not kept:
                 self.accept(update, verdict.get("server_round"))
                 kept = True
             else:

@@ -225,10 +225,17 @@ class _Joining:
         """The terms of the hub now, beside what was agreed to in this home before."""
         from gym_client.agent.agreement import Agreement, Terms
         from gym_client.cli.offer import announced
+        from gym_client.cli.pay_terms import announced_pay
 
         recipe, codec = announced(status)
         terms = Terms.of(
-            client.pin.server, status.base_digest, recipe, codec, status.privacy_json, data.digest
+            client.pin.server,
+            status.base_digest,
+            recipe,
+            codec,
+            status.privacy_json,
+            data.digest,
+            announced_pay(status),
         )
         home = shlex.quote(str(self._home.folder))
         again = f"gym-client join --server {client.address} --home {home}"

@@ -16,6 +16,7 @@ from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup
 from gym_client.cli.costs import Costs
+from gym_client.cli.pay_terms import announced_pay
 from gym_client.cli.round_time import RoundTime
 from gym_client.cli.update_size import update_bytes
 from gym_client.hub import from_hub
@@ -24,6 +25,7 @@ from gym_client.hub.transport import HubClient
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
 from gym_fed.errors import ErrorCode, GymError
@@ -76,6 +78,8 @@ class Offer:
     """About what each further round brings down, by the hub's word."""
     soup_form: str = ""
     """``factors``, ``values`` or ``full``; empty where the hub does not say."""
+    pay: dict[str, Any] | None = None
+    """The terms of pay; None where the hub announces none."""
     rounds: int | None = None
     """Rounds that are still to come, as far as is known."""
     rows: dict[str, Any] = field(default_factory=dict)
@@ -165,6 +169,7 @@ class Offer:
                 f"{recipe['learning_rate']:g}: {counted(recipe['max_steps'], 'step')} of {batch} x "
                 f"{counted(recipe['max_length'], 'token')} a round",
             ),
+            *([("pays", PayTerms.model_validate(self.pay).in_words())] if self.pay else []),
             *self._time(),
             ("data", f"{counted(self.num_examples, 'example')}: {self.data}"),
             *(("", line) for line in self.rows_in_words),
@@ -261,6 +266,7 @@ def make_offer(
         join_download_bytes=bytes_to_join(client, status),
         round_download_bytes=status.round_download_bytes,
         soup_form=_soup_form(status),
+        pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
         rounds=rounds_to_come(status, rounds),
         rows=counts.as_dict(),
         rows_in_words=_in_words(counts, recipe.max_length),

@@ -20,8 +20,11 @@ from gym_fed.ledger.heads import EntryProof, SignedHead
 from gym_fed.ledger.merkle import Frontier, Tree
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.tables import TextTable
-from gym_fed.text import counted
+from gym_fed.text import counted, with_error
 from gym_fed.wire.v1 import hub_pb2 as pb
+
+_PAID = ("merged", "duplicate")
+"""Verdicts of updates that can earn credits."""
 
 _TRIES = 3
 """A round may end between the hub's answer and its ledger."""
@@ -92,7 +95,7 @@ class Tally:
                 found.append(
                     f"update {update[:12]}: the hub reports {reported['verdict']}, its ledger says {says}"
                 )
-            elif reported["verdict"] == "merged" and reported["credit"] != self.credits.get(server_round, 0):
+            elif reported["verdict"] in _PAID and reported["credit"] != self.credits.get(server_round, 0):
                 found.append(
                     f"round {server_round}: the hub reports {reported['credit']} credits, its ledger says "
                     f"{self.credits.get(server_round, 0)}"
@@ -307,7 +310,7 @@ def rewards_table(found: dict[str, Any]) -> TextTable:
             str(row["server_round"]),
             str(row["update"])[:12],
             row["verdict"],
-            "" if score is None else f"{score:.4g}",
+            "" if score is None else with_error(score, row.get("error")),
             str(row["credit"]),
             "" if reputation is None else f"{reputation:.3f}",
             ", ".join(sorted(set(row["receipts"]))),

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from gym_fed.config.hub.amounts import MAX_AMOUNT
+from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.hub.soup import Option
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
@@ -52,19 +53,20 @@ class RewardsConfig(StrictModel):
     """Credits of one round."""
 
     score: ScoreMethod = "participation"
-    """How an update's worth is measured. ``participation``: not at all. ``improvement``: how much it alone lowers the
-    held-out loss, at its share of the soup. The others share out what the whole soup improved (docs/contributions.md),
-    or are of installed packages. All but the first need ``gate.heldout``."""
+    """How an update's contribution is measured. ``participation``: not at all; the pool is split among all who were
+    merged. ``improvement``: by how much it alone lowers the held-out loss, at its share of the soup. The others share
+    out what the whole soup improved (docs/contributions.md), or are of installed packages. All but the first need
+    ``gate.heldout``, and `gym-server init` chooses ``estimate`` where there is one."""
 
     score_options: dict[str, Option] = Field(default_factory=dict)
     """Further keys of the method's own ``Config``; ``budget`` bounds the evaluations of those that sample."""
 
     quality_weight: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the pool that is split by max(0, score). Absent: 0 for ``participation``, 0.8 for every other score, or
-    what ``participation_weight`` leaves."""
+    """Share of the pool that is for scores. Absent: 0 for ``participation``, 0.8 for every other score, or what
+    ``participation_weight`` leaves."""
 
     participation_weight: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the pool that merged updates get for having worked, free-riders excepted. Absent: the rest."""
+    """Share of the pool that is split among all who were merged. Absent: the rest."""
 
     score_on: Literal["loss", "evals"] = "loss"
     """``evals``: a part of the pool is split by what each update adds to the figures of ``gate.evals``, measured by the
@@ -73,21 +75,23 @@ class RewardsConfig(StrictModel):
     evals_share: Factor = 0.2
     """With ``score_on: evals``, that part. Where no update adds anything it is split as the rest."""
 
-    participation_ramp: bool = True
-    """Split the participation part by the reputation that contributors had before the round, so that new keys earn
-    little; equally where nobody has any. ``false``: equally, always."""
+    credits_per_nat: float = Field(10_000, gt=0, le=MAX_AMOUNT)
+    """The price of a nat per token of held-out loss. All rounds together pay at most this much by score for what they
+    certainly gained (95%); what is not earned stays in the pool for later rounds. The default pays a pool of 1,000 for
+    a tenth of a nat."""
 
-    min_score_ratio: Factor = 0.05
-    """A measured update whose score is not above this share of the mean positive score earns nothing this round."""
+    participation_ramp: bool = True
+    """Split the participation part by the reputation that contributors had before the round; nobody counts for less
+    than a tenth of the best one. ``false``: equally, always."""
 
     min_norm_ratio: Factor = 0.01
     """An update whose norm is below this share of the round's median norm (of two: of the smaller) counts as one of
     zeros, and is rejected."""
 
     similarity_threshold: Cosine | None = 0.9
-    """From this cosine on (of whole updates, of their tensors one by one, or of their signs) two updates of different
-    contributors are one: the first is merged, the others are rejected. docs/rewards.md has what was measured. Null:
-    only copies of bytes are found."""
+    """From this cosine on (of whole updates, of their tensors one by one, or of their signs) two updates of a round are
+    the same work: the first is merged, and all share one pay. docs/rewards.md has what was measured. Null: only equal
+    bytes are found."""
 
     together_threshold: Cosine | None = 0.3
     """Updates that are this far beyond the round's background b (the median cosine of its pairs), by (cosine - b) /
@@ -95,12 +99,12 @@ class RewardsConfig(StrictModel):
     is paid alone."""
 
     stale_threshold: Cosine | None = 0.999
-    """From this cosine on an update is an earlier one of the contributor's own, or an earlier soup, sent again, and is
-    rejected; similarity to one's own work costs no reputation, since honest work on few rows is that similar.
-    (``similarity_threshold`` finds earlier updates of other accounts.) Null: not looked for."""
+    """From this cosine on an update is rejected as somebody else's merged work of an earlier round, or as a soup. It
+    stays where the accounts' own updates of different rounds are that similar too. One's own merged update is found
+    only where it is the same but for scale and codec, and costs no reputation. Null: not looked for."""
 
     stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3
-    """How many earlier rounds are looked at for ``stale_threshold`` and ``similarity_threshold``."""
+    """How many earlier rounds are looked at for ``stale_threshold``."""
 
     reputation: ReputationConfig = ReputationConfig()
 
@@ -108,10 +112,24 @@ class RewardsConfig(StrictModel):
     """Credits younger than this cannot be moved, and a transfer settles when it and the sender's key are as old; in
     this time a stolen key's transfers are undone by revoking it."""
 
-    @property
-    def compares(self) -> bool:
-        """Whether updates are compared with anything."""
-        return any((self.similarity_threshold, self.together_threshold, self.stale_threshold))
+    def terms(self) -> PayTerms:
+        """What of this is agreed to by contributors."""
+        return PayTerms(
+            pool=self.pool,
+            score=self.score,
+            score_options=self.score_options,
+            quality_weight=self.weights[0],
+            credits_per_nat=self.credits_per_nat,
+            participation_ramp=self.participation_ramp,
+            score_on=self.score_on,
+            evals_share=self.evals_share,
+        )
+
+    def under(self, terms: PayTerms | None) -> RewardsConfig:
+        """This config with the pay of ``terms``; as it is for None."""
+        if terms is None:
+            return self
+        return self.model_copy(update={**terms.model_dump(), "participation_weight": None})
 
     @property
     def measures(self) -> bool:
@@ -151,7 +169,7 @@ class RewardsConfig(StrictModel):
             raise ValueError(f"score_options: score {self.score!r} has none")
         return self
 
-    def check_gate(self, heldout: bool, screens: bool, evaluates: bool) -> None:
+    def check_gate(self, heldout: bool, evaluates: bool) -> None:
         """Raises ``Problems`` where the gate lacks what the score is measured on."""
         problems = []
         if self.measures and not heldout:
@@ -160,8 +178,6 @@ class RewardsConfig(StrictModel):
             )
         if self.score_on == "evals" and not evaluates:
             problems.append(Problem("rewards.score_on", "'evals' is measured on evaluations; set gate.evals"))
-        if not screens and CONTRIBUTIONS.type_of(self.score).from_screens:
-            problems.append(Problem("rewards.score", f"{self.score!r} needs gate.screen_updates: true"))
         if problems:
             raise Problems("", problems)
 

@@ -52,7 +52,7 @@ class ServerConfig(ServerSections):
     @model_validator(mode="after")
     def _parts_fit(self) -> ServerConfig:
         gate = self.gate
-        self.rewards.check_gate(gate.heldout is not None, gate.screen_updates, bool(gate.evals))
+        self.rewards.check_gate(gate.heldout is not None, bool(gate.evals))
         if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
             raise Problems(
                 "",

@@ -24,6 +24,7 @@ from gym_fed.config.algorithms.preference import (
     TdpoSettings,
 )
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.hub.privacy import LocalPrivacy, SecureTask
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
@@ -192,6 +193,9 @@ class TaskSpec(StrictModel):
     max_update_bytes: int = Field(ge=1)
     deadline_seconds: float = Field(gt=0)
     """Unix time after which the round no longer waits."""
+    pay: PayTerms | None = None
+    """What the round pays; fixed with the task, whatever the hub's config says later."""
+
     secure_aggregation: SecureTask | None = None
     """Send masked votes, whose sum alone the hub learns; absent: the update itself."""
 
@@ -215,9 +219,9 @@ class TaskSpec(StrictModel):
 
     @model_serializer(mode="wrap")
     def _as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A task of gym-fed's own members alone, without evaluations, is written as it always was."""
+        """A task without plug-ins, evaluations or pay leaves their keys out."""
         data: dict[str, Any] = handler(self)
-        for key in ("plugins", "evaluated_on"):
+        for key in ("plugins", "evaluated_on", "pay"):
             if not data.get(key):
                 data.pop(key, None)
         return data

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
+
+
+def whole(credits: float) -> int:
+    """Whole credits, rounded down; a float that is a whole number but for its last bits is that number."""
+    return math.floor(credits + 1e-6)
 
 
 def split_pool(pool: int, shares: Mapping[str, float]) -> dict[str, int]:

@@ -311,7 +311,7 @@ export function state(kind, text) {
 }
 
 // The shape of a round's state or of a verdict.
-const OUTCOMES = {merged: "filled", committed: "filled", admitted: "half", collecting: "half", merging: "half", rejected: "struck", refused: "struck"};
+const OUTCOMES = {merged: "filled", duplicate: "half", committed: "filled", admitted: "half", collecting: "half", merging: "half", rejected: "struck", refused: "struck"};
 export const outcome = (word) => state(OUTCOMES[word] || "hollow", word);
 
 export const section = (title, ...children) => el("section", {}, el("h2", {}, title), children);

@@ -113,8 +113,9 @@ check: true
 
 rewards:
   pool: 1000                    # credits of one round
-  score: participation          # or, with gate.heldout: improvement, estimate, shapley, ... (docs/rewards.md)
-  # quality_weight: 0.8         # share of the pool split by score; the rest is for having taken part
+  score: {score:<16}       # how updates are measured on gate.heldout; participation: not at all (docs/rewards.md)
+  # quality_weight: 0.8         # with a score, its share of the pool; the rest goes to all who were merged
+  # credits_per_nat: 10000      # the most that scores pay for a nat of held-out loss; what is left waits in the pool
   similarity_threshold: 0.9     # cosine from which two updates are one: the later is rejected
   together_threshold: 0.3       # how far beyond the round's background updates are paid as one
   stale_threshold: 0.999        # cosine from which an update is an earlier one sent again
@@ -230,6 +231,7 @@ class HubChoices:
             if self.is_local
             else f"advertise: {_quoted(self.address)}",
             "heldout": f"heldout: {_quoted(self.heldout)}" if self.heldout else "# heldout: heldout.jsonl",
+            "score": "estimate" if self.heldout else "participation",
         }
         return TEMPLATE.format(
             name=_quoted(self.name),

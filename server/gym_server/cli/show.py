@@ -15,12 +15,14 @@ from sqlalchemy import func, select
 from gym_fed.console import err
 from gym_fed.ledger.evaluations import EVALUATED
 from gym_fed.tables import TextTable, short_ids
-from gym_fed.text import counted, plain
+from gym_fed.text import counted, plain, with_error
 from gym_server.evaluations.last import last_evaluation, last_evaluation_line
 from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise
 from gym_server.rewards.reputations import rewards_of
+from gym_server.rewards.running_scores import carried_over
 from gym_server.rounds.queue import SET_ASIDE
+from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.rounds.steering import Pause
 from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
 from gym_server.strategy.backoff import paused
@@ -149,10 +151,11 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
         earned = {(row.server_round, row.contributor): row.amount for row in tx.execute(select(credits))}
         rows = tx.execute(select(updates).order_by(updates.c.server_round, updates.c.received_at)).all()
-        scores = {row.update_id: row.score for row in tx.execute(select(contributions))}
+        scores = {row.update_id: (row.score, row.error) for row in tx.execute(select(contributions))}
     by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        credit = earned.get((row.server_round, row.contributor), 0) if row.verdict == "merged" else 0
+        credit = earned.get((row.server_round, row.contributor), 0) if row.verdict in PAID_VERDICTS else 0
+        score, error = scores.get(row.update_id, (None, None))
         by_round.setdefault(row.server_round, []).append(
             {
                 "update": row.update_id,
@@ -163,7 +166,8 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
                 "bytes": row.delta_bytes,
                 "norm": row.norm,
                 "heldout_change": row.heldout_change,
-                "score": scores.get(row.update_id),
+                "score": score,
+                "error": error,
                 "credit": credit,
             }
         )
@@ -245,7 +249,7 @@ def _round_table(line: dict[str, Any]) -> TextTable:
     table = TextTable(*columns, title=_round_title(line))
     for row in line["updates"]:
         norm = "" if row["norm"] is None else f"{row['norm']:.3g}"
-        score = "" if row["score"] is None else f"{row['score']:+.4f}"
+        score = "" if row["score"] is None else with_error(row["score"], row["error"])
         table.add_row(
             row["name"], row["verdict"], f"{row['bytes']:,}", norm, score, str(row["credit"]), row["reason"]
         )
@@ -290,7 +294,7 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
 
 
 def rewards_shown(fed: Federation) -> dict[str, Any]:
-    """The policy, and every contributor that ever sent an update or has an account."""
+    """The rule of pay, and every contributor that ever sent an update or has an account."""
     config = fed.config.rewards
     with fed.database.reading() as tx:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
@@ -298,12 +302,15 @@ def rewards_shown(fed: Federation) -> dict[str, Any]:
         people = sorted({*names, *sent})
         rewards = {who: rewards_of(tx, who, config.reputation) for who in people}
         balances = {who: fed.payouts.balance_of(tx, who) for who in people}
+        left = carried_over(tx)
     quality, participation = config.weights
     return {
         "pool": config.pool,
         "score": config.score,
         "quality_weight": quality,
         "participation_weight": participation,
+        "credits_per_nat": config.credits_per_nat,
+        "left": left,
         "contributors": [
             {"contributor": who, "name": names.get(who, ""), **balances[who], **rewards[who]}
             for who in people
@@ -314,10 +321,11 @@ def rewards_shown(fed: Federation) -> dict[str, Any]:
 def rewards_table(found: dict[str, Any], wide: bool = False) -> TextTable:
     """What ``rewards_shown`` found, for people; ids by how they begin, unless ``wide``."""
     title = (
-        f"{found['pool']} credits a round: {found['quality_weight']:.0%} by {found['score']}, "
-        f"{found['participation_weight']:.0%} for taking part"
+        f"{found['pool']} credits a round, at most {found['credits_per_nat']:g} per nat that is certainly gained: "
+        f"{found['quality_weight']:.0%} by {found['score']}, {found['participation_weight']:.0%} to all who were "
+        f"merged; {found['left']} wait in the pool"
         if found["quality_weight"]
-        else f"{found['pool']} credits a round, for taking part"
+        else f"{found['pool']} credits a round, to all who were merged; contributions are not measured"
     )
     who = Column("contributor", no_wrap=True)
     ids = [one["contributor"] for one in found["contributors"]]
@@ -325,7 +333,7 @@ def rewards_table(found: dict[str, Any], wide: bool = False) -> TextTable:
     columns = ("name", "credits", "reputation", "last scores", "last verdict")
     table = TextTable(who, *columns, title=title)
     for one in found["contributors"]:
-        scores = [f"{r['score']:+.4f}" for r in one["rounds"] if r["score"] is not None][:3]
+        scores = [with_error(r["score"], r["error"]) for r in one["rounds"] if r["score"] is not None][:3]
         last = one["rounds"][0] if one["rounds"] else None
         table.add_row(
             shown[one["contributor"]],

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select
 
 from gym_fed.text import readable_bytes, whole_number
 from gym_server.federation import Federation
+from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.rounds.steering import pause_of
 from gym_server.rounds.versions import head_of, newest_to
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
@@ -76,7 +77,7 @@ class Snapshot:
     def admitted(self) -> int:
         """Updates of the round that count towards the quorum."""
         return sum(
-            number == self.server_round and verdict in ("admitted", "merged")
+            number == self.server_round and verdict in ("admitted", *PAID_VERDICTS)
             for number, _, verdict, _ in self.verdicts.values()
         )
 

@@ -21,6 +21,7 @@ from gym_server.ledger.anchor import Anchor
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.ledger.rows import entries_from, entry_of, heads_from
 from gym_server.ledger.times import AT_ADMISSION, Times
+from gym_server.rewards.running_scores import parts_digest
 from gym_server.store.database import Database
 from gym_server.store.tables import (
     accounts,
@@ -32,6 +33,7 @@ from gym_server.store.tables import (
     privacy_spending,
     reputations,
     royalties,
+    running_scores,
     transfers,
     updates,
     variants,
@@ -151,11 +153,26 @@ CHECKS: list[TableCheck] = [
         "scores",
         ("contribution",),
         lambda kind, body: [
-            (update, (score, body.get("similarity", {}).get(update)))
+            (update, (score, body.get("errors", {}).get(update), body.get("similarity", {}).get(update)))
             for update, score in body["scores"].items()
         ],
-        select(contributions.c.update_id, contributions.c.score, contributions.c.similarity),
-        lambda row: (row.update_id, (row.score, row.similarity)),
+        select(
+            contributions.c.update_id,
+            contributions.c.score,
+            contributions.c.error,
+            contributions.c.similarity,
+        ),
+        lambda row: (row.update_id, (row.score, row.error, row.similarity)),
+    ),
+    TableCheck(
+        "running_scores",
+        ("contribution",),
+        lambda kind, body: [
+            ((who, body["heldout"]), (one["earned"], one["parts"]))
+            for who, one in body.get("running_scores", {}).items()
+        ],
+        select(running_scores),
+        lambda row: ((row.contributor, row.heldout), (row.earned, parts_digest(row.parts))),
     ),
     TableCheck(
         "round_reputations",

@@ -1,4 +1,4 @@
-"""Find free-riders: zeros, near copies, and updates that were sent or merged before.
+"""Find zeros, merged work that is sent again, and updates of one round that are the same work.
 
 Found by the updates' norms and angles alone. Noise has the angles of honest work on unusual data; its score shows it.
 """
@@ -35,18 +35,19 @@ from gym_server.store.tables import updates, versions
 
 log = logging.getLogger("gym_server")
 
-_USED = ("merged", "rejected", "aborted")
+_IDENTICAL = 1.0 - 1e-6
+"""Similarity of an update with itself in another dress: scaled, or as its signs. Training again does not reach it."""
 
 
 @dataclass(frozen=True)
 class FreeRiderFinding:
-    """Why an update free-rides.
+    """Why an update free-rides, or is one of two that are the same work.
 
     Attributes:
         reason: In words for the contributor and the ledger.
-        cheating: Whether it is proven, not only worthless.
-        blameless: Whether honest work can look like that too: the update is rejected, and no reputation is lost.
-        leader: The update of the same round that it is a copy of.
+        cheating: True if it is proven, not only worthless.
+        blameless: True if honest work can look like that too: the update is rejected, and no reputation is lost.
+        leader: The update of the same round that it is the same work as; such an update is not rejected.
     """
 
     reason: str
@@ -57,19 +58,18 @@ class FreeRiderFinding:
 
 @dataclass(frozen=True)
 class _Earlier:
-    """Something of an earlier round that can be sent again."""
+    """A merged update, or the soup, of an earlier round."""
 
     what: str
     contributors: frozenset[str]  # whose work it is
     soup: bool
-    merged: bool
     sha256: str
     base_digest: str
 
 
 @dataclass(frozen=True)
 class RoundSimilarity:
-    """Similarity of the updates of a round that are neither zeros nor stale.
+    """Similarity of the updates of a round that passed the screens.
 
     Attributes:
         nearest: By update, the largest similarity to another of the round.
@@ -98,10 +98,8 @@ class RoundSimilarity:
         return [[self.updates[places[i]] for i in group] for group in groups if len(group) > 1]
 
 
-def free_riders(
-    fed: Federation, rows: Sequence[Any], server_round: int
-) -> tuple[dict[str, FreeRiderFinding], RoundSimilarity]:
-    """Look through a round's updates.
+def free_riders(fed: Federation, rows: Sequence[Any], server_round: int) -> dict[str, FreeRiderFinding]:
+    """Find zeros and merged work that is sent again.
 
     Args:
         fed: The federation.
@@ -109,24 +107,36 @@ def free_riders(
         server_round: The round.
 
     Returns:
-        A finding for each update that free-rides; how alike the updates are.
+        A finding for each update that free-rides.
     """
-    config, found = fed.config.rewards, dict[str, FreeRiderFinding]()
-    alike = RoundSimilarity()
-    if not (config.min_norm_ratio or config.compares):
-        return found, alike  # nobody looks into updates, as where they are hidden
+    if fed.hides_updates:
+        return {}
     with ExitStack() as stack:
         files = {row.update_id: _opened(stack, fed, row.delta_sha256, _base(row)) for row in rows}
-        found |= _zeros(config, {update: file.norm() for update, file in files.items()})
+        found = _zeros(fed.config.rewards, {update: file.norm() for update, file in files.items()})
         left = [row for row in rows if row.update_id not in found]
-        if config.stale_threshold is not None or config.similarity_threshold is not None:
-            found |= _stale(fed, left, files, server_round)
-        left = [row for row in left if row.update_id not in found]
-        if len(left) > 1 and (config.similarity_threshold or config.together_threshold):
-            alike, similarity = _similarity(fed, left, files)
-            if config.similarity_threshold is not None:
-                found |= _copies(left, similarity, config.similarity_threshold)
-    return found, alike
+        return found | _stale(fed, left, files, server_round)
+
+
+def duplicates(fed: Federation, rows: Sequence[Any]) -> tuple[dict[str, FreeRiderFinding], RoundSimilarity]:
+    """Find updates of one round that are the same work.
+
+    Args:
+        fed: The federation.
+        rows: Rows of ``updates``, of updates that every other screen has passed.
+
+    Returns:
+        A finding for each update but the first of such a group; how alike the updates are.
+    """
+    config = fed.config.rewards
+    if fed.hides_updates or len(rows) < 2:
+        return {}, RoundSimilarity()
+    alike, similarity = RoundSimilarity(), None
+    if config.similarity_threshold or config.together_threshold:
+        with ExitStack() as stack:
+            files = {row.update_id: _opened(stack, fed, row.delta_sha256, _base(row)) for row in rows}
+            alike, similarity = _similarity(fed, rows, files)
+    return _duplicates(rows, similarity, config.similarity_threshold), alike
 
 
 def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, FreeRiderFinding]:
@@ -158,15 +168,26 @@ def _similarity(
     ), compared.similarity
 
 
-def _copies(rows: Sequence[Any], alike: Matrix, threshold: float) -> dict[str, FreeRiderFinding]:
+def _duplicates(
+    rows: Sequence[Any], alike: Matrix | None, threshold: float | None
+) -> dict[str, FreeRiderFinding]:
+    """Updates of one round that are the same work: all but the first of each group, in the order of arrival.
+
+    Nobody can have seen another's update of the same round at the hub, and two people with the same rows send nearly
+    the same. So this is never cheating: the group weighs once, and shares its pay.
+    """
     order = sorted(range(len(rows)), key=lambda i: (rows[i].received_at, rows[i].update_id))
+    same_bytes = np.array([[1.0 if a.delta_sha256 == b.delta_sha256 else 0.0 for b in rows] for a in rows])
+    if alike is None or threshold is None:
+        alike, threshold = same_bytes, 1.0
     found = {}
-    for i, leader in enumerate(leaders(alike, order, threshold)):
+    for i, leader in enumerate(leaders(np.maximum(alike, same_bytes), order, threshold)):
         if leader != i:
             first = rows[leader]
             found[rows[i].update_id] = FreeRiderFinding(
-                f"a near copy (similarity {alike[i, leader]:.3f}) of update {first.update_id[:12]} by "
-                f"{first.contributor}, which came first",
+                f"the same work (similarity {max(alike[i, leader], same_bytes[i, leader]):.3f}) as update "
+                f"{first.update_id[:12]} by {first.contributor}",
+                cheating=False,
                 leader=first.update_id,
             )
     return found
@@ -175,57 +196,76 @@ def _copies(rows: Sequence[Any], alike: Matrix, threshold: float) -> dict[str, F
 def _stale(
     fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile], server_round: int
 ) -> dict[str, FreeRiderFinding]:
+    """Updates that are merged work of earlier rounds sent again.
+
+    Work that was rejected, or was of an aborted round, is no evidence: nobody was paid for it.
+    """
     found: dict[str, FreeRiderFinding] = {}
-    for earlier in _by_round(_earlier(fed, server_round)):
+    threshold = fed.config.rewards.stale_threshold
+    if threshold is None:
+        return found
+    earlier = _earlier(fed, server_round)
+    for of_round in _by_round(earlier):
         left = [row for row in rows if row.update_id not in found]
-        with _all_opened(fed, earlier) as opened:
+        with _all_opened(fed, of_round) as opened:
             if not left or not opened:
                 continue
             alike = similarities([*(files[r.update_id] for r in left), *opened.values()], fed.base)
             for i, row in enumerate(left):
                 for j, old in enumerate(opened):
-                    threshold, similarity = (
-                        _threshold(fed.config.rewards, row.contributor, old),
-                        alike[i, len(left) + j],
-                    )
-                    if threshold is not None and similarity >= threshold and row.update_id not in found:
-                        own = row.contributor in old.contributors
+                    similarity, own = alike[i, len(left) + j], row.contributor in old.contributors
+                    if similarity < (_IDENTICAL if own else threshold) or row.update_id in found:
+                        continue
+                    chance = 0.0 if own else _repeated_work(fed, row, old, rows, files, earlier)
+                    if similarity > chance or similarity >= _IDENTICAL:
                         reason = f"stale: {old.what} again (similarity {similarity:.3f})"
                         found[row.update_id] = FreeRiderFinding(reason, cheating=not own, blameless=own)
     return found
 
 
-def _threshold(config: RewardsConfig, contributor: str, old: _Earlier) -> float | None:
-    """From which similarity on it is the same; None where the two are not compared.
+def _repeated_work(
+    fed: Federation,
+    row: Any,
+    old: _Earlier,
+    rows: Sequence[Any],
+    files: dict[str, DeltaFile],
+    earlier: dict[int, list[_Earlier]],
+) -> float:
+    """How alike honest work on the same rows is here: the largest similarity of one account's updates of two rounds.
 
-    One's own update of an aborted round was not used, and may come again.
+    The accounts are the accused one and those that ``old`` is by; each may have an update in this round and merged
+    ones before. 0 where no account has two.
     """
-    if not old.soup and contributor not in old.contributors:
-        return config.similarity_threshold
-    return config.stale_threshold if old.merged else None
+    largest = 0.0
+    for who in {row.contributor, *old.contributors}:
+        merged = [one for of_round in earlier.values() for one in of_round if one.contributors == {who}]
+        with _all_opened(fed, [one for one in merged if not one.soup]) as opened:
+            mine = [files[one.update_id] for one in rows if one.contributor == who]
+            mine += opened.values()
+            if len(mine) > 1:
+                alike = similarities(mine, fed.base)
+                largest = max(largest, float(np.where(np.eye(len(mine), dtype=bool), 0.0, alike).max()))
+    return largest
 
 
 def _earlier(fed: Federation, server_round: int) -> dict[int, list[_Earlier]]:
-    """What earlier rounds have left, by round."""
+    """Merged updates and soups of the rounds before, by round."""
     first = server_round - fed.config.rewards.stale_rounds
     found: dict[int, list[_Earlier]] = {}
     with fed.database.reading() as tx:
         where = (updates.c.server_round >= first) & (updates.c.server_round < server_round)
-        kept = select(updates).where(where, updates.c.verdict.in_(_USED)).order_by(updates.c.update_id)
+        kept = select(updates).where(where, updates.c.verdict == "merged").order_by(updates.c.update_id)
         for row in tx.execute(kept):
             what = f"update {row.update_id[:12]} by {row.contributor} of round {row.server_round}"
-            used = row.verdict == "merged"
-            old = _Earlier(what, frozenset({row.contributor}), False, used, row.delta_sha256, _base(row))
+            old = _Earlier(what, frozenset({row.contributor}), False, row.delta_sha256, _base(row))
             found.setdefault(row.server_round, []).append(old)
         where = (versions.c.server_round >= first) & (versions.c.server_round < server_round)
         for row in tx.execute(select(versions).where(where)).all():
             parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.parent))
             what = f"the soup of round {row.server_round}"
-            of = (one.contributors for one in found.get(row.server_round, []) if one.merged)
-            who = frozenset[str]().union(*of)
+            who = frozenset[str]().union(*(one.contributors for one in found.get(row.server_round, [])))
             base = parent or fed.round_store.base_digest
-            soup = _Earlier(what, who, True, True, row.soup_sha256, base)
-            found.setdefault(row.server_round, []).append(soup)
+            found.setdefault(row.server_round, []).append(_Earlier(what, who, True, row.soup_sha256, base))
     return found
 
 

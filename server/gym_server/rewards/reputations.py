@@ -3,10 +3,11 @@
 ``rewards_of`` is what ``AccountReply.rewards_json`` holds of this, newest first::
 
     {"reputation": 0.488, "rounds": [{"server_round": 3, "update": "ab12...", "verdict": "merged", "reason": "",
-      "method": "estimate", "score": 0.0123, "similarity": 0.41, "credit": 250, "reputation": 0.488}]}
+      "method": "estimate", "score": 0.0123, "error": 0.002, "similarity": 0.41, "credit": 250,
+      "reputation": 0.488}]}
 
-``score`` and ``similarity`` are null where they were not measured; ``method`` and ``reputation`` (the one after the
-round) are null too for an update of a round that made no version.
+``score``, its standard ``error`` and ``similarity`` are null where they were not measured; ``method`` and
+``reputation`` (the one after the round) are null too for an update of a round that made no version.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sqlalchemy import Connection, func, select
 from gym_fed.config.hub.credits import ReputationConfig
 from gym_fed.soup.credit.reputation import NEW, Outcome, Reputation, after, before
 from gym_server.ledger.chain import Ledger
+from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.store.tables import contributions, credits, reputations, updates, versions
 
 _MAX_ROUNDS = 100
@@ -35,6 +37,8 @@ class Contribution:
     reputation_before: float
     """The contributor's reputation before the round."""
     score: float | None = None
+    error: float | None = None
+    """The standard error of the score."""
     similarity: float | None = None
     share: float = 1.0
     """Of what a positive round gives: those who are paid as one rise as one."""
@@ -49,7 +53,7 @@ class RoundContributions:
         method: ``method``, ``options``, ``evaluations``, ``stopped``.
         clusters: Updates that are copies of one, by that one.
         together: Updates that were paid as one.
-        unpaid: Why a part of the pool was not paid out.
+        left: Credits that stay in the pool for later rounds.
     """
 
     height: int
@@ -57,7 +61,7 @@ class RoundContributions:
     method: dict[str, Any]
     clusters: Mapping[str, list[str]] = field(default_factory=dict)
     together: list[list[str]] = field(default_factory=list)
-    unpaid: str = ""
+    left: int = 0
 
 
 def reputations_before(
@@ -88,6 +92,7 @@ def record(
                 server_round=server_round,
                 method=account.method["method"],
                 score=one.score,
+                error=one.error,
                 similarity=one.similarity,
                 reputation=moved[one.contributor],
             )
@@ -103,13 +108,14 @@ def record(
             "height": account.height,
             **account.method,
             "scores": {c.update_id: c.score for c in account.contributions},
+            "errors": {c.update_id: c.error for c in account.contributions if c.error is not None},
             "similarity": {
                 c.update_id: c.similarity for c in account.contributions if c.similarity is not None
             },
             "clusters": dict(account.clusters),
             "together": account.together,
             "reputations": moved,
-            "unpaid": account.unpaid,
+            "left": account.left,
         },
     )
 
@@ -126,6 +132,7 @@ def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> di
                 updates.c.reason,
                 contributions.c.method,
                 contributions.c.score,
+                contributions.c.error,
                 contributions.c.similarity,
                 func.coalesce(credits.c.amount, 0).label("credit"),
                 contributions.c.reputation,
@@ -135,7 +142,7 @@ def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> di
                 credits,
                 (credits.c.server_round == updates.c.server_round)
                 & (credits.c.contributor == updates.c.contributor)
-                & (updates.c.verdict == "merged"),
+                & updates.c.verdict.in_(PAID_VERDICTS),
             )
             .where(updates.c.contributor == contributor)
             .order_by(updates.c.received_at.desc())

@@ -10,14 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.building import build_contribution_method
-from gym_fed.soup.contribution import CountedGame, Game, Scores
+from gym_fed.soup.contribution import CountedGame, Game, Scores, Vector
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
 
@@ -38,16 +36,22 @@ class ScoringStopped(Exception):
 
 @dataclass(frozen=True)
 class RoundScores:
-    """What the updates of a round gave.
+    """The scores of a round.
 
     Attributes:
-        scores: Nats by update; a score that is not finite is not there, and the update earns nothing.
+        scores: Nats by update.
+        errors: The standard errors of the scores, by update, where they are known.
         luck: What blind chance may give each, where the method knows.
+        chance: Standard deviation of what a blind direction of each update's size brings.
+        parts: ``[k]`` score of each update by block of held-out rows.
         measurement: How it was measured, for the ledger.
     """
 
     scores: dict[str, float]
+    errors: dict[str, float] = field(default_factory=dict)
     luck: dict[str, float] = field(default_factory=dict)
+    chance: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Vector] = field(default_factory=dict)
     measurement: dict[str, Any] = field(default_factory=dict)
 
 
@@ -90,35 +94,27 @@ def score_updates(
         counts = _coefficients(recipe, rows, files, coefficients, weights)
         players = [i for i, count in enumerate(counts) if count != 0.0]
         if not players:
-            return RoundScores(scores, {}, {**measurement, "evaluations": 0})
+            return RoundScores(scores, measurement={**measurement, "evaluations": 0})
         game = model.game([files[i] for i in players], [counts[i] for i in players])
         found = rule.score(_watched(game, should_stop))
     names = [rows[i].update_id for i in players]
     scores |= {name: round(float(value), DIGITS) for name, value in zip(names, found.values, strict=True)}
     measurement |= {"evaluations": found.evaluations, "stopped": found.stopped}
-    return RoundScores(scores, _luck(names, found), measurement)
+    return RoundScores(
+        scores,
+        {} if found.errors is None else _finite(names, found.errors),
+        _luck(names, found),
+        {} if found.chance is None else _finite(names, found.chance),
+        dict(zip(names, found.parts, strict=True)),
+        measurement,
+    )
 
 
-def luck_of_improvement(
-    fed: Federation, model: HubModel, rows: Sequence[Any], share: float
-) -> dict[str, float]:
-    """What blind chance may give each update at this share of the soup; one gradient of the held-out loss.
-
-    Args:
-        fed: The federation.
-        model: The model that the updates are for.
-        rows: Rows of ``updates``.
-        share: What each counts for in the step.
-    """
-    if not rows:
-        return {}
-    with ExitStack() as stack:
-        files = _opened(stack, fed, model, rows)
-        game = model.game(files, [share] * len(files))
-        game.slopes(np.zeros(len(files)))  # where the updates were tried: at the model without any other
-        chance = game.chance()
+def _finite(names: Sequence[str], values: Vector) -> dict[str, float]:
     return {
-        row.update_id: round(_LUCK * float(value), DIGITS) for row, value in zip(rows, chance, strict=True)
+        name: round(float(value), DIGITS)
+        for name, value in zip(names, values, strict=True)
+        if math.isfinite(value)
     }
 
 
@@ -143,13 +139,9 @@ def _coefficients(
 
 
 def _luck(names: Sequence[str], found: Scores) -> dict[str, float]:
-    luck = dict.fromkeys(names, 0.0)
-    if found.chance is not None:
-        luck = {name: _LUCK * float(value) for name, value in zip(names, found.chance, strict=True)}
-    if found.errors is not None:
-        for name, error in zip(names, found.errors, strict=True):
-            luck[name] = max(luck[name], float(error) if math.isfinite(error) else 0.0)
-    return {name: round(value, DIGITS) for name, value in luck.items()}
+    if found.chance is None:
+        return dict.fromkeys(names, 0.0)
+    return _finite(names, _LUCK * found.chance)
 
 
 def _watched(game: SoupGame, should_stop: Callable[[], bool]) -> Game:

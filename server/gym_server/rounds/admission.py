@@ -286,12 +286,18 @@ class Admission:
                 ErrorCode.UPDATE_REFUSED,
                 f"{manifest.contributor} already has update {own[:12]} in round {manifest.server_round}",
             )
+        # Two people with the same rows may send the same bytes in one round; a version later nobody does.
+        merged_before = (updates.c.server_round < manifest.server_round) & (updates.c.verdict == "merged")
         copied = tx.scalar(
-            select(updates.c.contributor).where(updates.c.delta_sha256 == manifest.delta_sha256, counted)
+            select(updates.c.contributor).where(
+                updates.c.delta_sha256 == manifest.delta_sha256, merged_before
+            )
         )
         if copied is not None and copied != manifest.contributor and not self._private:
             raise GymError(
-                ErrorCode.UPDATE_REFUSED, f"the delta is a copy of one that {copied} sent", "train your own"
+                ErrorCode.UPDATE_REFUSED,
+                f"the delta is a copy of one by {copied} that an earlier round merged",
+                "train your own",
             )
 
     def _record(

@@ -22,8 +22,9 @@ from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.loss import heldout_loss, row_losses
+from gym_fed.evaluation.loss import RowLosses, heldout_row_losses, row_losses
 from gym_fed.evaluation.soup_game import SoupGame
+from gym_fed.identity.canonical import canonical_digest
 from gym_fed.json_files import read_object
 from gym_fed.models import load_model, quiet_loading, resolve
 from gym_fed.text import plain
@@ -70,7 +71,7 @@ class HubModel:
             if gate.heldout
             else []
         )
-        self._known_loss: tuple[str, float] | None = None
+        self._known_losses: tuple[str, RowLosses] | None = None
 
     @property
     def has_gate(self) -> bool:
@@ -133,10 +134,19 @@ class HubModel:
         return written, share
 
     def loss(self) -> float:
-        """Held-out loss of the current version, in nats a token."""
-        if self._known_loss is None or self._known_loss[0] != self.digest:
-            self._known_loss = (self.digest, self._measure())
-        return self._known_loss[1]
+        """Held-out loss of the current version, in nats per token."""
+        return self.losses().mean
+
+    def losses(self) -> RowLosses:
+        """The current version's loss on every held-out row."""
+        if self._known_losses is None or self._known_losses[0] != self.digest:
+            self._known_losses = (self.digest, self._measure())
+        return self._known_losses[1]
+
+    @cached_property
+    def heldout(self) -> str:
+        """Names the held-out rows as they are cut; losses are compared under one name only."""
+        return canonical_digest({"gym-heldout-1": [self._gate.max_length, self._rows]})[:32]
 
     def row_losses(self) -> list[float]:
         """Loss of each held-out row under the current version, in nats a token; NaN for one with nothing to predict."""
@@ -147,6 +157,11 @@ class HubModel:
     def loss_with(self, delta: Path, scale: float = 1.0) -> float:
         """Held-out loss if ``delta`` were applied; the model itself is left as it was."""
         with self.applied(delta, scale):
+            return self._measure().mean
+
+    def losses_with(self, delta: Path) -> RowLosses:
+        """The loss on every held-out row if ``delta`` were applied; the model itself is left as it was."""
+        with self.applied(delta):
             return self._measure()
 
     @contextmanager
@@ -182,8 +197,8 @@ class HubModel:
                 model.zero_grad(set_to_none=True)
                 model.eval()
 
-    def _measure(self) -> float:
-        return heldout_loss(
+    def _measure(self) -> RowLosses:
+        return heldout_row_losses(
             self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
         )
 

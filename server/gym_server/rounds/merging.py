@@ -16,10 +16,13 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.schema.plugins import as_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.loss import RowLosses
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.text import counted
 from gym_server.evaluations.gate import RoundEvaluation, evaluation_of
 from gym_server.evaluations.safety import RoundSafety, safety_of
 from gym_server.federation import Federation
@@ -51,7 +54,7 @@ def merge_round(
     screened = screen_updates(fed, model, current)
     spending: Callable[[Connection], None] = _nothing_to_write
     try:
-        _check_enough_are_left(fed, screened)
+        screened = _enough_for_the_rule(fed, screened)
         spending = privacy.spending(fed, current.server_round, [u.row.contributor for u in screened.kept])
         merged = _merge(fed, model, current, screened.kept)
         losses = _pass_gate(fed, model, merged.soup)
@@ -63,8 +66,11 @@ def merge_round(
         fed.round_store.abort(current.server_round, aborted.reason, screened.rejections, write)
         return
     _store_soup(fed, merged.soup)
-    added = _added_to_evaluations(fed, merged, evaluation, should_stop)
-    appraisal = _appraise(fed, model, current, screened, merged, should_stop, added)
+    rewards = fed.config.rewards.under(current.spec.pay if current.spec else None)
+    added = None
+    if rewards.score_on == "evals":
+        added = _added_to_evaluations(fed, merged, evaluation, should_stop)
+    appraisal = _appraise(fed, model, current, rewards, screened, merged, losses, should_stop, added)
     failpoint("before-commit")
     fed.round_store.commit(
         current, _soup_record(current, merged, losses, appraisal, (safety, evaluation)), spending
@@ -101,17 +107,32 @@ class _MergedRound:
 
 @dataclass(frozen=True)
 class _HeldOutLosses:
-    """Held-out loss of the version before and of the one to come; None without held-out data."""
+    """Held-out losses of the version before and of the one to come; None without held-out data."""
 
-    before: float | None
-    after: float | None
+    rows: tuple[RowLosses, RowLosses] | None = None
+
+    @property
+    def before(self) -> float | None:
+        return self.rows[0].mean if self.rows else None
+
+    @property
+    def after(self) -> float | None:
+        return self.rows[1].mean if self.rows else None
 
 
-def _check_enough_are_left(fed: Federation, screened: ScreenedRound) -> None:
+def _enough_for_the_rule(fed: Federation, screened: ScreenedRound) -> ScreenedRound:
+    """The round as it can be merged: duplicates get a vote each where the rule needs theirs."""
+    try:
+        fed.config.soup.check_feasible(len(screened.kept))
+    except GymError:
+        screened = screened.with_duplicates()
     try:
         fed.config.soup.check_feasible(len(screened.kept))
     except GymError as error:
-        raise _RoundAborted(f"{len(screened.kept)} updates passed the screens: {error.message}") from error
+        raise _RoundAborted(
+            f"{counted(len(screened.kept), 'update')} passed the screens: {error.message}"
+        ) from error
+    return screened
 
 
 def _merge(fed: Federation, model: HubModel, current: Round, kept: Sequence[ScreenedUpdate]) -> _MergedRound:
@@ -151,13 +172,14 @@ def _ingredients(
 def _pass_gate(fed: Federation, model: HubModel, soup: Soup) -> _HeldOutLosses:
     """Roll back a soup that raises the held-out loss by more than ``gate.max_loss_increase``."""
     if not model.has_gate:
-        return _HeldOutLosses(None, None)
-    before, after, limit = model.loss(), model.loss_with(soup.path), fed.config.gate.max_loss_increase
+        return _HeldOutLosses()
+    rows = model.losses(), model.losses_with(soup.path)
+    before, after, limit = rows[0].mean, rows[1].mean, fed.config.gate.max_loss_increase
     if not is_no_worse(before, after, limit):
         raise _RoundAborted(
             f"rolled back: the soup takes the held-out loss from {before:.4f} to {after:.4f}; allowed is +{limit:g}"
         )
-    return _HeldOutLosses(before, after)
+    return _HeldOutLosses(rows)
 
 
 def _pass_safety(fed: Federation, model: HubModel, current: Round, soup: Soup) -> RoundSafety | None:
@@ -209,7 +231,7 @@ def _added_to_evaluations(
     evaluation: RoundEvaluation | None,
     should_stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """By update, what the soup's evaluations lose without it; None where credits do not rest on them.
+    """By update, what the soup's evaluations lose without it; None where there are none.
 
     Empty where the rules cannot merge one update less, and where the model gives no probabilities without one: then
     nothing is split by evaluations.
@@ -217,7 +239,7 @@ def _added_to_evaluations(
     Raises:
         ScoringStopped: When ``should_stop`` said so.
     """
-    if evaluation is None or fed.config.rewards.score_on != "evals":
+    if evaluation is None:
         return None
     ingredients, found = merged.ingredients, dict[str, float]()
     try:
@@ -256,8 +278,10 @@ def _appraise(
     fed: Federation,
     model: HubModel,
     current: Round,
+    rewards: RewardsConfig,
     screened: ScreenedRound,
     merged: _MergedRound,
+    losses: _HeldOutLosses,
     should_stop: Callable[[], bool],
     added: dict[str, float] | None,
 ) -> Appraisal:
@@ -265,11 +289,13 @@ def _appraise(
         fed,
         model,
         current.server_round,
+        rewards,
         [(update.row, update.judgement) for update in screened.updates],
         screened.findings,
         screened.similarity,
         merged.soup.report.coefficients,
         merged.ingredients.weights,
+        losses.rows,
         should_stop,
         added,
     )

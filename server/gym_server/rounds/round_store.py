@@ -28,6 +28,9 @@ from gym_server.rounds.versions import Version, VersionDepths, head_of, newest_h
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
+PAID_VERDICTS = ("merged", "duplicate")
+"""Verdicts of updates that can earn credits: of a duplicate an equal update was merged."""
+
 OPEN, COLLECTING, MERGING, COMMITTED, ABORTED = "open", "collecting", "merging", "committed", "aborted"
 
 
@@ -58,7 +61,7 @@ class Judgement:
 
     update_id: str
     contributor: str
-    verdict: str  # merged | rejected
+    verdict: str  # merged | duplicate | rejected
     reason: str
     credit: int = 0
     heldout_change: float | None = None

@@ -17,7 +17,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.sybils.screening import screen_norms
 from gym_server.federation import Federation
 from gym_server.privacy import merge as private_merge
-from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, free_riders
+from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.lora_updates import foreign_a, not_low_rank
 from gym_server.rounds.round_store import Judgement, Round
@@ -38,6 +38,14 @@ class ScreenedUpdate:
     def kept(self) -> bool:
         return self.judgement.verdict == "merged"
 
+    def duplicate(self, reason: str) -> ScreenedUpdate:
+        reason = f"{reason}: it weighs once, and the pay is shared"
+        return replace(self, judgement=replace(self.judgement, verdict="duplicate", reason=reason))
+
+    def needed(self, reason: str) -> ScreenedUpdate:
+        reason = f"{reason}: the rule needs the votes of both, and the pay is shared"
+        return replace(self, judgement=replace(self.judgement, verdict="merged", reason=reason))
+
     def rejected(self, reason: str, cheating: bool = False) -> ScreenedUpdate:
         judgement = replace(self.judgement, verdict="rejected", reason=reason, cheating=cheating)
         return replace(self, judgement=judgement)
@@ -49,8 +57,8 @@ class ScreenedRound:
 
     Attributes:
         updates: All of them, rejected ones too.
-        findings: The free-riders among them, by update.
-        similarity: Of the updates that are neither zeros nor stale.
+        findings: The free-riders and duplicates among them, by update.
+        similarity: Of the updates that passed the other screens.
     """
 
     updates: list[ScreenedUpdate]
@@ -63,7 +71,15 @@ class ScreenedRound:
 
     @property
     def rejections(self) -> list[Judgement]:
-        return [update.judgement for update in self.updates if not update.kept]
+        return [update.judgement for update in self.updates if update.judgement.verdict == "rejected"]
+
+    def with_duplicates(self) -> ScreenedRound:
+        """The round with its duplicates merged as well, for a rule that needs more updates than are left."""
+        return self.each(
+            lambda u: (
+                u.needed(self.findings[u.row.update_id].reason) if u.judgement.verdict == "duplicate" else u
+            )
+        )
 
     def each(self, judge: Callable[[ScreenedUpdate], ScreenedUpdate]) -> ScreenedRound:
         """The round with every update as ``judge`` returns it."""
@@ -98,6 +114,8 @@ def screens_of(fed: Federation, model: HubModel, current: Round) -> list[Screen]
         screens.append(LargeNorms(ratio))
     if gate.screen_updates and model.has_gate:
         screens.append(HeldOutLoss(fed, model))
+    if not hidden:
+        screens.append(Duplicates(fed))
     return screens
 
 
@@ -194,20 +212,37 @@ class TrainedTensors(FileScreen):
 
 
 class FreeRiders(Screen):
-    """Reject zeros, copies and stale updates, which would earn for no work: ``gym_server.rewards.free_riders``."""
+    """Reject zeros and stale updates, which would earn for no work: ``gym_server.rewards.free_riders``."""
 
     def __init__(self, fed: Federation, server_round: int) -> None:
         self._fed, self._server_round = fed, server_round
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
         rows = [update.row for update in screened.kept]
-        findings, similarity = free_riders(self._fed, rows, self._server_round)
+        findings = free_riders(self._fed, rows, self._server_round)
 
         def judged(update: ScreenedUpdate) -> ScreenedUpdate:
             finding = findings.get(update.row.update_id)
             return update if finding is None else update.rejected(finding.reason, finding.cheating)
 
-        return replace(screened.each(judged), findings=findings, similarity=similarity)
+        return replace(screened.each(judged), findings=findings)
+
+
+class Duplicates(Screen):
+    """Set aside all but the first of updates that are the same work. It is the last screen.
+
+    What an earlier screen rejects sets nobody aside, so that nobody loses a place by a bad copy of their update.
+    """
+
+    def __init__(self, fed: Federation) -> None:
+        self._fed = fed
+
+    def apply(self, screened: ScreenedRound) -> ScreenedRound:
+        findings, similarity = duplicates(self._fed, [update.row for update in screened.kept])
+        found = screened.each(
+            lambda u: u.duplicate(findings[u.row.update_id].reason) if u.row.update_id in findings else u
+        )
+        return replace(found, findings={**screened.findings, **findings}, similarity=similarity)
 
 
 class LargeNorms(Screen):

@@ -49,6 +49,7 @@ class CallsBesideRounds:
         recipe = {
             "recipe": fed.config.recipe_at(made).model_dump(mode="json"),
             "codec": fed.config.codec.model_dump(mode="json"),
+            "pay": fed.config.rewards.terms().model_dump(mode="json"),
             "num_parameters": fed.base.num_parameters,
             "soup": self._downloads.form.to_dict(),
             "rounds_left": max(0, fed.config.rounds.num_rounds - made),

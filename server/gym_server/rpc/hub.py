@@ -28,6 +28,7 @@ from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
+from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.rounds.steering import PAUSED, RESUMED
 from gym_server.rpc.auth_interceptor import current_session
 from gym_server.rpc.calls import CallsBesideRounds
@@ -331,5 +332,5 @@ def _verdict(row: Any, earned: dict[int, int]) -> dict[str, Any]:
         "verdict": row.verdict,
         "reason": row.reason,
         "bytes": row.delta_bytes,
-        "credit": earned.get(row.server_round, 0) if row.verdict == "merged" else 0,
+        "credit": earned.get(row.server_round, 0) if row.verdict in PAID_VERDICTS else 0,
     }

@@ -191,8 +191,19 @@ contributions = _table(
     Column("server_round", Integer, nullable=False, index=True),
     Column("method", String, nullable=False),
     Column("score", Float),  # nats of held-out loss
+    Column("error", Float),  # standard error of the score
     Column("similarity", Float),  # to the most similar other update of the round
     Column("reputation", Float, nullable=False),  # of the contributor, after the round
+)
+
+# What each contributor's updates, and all rounds under contributor "", brought on the same held-out rows.
+running_scores = _table(
+    "running_scores",
+    Column("contributor", String, primary_key=True),
+    Column("heldout", String, primary_key=True),  # digest of the held-out rows
+    Column("parts", Text, nullable=False),  # JSON list: nats by block of held-out rows
+    Column("chance", Float, nullable=False),  # variance of what blind directions bring
+    Column("earned", BigInteger, nullable=False),  # credits that were paid for it
 )
 
 reputations = _table(

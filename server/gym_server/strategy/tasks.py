@@ -31,6 +31,7 @@ def new_task(fed: Federation, server_round: int) -> TaskSpec:
         soups=soups,
         recipe=recipe,
         codec=fed.config.codec,
+        pay=fed.config.rewards.terms(),
         plugins=plugins_of_round(fed, recipe),
         evaluated_on=announced_suites(fed.config.gate, fed.folder),
         max_update_bytes=fed.config.admission.max_update_bytes,

@@ -30,7 +30,7 @@ LONG_STRIP_ROUNDS = 200
 """Rounds in the strip of one contributor."""
 MAX_POINTS = 2000
 """Rounds in the charts of one contributor, the newest ones."""
-_STRENGTH = ("refused", "admitted", "aborted", "rejected", "merged")
+_STRENGTH = ("refused", "admitted", "aborted", "rejected", "duplicate", "merged")
 """Of several updates in a round the strip shows the one that got furthest."""
 _AT_ADMISSION = ("refused", "admitted")
 
@@ -194,12 +194,13 @@ def _strips(
 
 
 def _over_rounds(tx: Connection, contributor: str) -> list[dict[str, Any]]:
-    """Reputation after each round with an update of theirs, its score, and what it earned; oldest first."""
+    """Reputation after each round with an update of theirs, its score with its error, and its credits; oldest first."""
     query = (
         select(
             contributions.c.server_round,
             contributions.c.reputation,
             contributions.c.score,
+            contributions.c.error,
             func.coalesce(credits.c.amount, 0).label("credit"),
         )
         .outerjoin(

@@ -12,6 +12,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 from gym_fed.web.app import Looking
 from gym_server.rounds.queue import SET_ASIDE
+from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.store.tables import (
     accounts,
     contributions,
@@ -26,7 +27,7 @@ from gym_server.web.hub_view import MAX_ROWS, HubView
 
 MAX_POINTS = 1000
 """Of the chart: of more versions every so manyth is drawn, and the newest always."""
-_OPEN_VERDICTS = ("merged", "aborted")
+_OPEN_VERDICTS = (*PAID_VERDICTS, "aborted")
 """What the ledger of a private hub says of an update by name."""
 _LARGEST = 2**31 - 1
 
@@ -151,6 +152,7 @@ def _updates(
             *(updates.c[name] for name in columns),
             accounts.c.name,
             contributions.c.score,
+            contributions.c.error,
             contributions.c.reputation,
             credits.c.amount,
         )
@@ -161,7 +163,7 @@ def _updates(
             and_(
                 credits.c.server_round == updates.c.server_round,
                 credits.c.contributor == updates.c.contributor,
-                updates.c.verdict == "merged",
+                updates.c.verdict.in_(PAID_VERDICTS),
             ),
         )
         .where(where)
@@ -176,7 +178,8 @@ def _updates(
         line |= {"update": row["update_id"], "contributor": row["contributor"], "verdict": row["verdict"]}
         if not sealed:
             line |= {
-                key: row[key] for key in ("code", "reason", "norm", "heldout_change", "score", "reputation")
+                key: row[key]
+                for key in ("code", "reason", "norm", "heldout_change", "score", "error", "reputation")
             }
             line["bytes"] = row["delta_bytes"]
         found.append(line)

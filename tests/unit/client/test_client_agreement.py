@@ -14,6 +14,7 @@ from gym_client.cli.terminal import TerminalConsent
 from gym_client.identity.home import Home
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from tests.support.agent_scene import Recorder, Scene, empty
@@ -99,6 +100,23 @@ def test_a_task_of_the_same_terms_needs_no_consent_nor_does_a_falling_rate(home:
     assert not asked.renewals
     with pytest.raises(GymError):
         agreed.require(task(learning_rate=1e-2))
+
+
+def test_another_pay_is_a_change_of_terms_and_needs_consent(home: Home) -> None:
+    pay = RewardsConfig(score="estimate")
+    known = Terms.of(SERVER, DIGEST, TrainingRecipe(), CodecPolicy(codec="bitdelta"), "", "rows", pay.terms())
+    asked = Asked(False)
+    agreed = agreement(home, asked, known)
+    agreed.require(task().model_copy(update={"pay": pay.terms()}))
+    for changes, line in (
+        ({"pool": 10}, "pay.pool: 1000 -> 10"),
+        ({"score": "improvement"}, 'pay.score: "estimate" -> "improvement"'),
+        ({"quality_weight": 0.5}, "pay.quality_weight: 0.8 -> 0.5"),
+    ):
+        with pytest.raises(GymError) as caught:
+            agreed.require(task().model_copy(update={"pay": pay.model_copy(update=changes).terms()}))
+        assert caught.value.code is ErrorCode.TERMS_CHANGED
+        assert asked.renewals[-1].changes == (line,)
 
 
 def test_changed_terms_are_asked_for_once_and_remembered_for_the_next_join(home: Home) -> None:

@@ -139,19 +139,30 @@ def test_an_update_above_the_norm_cap_is_refused_and_one_at_it_admitted(collecti
     assert "above the cap" in collecting.reasons()[0]
 
 
-def test_a_contributor_has_one_update_in_a_round_and_sends_no_copy_of_anothers(
+def test_a_contributor_has_one_update_in_a_round_and_sends_no_copy_of_merged_work(
     collecting: Collecting, tmp_path: Path
 ) -> None:
-    assert collecting.send().verdict == "admitted"
+    sent = collecting.send()
+    assert sent.verdict == "admitted"
     collecting.path, mine = some_delta(tmp_path, seed=1), collecting.path
     again = collecting.send()
     assert (again.verdict, "already has update" in again.reason) == ("refused", True)
     collecting.path, first = mine, collecting.contributor
     collecting.key = SigningKey.generate()
     collecting.contributor = collecting.fed.accounts.meet(collecting.key.public_key)
+    with collecting.fed.database.transaction() as tx:
+        known = updates.c.update_id == sent.update
+        tx.execute(updates.update().where(known).values(server_round=0, verdict="merged"))
     copy = collecting.send()
-    assert (copy.verdict, f"a copy of one that {first} sent" in copy.reason) == ("refused", True)
+    assert (copy.verdict, f"a copy of one by {first}" in copy.reason) == ("refused", True)
     collecting.path = some_delta(tmp_path, seed=2)
+    assert collecting.send().verdict == "admitted"
+
+
+def test_two_people_with_the_same_rows_may_send_the_same_bytes_in_one_round(collecting: Collecting) -> None:
+    assert collecting.send().verdict == "admitted"
+    collecting.key = SigningKey.generate()
+    collecting.contributor = collecting.fed.accounts.meet(collecting.key.public_key)
     assert collecting.send().verdict == "admitted"
 
 

@@ -170,9 +170,7 @@ def test_an_update_is_worth_what_the_evaluations_lose_without_it(
     monkeypatch.setattr(merging, "make_soup", soup)
     (tmp_path / "staging").mkdir()
     fed: Any = SimpleNamespace(
-        config=SimpleNamespace(
-            rewards=SimpleNamespace(score_on="evals"), soup=SimpleNamespace(check_feasible=lambda count: None)
-        ),
+        config=SimpleNamespace(soup=SimpleNamespace(check_feasible=lambda count: None)),
         folder=tmp_path,
     )
     evaluation: Any = SimpleNamespace(value=values["a", "b", "c"], value_with=values.__getitem__)

@@ -12,12 +12,14 @@ import pytest
 import torch
 import yaml
 from gym_server.ledger.columns import ColumnChecks
-from gym_server.rewards.appraisal import split
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rewards.scores import ScoringStopped
+from gym_server.rewards.split import split
+from gym_server.rounds.merging import merge_round
 from gym_server.rounds.replay import replay
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
+from gym_server.strategy.tasks import new_task
 
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.server import ServerConfig
@@ -26,7 +28,8 @@ from gym_fed.delta.base import model_tensors
 from gym_fed.errors import GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.soup.credit.reputation import Outcome, Reputation, after, before
-from tests.support.judged_rounds import Delta, Judged
+from tests.support.judged_rounds import DENSE, Delta, Judged
+from tests.support.measured import measured_round
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +70,7 @@ def test_reputation_rises_by_rounds_fades_with_absence_and_falls_with_rejections
     assert before(Reputation(0.5, height=3), 6, absence=0.9) == 0.405
 
 
-def test_a_flock_of_new_keys_earns_nothing_beside_contributors_with_reputation(
+def test_ten_new_keys_weigh_no_more_than_one_contributor_with_reputation(
     hub: Callable[..., Judged],
 ) -> None:
     here = hub()
@@ -75,8 +78,8 @@ def test_a_flock_of_new_keys_earns_nothing_beside_contributors_with_reputation(
     here.round({who: moved(here, i) for i, who in enumerate(old)})
     flock = [f"new{i}" for i in range(6)]
     found = here.round({who: moved(here, 10 + i) for i, who in enumerate([*old, *flock])})
-    assert [found[who]["credit"] for who in old] == [500, 500]
-    assert {found[who]["credit"] for who in flock} == {0}
+    assert [found[who]["credit"] for who in old] == [385, 385]
+    assert {found[who]["credit"] for who in flock} == {38, 39}
     again = here.round({who: moved(here, 30 + i) for i, who in enumerate([*old, *flock])})
     assert 0 < again["new0"]["credit"] < again["ann"]["credit"]
     open_to_all = hub(rewards={"participation_ramp": False})
@@ -89,7 +92,7 @@ def test_a_cheat_loses_its_reputation_and_the_absent_some_of_theirs(hub: Callabl
     here = hub()
     work = {who: moved(here, i) for i, who in enumerate(("ann", "bob", "cat"))}
     here.round(work)
-    copy = {name: 2 * tensor for name, tensor in moved(here, 7).items()}
+    copy = {name: 2 * tensor for name, tensor in work["ann"].items()}
     found = here.round({"ann": moved(here, 7), "bob": copy})
     assert (found["ann"]["reputation"], found["bob"]["reputation"]) == (0.36, 0.0)
     with here.fed.database.reading() as tx:
@@ -152,18 +155,46 @@ def test_a_hub_that_is_stopped_while_it_scores_commits_nothing_and_scores_again(
     assert reported["evaluations"] >= 3
 
 
-def test_if_nobody_gave_anything_nothing_is_paid_and_the_ledger_says_so() -> None:
-    found = split(RewardsConfig(score="estimate"), {"ann": 0.0, "bob": 0.0}, {"ann": 0.0, "bob": -1.0})
-    assert (found.credits, set(found.earning)) == ({"ann": 0, "bob": 0}, set())
-    assert "nothing" in found.unpaid or "no update" in found.unpaid
+def test_if_nobody_gave_anything_nothing_is_paid_and_the_pool_waits() -> None:
+    config, nobody = RewardsConfig(score="estimate"), {"ann": 0.0, "bob": 0.0}
+    found = split(config, nobody, measured_round({"ann": 0.0, "bob": -1.0}, carried=500))
+    assert (found.credits, set(found.earning), found.left) == ({"ann": 0, "bob": 0}, set(), 1500)
 
 
 def test_the_pool_is_split_by_score_and_by_work() -> None:
     config = RewardsConfig(score="estimate", quality_weight=0.5)
-    found = split(config, {"ann": 0.3, "bob": 0.1, "cat": 0.2}, {"ann": 0.1, "bob": 0.3, "cat": 0.001})
-    assert found.credits == {"ann": 125 + 375, "bob": 375 + 125, "cat": 0}
-    lucky = split(config, {"ann": 0.3, "bob": 0.1}, {"ann": 0.1, "bob": 0.3}, luck={"ann": 0.2})
-    assert lucky.credits == {"ann": 0, "bob": 1000}
+    reputations = {"ann": 0.3, "bob": 0.1, "cat": 0.2}
+    found = split(config, reputations, measured_round({"ann": 0.1, "bob": 0.3, "cat": -0.001}))
+    assert found.credits == {"ann": 125 + 250, "bob": 375 + 83, "cat": 167}
+    assert (found.left, found.earning) == (0, {"ann", "bob"})
+    lucky = split(config, {"ann": 0.3, "bob": 0.3}, measured_round({"ann": 0.1, "bob": 0.3}, chance=0.06))
+    assert lucky.credits == {"ann": 250, "bob": 500 + 250}
+    assert lucky.earning == {"bob"}
+
+
+def test_a_round_pays_its_price_for_what_it_gained_and_the_next_one_gets_the_rest_of_the_pool() -> None:
+    config, new = RewardsConfig(score="estimate"), {"ann": 0.0, "bob": 0.0}
+    first = split(config, new, measured_round({"ann": 0.03, "bob": 0.01}))
+    assert first.credits == {"ann": 240 + 40, "bob": 80 + 40}
+    assert first.left == 600
+    later = measured_round(
+        {"ann": 0.0, "bob": 0.1}, running_scores=first.running_scores, run=first.run, carried=first.left
+    )
+    second = split(config, new, later)
+    assert second.credits == {"ann": 100, "bob": 800 + 100}
+    assert second.left == 600
+
+
+def test_harm_is_made_good_before_anything_more_is_earned() -> None:
+    config, new = RewardsConfig(score="estimate", quality_weight=1.0), {"ann": 0.0, "bob": 0.0}
+    first = split(config, new, measured_round({"ann": -0.02, "bob": 0.05}))
+    assert first.credits == {"ann": 0, "bob": 300}, "the round gained 0.03"
+    second = split(
+        config,
+        new,
+        measured_round({"ann": 0.03, "bob": 0.0}, running_scores=first.running_scores, run=first.run),
+    )
+    assert second.credits == {"ann": 100, "bob": 200}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +219,24 @@ def test_the_configs_of_the_guide_are_what_it_says() -> None:
     assert config.rewards.weights == (0.8, pytest.approx(0.2))
     assert config.rewards == RewardsConfig(score="estimate", score_options={"points": 1}, quality_weight=0.8)
     assert config.soup.reputation_floor == 0.1
+
+
+def test_a_round_pays_by_the_terms_of_its_task_whatever_the_config_says_by_then(
+    hub: Callable[..., Judged],
+) -> None:
+    here = hub(rewards={"pool": 700})
+    number = here.fed.round_store.open_next().server_round
+    spec = new_task(here.fed, number)
+    assert spec.pay == here.fed.config.rewards.terms()
+    here.fed.round_store.start_collecting(number, spec)
+    here.put(here.encode(moved(here, 1), DENSE), "ann", number, 1.0, 1)
+    current = here.fed.round_store.start_merging(number)
+    less = here.fed.config.rewards.model_copy(update={"pool": 10})
+    here.fed.config = here.fed.config.model_copy(update={"rewards": less})
+    merge_round(here.fed, here.model, current)
+    assert [one["amount"] for one in here.entries("credit")] == [700]
+    assert new_task(here.fed, number + 1).pay == less.terms()
+    assert Hub(here.fed, Wakeups())._status().recipe_json.count('"pool": 10') == 1
 
 
 @pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])

@@ -46,10 +46,10 @@ def names(hub: Judged, recipe: dict[str, Any] | None = None) -> list[str]:
 @pytest.mark.parametrize(
     ("config", "recipe", "expected"),
     [
-        ({}, {}, ["RevokedKeys", "FreeRiders"]),
-        ({}, LORA, ["RevokedKeys", "FactorRank", "FreeRiders"]),
-        ({}, FROZEN, ["RevokedKeys", "FactorRank", "FrozenA", "FreeRiders"]),
-        ({"privacy": PRIVATE}, {}, ["RevokedKeys", "TrainedTensors", "FreeRiders"]),
+        ({}, {}, ["RevokedKeys", "FreeRiders", "Duplicates"]),
+        ({}, LORA, ["RevokedKeys", "FactorRank", "FreeRiders", "Duplicates"]),
+        ({}, FROZEN, ["RevokedKeys", "FactorRank", "FrozenA", "FreeRiders", "Duplicates"]),
+        ({"privacy": PRIVATE}, {}, ["RevokedKeys", "TrainedTensors", "FreeRiders", "Duplicates"]),
         ({"privacy": PRIVATE, "secure_aggregation": SECURE}, {}, ["RevokedKeys"]),
     ],
 )
@@ -61,15 +61,15 @@ def test_a_round_has_the_screens_of_its_config_and_task(
         assert names(hub, recipe) == expected
 
 
-def test_norms_and_the_gate_come_last(hub: Judged) -> None:
+def test_norms_and_the_gate_come_before_duplicates_are_set_aside(hub: Judged) -> None:
     admission = hub.fed.config.admission.model_copy(update={"norm_ratio": 3.0})
     gate = hub.fed.config.gate.model_copy(update={"screen_updates": True})
     with pytest.MonkeyPatch.context() as patched:
         changed = hub.fed.config.model_copy(update={"admission": admission, "gate": gate})
         patched.setattr(hub.fed, "config", changed)
-        assert names(hub) == ["RevokedKeys", "FreeRiders", "LargeNorms"], "no held-out data"
+        assert names(hub) == ["RevokedKeys", "FreeRiders", "LargeNorms", "Duplicates"]
         patched.setattr(type(hub.model), "has_gate", True)
-        assert names(hub)[-2:] == ["LargeNorms", "HeldOutLoss"]
+        assert names(hub)[-3:] == ["LargeNorms", "HeldOutLoss", "Duplicates"]
 
 
 def test_a_flaw_of_a_file_is_the_reason_whatever_an_earlier_screen_found(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gym_server.rewards.appraisal import split
+from gym_server.rewards.split import split
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
@@ -16,6 +16,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.sybils.similarity import beyond, compare, groups_of, torn_apart
+from tests.support.measured import measured_round
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 SIGNS = CodecPolicy(codec="bitdelta", error_feedback=False)
@@ -93,16 +94,24 @@ def test_groups_of_signs_without_scales_are_left_out_too(tmp_path: Path) -> None
 
 def test_who_is_paid_as_one_gets_one_part_and_the_mean_score() -> None:
     config = RewardsConfig(score="estimate", quality_weight=0.5)
-    standings = {"ann": 0.0, "ann2": 0.0, "ann3": 0.0, "bob": 0.0}
-    scores = {"ann": 0.3, "ann2": 0.1, "ann3": -0.1, "bob": 0.2}
+    reputations = {"ann": 0.0, "ann2": 0.0, "ann3": 0.0, "bob": 0.0}
+    scores = measured_round({"ann": 0.3, "ann2": 0.1, "ann3": -0.1, "bob": 0.2})
     asked: list[set[str]] = []
 
     def together(earning: object) -> list[list[str]]:
         asked.append(set(earning))  # type: ignore[call-overload]
         return [["ann", "ann2"]]
 
-    found = split(config, standings, scores, together=together)
-    assert asked == [{"ann", "ann2", "bob"}], "who earns nothing is not asked about"
-    assert found.credits == {"ann": 250, "ann2": 250, "ann3": 0, "bob": 500}
-    standings |= {"ann": 0.5, "bob": 0.25}
-    assert split(config, standings, scores, together=together).credits["bob"] == 250 + 167
+    found = split(config, reputations, scores, together=together)
+    assert asked == [{"ann", "ann2", "bob"}], "an update without a score above chance is not compared"
+    assert found.credits == {"ann": 125 + 84, "ann2": 125 + 83, "ann3": 167, "bob": 250 + 166}
+    assert sum(found.credits.values()) + found.left == 1000
+
+
+def test_many_keys_take_nothing_from_the_others_where_scores_are_paid() -> None:
+    config = RewardsConfig(score="estimate", pool=10_000)
+    alone = split(config, dict.fromkeys(("ann", "bob"), 0.0), measured_round({"ann": 0.05, "bob": 0.05}))
+    keys = measured_round({"ann1": 0.02, "ann2": 0.02, "ann3": 0.02, "ann4": 0.02, "bob": 0.02})
+    names = ["ann1", "ann2", "ann3", "ann4"]
+    many = split(config, dict.fromkeys((*names, "bob"), 0.0), keys, together=lambda _: [names])
+    assert alone.credits["bob"] == many.credits["bob"] == sum(many.credits[one] for one in names) == 500

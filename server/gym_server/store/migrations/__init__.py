@@ -15,7 +15,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, sel
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.store.tables import metadata, settings
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest revision; known here, so that nobody waits for alembic whose database is up to date."""
 BY_ALEMBIC = "alembic"
 """Schema version in the settings, which release 0.1 reads, and refuses."""

@@ -1,8 +1,8 @@
 // One contributor: what they earned, how their reputation moved, every verdict of late; the operator's revocation.
-import {api, el, figure, loading, number, outcome, post, replace, say, section, signed, state, table, when} from "/static/app.js";
+import {api, el, figure, loading, number, outcome, post, replace, say, section, state, table, when} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {account} from "/screens/contributors.js";
-import {ask, refreshOn, strip, stripLegend} from "/screens/parts.js";
+import {ask, refreshOn, strip, stripLegend, withError} from "/screens/parts.js";
 
 export const title = "Contributor";
 const ROWS = 25;
@@ -33,7 +33,7 @@ export async function show(root, {id}) {
     replace(rows, table([
       {name: "Round", number: true, of: (one) => el("a", {href: `/rounds/${one.server_round}`}, one.server_round)},
       {name: "Verdict", of: (one) => outcome(one.verdict)},
-      {name: "Score", number: true, of: (one) => signed(of.get(one.server_round)?.score)},
+      {name: "Score", number: true, of: (one) => withError(of.get(one.server_round)?.score, of.get(one.server_round)?.error)},
       {name: "Credit", number: true, of: (one) => number(of.get(one.server_round)?.credit ?? null)},
       {name: "Reason", class: "reason", of: (one) => one.reason},
     ], newest.slice(0, shown), {label: "Verdicts", none: "No update of theirs has a verdict in the last rounds."}));

@@ -27,6 +27,12 @@ export function dialog(title, ...children) {
   return node;
 }
 
+// A signed figure with its standard error, where one is known.
+export function withError(value, error) {
+  if (value === null || value === undefined) return null;
+  return error === null || error === undefined ? signed(value) : `${signed(value)} ± ${number(error, 4)}`;
+}
+
 // Asks for one line of text before something happens: ask("Revoke", "Why it is revoked", {label, button, run}).
 export function ask(title, text, {label, button, run, help = ""}) {
   const field = el("input", {id: "asked", type: "text", required: true, maxlength: 500, autocomplete: "off"});
@@ -44,7 +50,7 @@ export function ask(title, text, {label, button, run, help = ""}) {
 
 // ---- verdicts ----
 
-const SHAPES = [["merged", "merged"], ["admitted", "waits for its merge"], ["rejected", "rejected at the merge"], ["refused", "refused at admission"], ["aborted", "round without a version"], ["absent", "no update"]];
+const SHAPES = [["merged", "merged"], ["duplicate", "same work as a merged update"], ["admitted", "waits for its merge"], ["rejected", "rejected at the merge"], ["refused", "refused at admission"], ["aborted", "round without a version"], ["absent", "no update"]];
 
 // One mark a round, oldest first: strip(verdicts, newest round, how many rounds).
 export function strip(verdicts, newest, rounds) {

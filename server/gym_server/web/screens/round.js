@@ -1,6 +1,6 @@
 // One round: the verdict on every update, what it did to the model, the recipe, and the command that replays it.
 import {api, bytes, copyable, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short, signed, table, when} from "/static/app.js";
-import {change, counted, pager, person} from "/screens/parts.js";
+import {change, counted, pager, person, withError} from "/screens/parts.js";
 
 export const title = "Round";
 const PAGE = 200;
@@ -20,7 +20,7 @@ export async function show(root, {round}) {
       {name: "Verdict", of: (one) => outcome(one.verdict)},
       {name: "Norm", number: true, of: (one) => number(one.norm, 3)},
       {name: "Held-out change", number: true, of: (one) => signed(one.heldout_change)},
-      {name: "Score", number: true, of: (one) => signed(one.score)},
+      {name: "Score", number: true, of: (one) => withError(one.score, one.error)},
       {name: "Credits", number: true, of: (one) => number(one.credit)},
       {name: "Sent", number: true, of: (one) => bytes(one.bytes)},
       {name: "Reason", class: "reason", of: (one) => one.reason},

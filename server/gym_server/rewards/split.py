@@ -1,0 +1,187 @@
+"""Split the credits of a round: by what updates brought, by what they added to evaluations, and for taking part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.soup.credit.certainty import Vector
+from gym_fed.soup.credit.rewards import split_pool, whole
+from gym_fed.soup.credit.running_score import RunningScore, certain_gain, paid_as_one, pay_by_score
+
+LEAST_WEIGHT = 0.1
+"""The least participation weight, as a share of the largest one: everybody who was merged gets something, and ten new
+keys no more than one contributor who is known."""
+
+
+@dataclass(frozen=True)
+class MeasuredRound:
+    """The scores of a round and what the rounds before it came to.
+
+    Attributes:
+        parts: ``[k]`` score of each merged contributor by block of held-out rows.
+        luck: The score up to which each may be chance.
+        chance: Standard deviation of what a blind direction of each update's size brings.
+        gain: ``[k]`` gain of the round's soup.
+        block_weights: ``[k]`` shares of the held-out tokens.
+        running_scores: Of everybody, before the round.
+        run: Of all rounds together, before the round.
+        carried: Credits that earlier rounds left in the pool.
+    """
+
+    parts: Mapping[str, Vector]
+    luck: Mapping[str, float]
+    chance: Mapping[str, float]
+    gain: Vector
+    block_weights: Vector
+    running_scores: Mapping[str, RunningScore]
+    run: RunningScore
+    carried: int = 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """Who gets what.
+
+    Attributes:
+        credits: Whole credits by contributor.
+        earning: Contributors whose update counts as a positive contribution.
+        together: Those who were paid as one.
+        evals_pool: Credits that were split by evaluations.
+        left: Credits that stay in the pool for later rounds.
+        running_scores: Of those who took part, after the round.
+        run: Of all rounds together, after the round; None where nothing is measured.
+    """
+
+    credits: dict[str, int]
+    earning: frozenset[str]
+    together: list[list[str]] = field(default_factory=list)
+    evals_pool: int = 0
+    left: int = 0
+    running_scores: dict[str, RunningScore] = field(default_factory=dict)
+    run: RunningScore | None = None
+
+
+def split(
+    config: RewardsConfig,
+    reputations: Mapping[str, float],
+    measured: MeasuredRound | None = None,
+    together: Callable[[Collection[str]], list[list[str]]] = lambda _: [],
+    duplicates: Mapping[str, Collection[str]] | None = None,
+    evals: Mapping[str, float] | None = None,
+) -> Split:
+    """Split the pool over the contributors of merged updates and of duplicates, each of whom has one update.
+
+    Args:
+        config: The shares.
+        reputations: For each contributor the reputation before the round.
+        measured: The scores; None where nothing is measured.
+        together: Given those who are compared, groups of them that are paid as one: by the mean of their scores, with
+            one part for taking part (by the sum of their reputations), divided equally.
+        duplicates: By contributor of a merged update, those who sent the same work: they share all that it gets.
+        evals: For each what the update adds to the evaluations; None where credits do not depend on them.
+    """
+    same_work = duplicates or {}
+    others = {who for group in same_work.values() for who in group}
+    compared = set(reputations) - others if measured is None else _beyond_luck(measured)
+    groups = together(compared)
+    grouped = {who for group in groups for who in group}
+    units = {group[0]: group for group in groups}
+    units |= {who: [who] for who in reputations if who not in grouped | others}
+
+    added = {
+        name: max(0.0, sum((evals or {}).get(who, 0.0) for who in members) / len(members))
+        if name in compared
+        else 0.0
+        for name, members in units.items()
+    }
+    evals_pool = round(config.pool * config.evals_share) if any(added.values()) else 0
+    pot = config.pool - evals_pool
+    scored: dict[str, int] = dict.fromkeys(reputations, 0)
+    running_scores: dict[str, RunningScore] = {}
+    run, for_work, earning = None, pot, set(reputations)
+    if measured is not None:
+        pot += measured.carried
+        scored, running_scores, run = _by_score(config, measured, groups, same_work, pot)
+        quality, participation = config.weights
+        for_work = whole(sum(scored.values()) * participation / quality) if quality else 0
+        earning = {who for who in compared if running_scores[who].is_work}
+        earning |= {other for who in earning for other in same_work.get(who, ())}
+
+    sharing = {
+        name: [*members, *(other for who in members for other in same_work.get(who, ()))]
+        for name, members in units.items()
+    }
+    by_work = split_pool(for_work, _participation(config, reputations, sharing))
+    by_evals = split_pool(evals_pool, added)
+    credits: dict[str, int] = {}
+    for name, members in sharing.items():
+        credits |= split_pool(by_work[name] + by_evals[name], dict.fromkeys(members, 1.0))
+    return Split(
+        {who: amount + scored[who] for who, amount in credits.items()},
+        frozenset(earning),
+        groups,
+        evals_pool,
+        pot - sum(scored.values()) - for_work,
+        running_scores,
+        run,
+    )
+
+
+def _by_score(
+    config: RewardsConfig,
+    measured: MeasuredRound,
+    groups: list[list[str]],
+    same_work: Mapping[str, Collection[str]],
+    pot: int,
+) -> tuple[dict[str, int], dict[str, RunningScore], RunningScore]:
+    """Credits by score, and the running scores after them. A round that lowered no loss pays nothing."""
+    parts, chance = paid_as_one(measured.parts, groups), dict(measured.chance)
+    for who, others in same_work.items():
+        everyone = [who, *others]
+        parts |= dict.fromkeys(everyone, parts[who] / len(everyone))
+        chance |= dict.fromkeys(everyone, chance[who] / len(everyone))
+    nobody = RunningScore(0.0 * measured.gain)
+    running_scores = {
+        who: measured.running_scores.get(who, nobody).with_round(parts[who], chance[who]) for who in parts
+    }
+    run = measured.run.with_round(measured.gain)
+    paid = dict.fromkeys(parts, 0)
+    if measured.gain.sum() > 0.0:
+        everybody = {**measured.running_scores, **running_scores}
+        quality = config.weights[0]
+        price, available = quality * config.credits_per_nat, whole(quality * pot)
+        paid = pay_by_score(everybody, run, measured.block_weights, list(parts), price, available)
+    running_scores = {who: replace(one, earned=one.earned + paid[who]) for who, one in running_scores.items()}
+    return paid, running_scores, replace(run, earned=run.earned + sum(paid.values()))
+
+
+def _participation(
+    config: RewardsConfig, reputations: Mapping[str, float], units: Mapping[str, Collection[str]]
+) -> dict[str, float]:
+    """Weights of the units; members of one rise by a part each, so that their sum is one contributor's."""
+    largest = max(reputations.values(), default=0.0)
+    if not config.participation_ramp or largest == 0.0:
+        return dict.fromkeys(units, 1.0)
+    together = {name: sum(reputations[who] for who in members) for name, members in units.items()}
+    return {name: min(largest, max(value, LEAST_WEIGHT * largest)) for name, value in together.items()}
+
+
+def _beyond_luck(measured: MeasuredRound) -> set[str]:
+    """Contributors whose score of this round is more than chance."""
+    scores = {who: float(parts.sum()) for who, parts in measured.parts.items()}
+    return {who for who, score in scores.items() if score > max(0.0, measured.luck.get(who, 0.0))}
+
+
+def certainty(found: Split, block_weights: Vector) -> dict[str, float]:
+    """What the ledger records of the gain of all rounds: ``gained``, its ``error``, and what is ``certain``."""
+    if found.run is None:
+        return {}
+    error = found.run.error(block_weights)
+    return {
+        "gained": round(found.run.brought, 6),
+        **({"error": round(error, 6)} if math.isfinite(error) else {}),
+        "certain": round(certain_gain(found.run, block_weights), 6),
+    }
