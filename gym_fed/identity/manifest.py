@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
@@ -42,6 +42,17 @@ class UpdateManifest(StrictModel):
     num_examples: int = Field(ge=1, lt=_NUMBERS_END)
     metrics: dict[str, float] = Field(default_factory=dict, max_length=32)
     """Self-reported, never trusted: shown, not used in the merge."""
+
+    publish_name: bool = False
+    """The contributor agrees to be named, by the name of the account, with the models that this update is part of."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults_of_later_releases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was not agreed to, so that the digest is that of the release before."""
+        data: dict[str, Any] = handler(self)
+        if not self.publish_name:
+            data.pop("publish_name")
+        return data
 
     @property
     def digest(self) -> str:

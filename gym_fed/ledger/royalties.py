@@ -1,8 +1,9 @@
 """Royalties: credits for the use of a version, split back over the rounds it is made of and whom they credited.
 
 A version is the chain of all rounds up to it, so those are paid and no later one. A round's weight is how much it
-lowered the held-out loss (``improvement``) or one (``equal``); inside a round the credits of that round decide. Both
-splits are by largest remainders: whole credits, nothing lost and nothing made.
+lowered the held-out loss (``improvement``) or one (``equal``); inside a round the credits of that round decide, and an
+update that was measured and did not lower the loss gets nothing. Both splits are by largest remainders: whole credits,
+nothing lost and nothing made.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class PaidVersion:
         digest: Names the version.
         server_round: The round that made it.
         improvement: By how much the held-out loss fell; None where it was not measured.
-        credits: Of its round.
+        credits: Of its round, without those of updates that were measured and gained nothing.
     """
 
     height: int
@@ -60,6 +61,7 @@ def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paid
     """The versions of a ledger, oldest first, from the kinds and bodies of its entries."""
     found: list[PaidVersion] = []
     paid: dict[int, dict[str, int]] = {}
+    without: dict[int, set[str]] = {}
     for kind, body in entries:
         if kind == "version":
             before, after = body.get("heldout_before"), body.get("heldout_after")
@@ -69,10 +71,12 @@ def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paid
             found.append(made)
         elif kind == "credit":
             paid.setdefault(body["server_round"], {})[body["contributor"]] = body["amount"]
+        elif kind == "contribution":
+            without[body["server_round"]] = set(body.get("without_gain", ()))
     for version in found:
-        version.credits = {
-            who: amount for who, amount in paid.get(version.server_round, {}).items() if amount > 0
-        }
+        helpful = paid.get(version.server_round, {}).keys() - without.get(version.server_round, set())
+        credits = paid.get(version.server_round, {})
+        version.credits = {who: credits[who] for who in credits if who in helpful and credits[who] > 0}
     return sorted(found, key=lambda version: version.height)
 
 

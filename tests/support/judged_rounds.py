@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,15 @@ class Judged:
         fed = self.fed
         self.model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
 
-    def put(self, path: Path, contributor: str, server_round: int, received_at: float, examples: int) -> str:
+    def put(
+        self,
+        path: Path,
+        contributor: str,
+        server_round: int,
+        received_at: float,
+        examples: int,
+        publish_name: bool = False,
+    ) -> str:
         """A file as an admitted update; returns its id."""
         issued, expires = lifetime()
         manifest = UpdateManifest(
@@ -62,6 +70,7 @@ class Judged:
             issued_at_seconds=issued,
             expires_at_seconds=expires,
             num_examples=examples,
+            publish_name=publish_name,
         )
         with self.fed.database.transaction() as tx:
             tx.execute(
@@ -94,9 +103,10 @@ class Judged:
         self,
         sent: Mapping[str, Delta | Path | tuple[Delta, CodecPolicy]],
         examples: Mapping[str, int] | None = None,
+        named: Collection[str] = (),
         **options: Any,
     ) -> dict[str, dict[str, Any]]:
-        """Merge a round of one update a contributor, received in this order.
+        """Merge a round of one update a contributor, received in this order; ``named`` agree to be named.
 
         Returns:
             For each contributor ``verdict``, ``reason``, ``score``, ``credit``, ``reputation``.
@@ -107,7 +117,8 @@ class Judged:
         for order, (who, what) in enumerate(sent.items()):
             delta, codec = what if isinstance(what, tuple) else (what, DENSE)
             path = delta if isinstance(delta, Path) else self.encode(delta, codec)
-            ids[who] = self.put(path, who, number, time.time() + order, (examples or {}).get(who, 1))
+            claimed = (examples or {}).get(who, 1)
+            ids[who] = self.put(path, who, number, time.time() + order, claimed, who in named)
         with self.fed.database.transaction() as tx:
             row = update(rounds).where(rounds.c.server_round == number)
             tx.execute(row.values(state=MERGING, merging=json.dumps(sorted(ids.values()))))

@@ -88,6 +88,10 @@ class Policy(StrictModel):
     on_battery: Literal["train", "pause", "refuse"] = "train"
     """Without mains power: train all the same, wait for it, or end ``join``."""
 
+    publish_name: bool = False
+    """Agree to be named, by the name of the account, with models that are made of the updates sent from here. Every
+    update is signed with it, and the newest one counts."""
+
     pause: bool = False
     """Do nothing until this is removed."""
 

@@ -40,6 +40,8 @@ class Trained:
     size_bytes: int
     num_examples: int
     metrics: dict[str, float]
+    publish_name: bool = False
+    """See ``UpdateManifest.publish_name``."""
 
 
 class TaskFolder:
@@ -98,6 +100,7 @@ class TaskFolder:
             expires_at_seconds=expires,
             num_examples=trained.num_examples,
             metrics=trained.metrics,
+            publish_name=trained.publish_name,
         )
         finished = FinishedUpdate(
             manifest, manifest.sign(key), key.public_key, self.delta_path, trained.metrics
@@ -148,7 +151,11 @@ class TaskFolder:
         if manifest.task == self.path.name and lasts and finished.public_key == key.public_key:
             return finished
         trained = Trained(
-            manifest.delta_sha256, manifest.delta_bytes, manifest.num_examples, dict(manifest.metrics)
+            manifest.delta_sha256,
+            manifest.delta_bytes,
+            manifest.num_examples,
+            dict(manifest.metrics),
+            manifest.publish_name,
         )
         return self.finish(spec, trained, key)
 

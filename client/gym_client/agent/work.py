@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +178,7 @@ def _trained_update(
         )
     current_hooks().progress("encode", 1, 1, None)
     failpoint("client-encoded")
+    trained = replace(trained, publish_name=policy.publish_name)
     return folder.finish(spec, trained, key_at(home, spec.server))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from gym_fed.registry.card.conflicts import conflicts
+from gym_fed.registry.card.contributors import MAX_SHOWN, contributors_in
 from gym_fed.registry.card.evaluations import CardFigure
 from gym_fed.registry.card.run import environment, result
 from gym_fed.registry.manifest import NOT_STATED, ModelManifest
@@ -102,6 +103,7 @@ def card_of(
         _identity(manifest),
         _data(manifest),
         _training(folder, manifest),
+        *_contributors(folder),
         _evaluation(figures),
         _licences(manifest),
         f"Written by gym-fed {__version__} from the run's record. What a record does not say is {UNKNOWN}.",
@@ -210,6 +212,20 @@ def _training(folder: Path | None, manifest: ModelManifest) -> str:
         shown = ", ".join(f"{name} {version}" for name, version in sorted(packages.items())[:20])
         rows.append(("Packages", _md(shown, 1000)))
     return "## Training\n\n" + _table(("", ""), rows)
+
+
+def _contributors(folder: Path | None) -> list[str]:
+    found = contributors_in(folder) if folder is not None else []
+    if not found:
+        return []
+    rows = [
+        (_md(one.name) if one.name else f"`{_md(one.contributor, 64)}`", f"{one.share:.1%}")
+        for one in found[:MAX_SHOWN]
+    ]
+    left = len(found) - len(rows)
+    more = f"\n\n{counted(left, 'contributor')} more." if left else ""
+    text = "Shares follow the credits of the rounds. Names are of those who agreed to be named."
+    return ["## Contributors\n\n" + text + "\n\n" + _table(("contributor", "share"), rows) + more]
 
 
 def _evaluation(figures: Sequence[CardFigure]) -> str:

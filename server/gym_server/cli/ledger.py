@@ -234,6 +234,7 @@ def attribute(
 
     from gym_fed.config.hub.amounts import MAX_AMOUNT
     from gym_fed.ledger.royalties import Policy
+    from gym_server.ledger.contributors import published_names
     from gym_server.ledger.royalties import Owner, attribute_use, base_of_variant, read_usage
     from gym_server.ledger.royalties import record as record_use
 
@@ -265,8 +266,10 @@ def attribute(
         chosen = cast(Policy, policy)
         found = attribute_use(fed, used, amount, chosen, Owner(owner, owner_share) if owner else None)
         is_new = record_use(fed, usage_id, found) if usage_id is not None else None
+        with fed.database.reading() as tx:
+            names = published_names(tx, found.shares)
     if as_json:
-        print_json({**found.to_dict(), "usage": usage_id, "recorded": is_new})
+        print_json({**found.to_dict(), "names": names, "usage": usage_id, "recorded": is_new})
         return
     by_round: dict[tuple[int, int], int] = {}
     for share in found.rounds:  # a round is there once for each version that was used
@@ -275,7 +278,8 @@ def attribute(
     for (server_round, height), part in sorted(by_round.items()):
         out.print(f"round {server_round}, version {height}: {part} credits")
     for contributor, part in found.shares.items():
-        out.print(f"{contributor} {part}")
+        name = f" ({names[contributor]})" if contributor in names else ""
+        out.print(f"{contributor}{name} {part}", markup=False)
     if is_new:
         err.print(f"credited, and in the ledger as usage {usage_id}")
     if is_new is None:

@@ -310,9 +310,11 @@ def model(
     """Write a global version as a model folder that anything can load."""
     with opened(folder) as fed, waiting(f"writing a version into {plain(str(output), 80)}"):
         from gym_fed.delta.kept import kept_text
+        from gym_server.ledger.contributors import write_contributors
         from gym_server.rounds.hub_model import write_version
 
         found = write_version(fed, output, version, dtype)
+        found["contributors"] = write_contributors(fed, output, found["height"])
     kept = kept_text(found["kept"], found["dtype"]) or f"is in {found['dtype']}"
     print_result(
         as_json,

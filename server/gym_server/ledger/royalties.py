@@ -87,7 +87,7 @@ def attribute_use(
         GymError: ``NOT_FOUND`` for an unknown version or owner, or when nobody was credited.
     """
     with fed.database.reading() as tx:
-        kinds = ledger.c.kind.in_(("version", "credit"))
+        kinds = ledger.c.kind.in_(("version", "credit", "contribution"))
         rows = tx.execute(select(ledger.c.kind, ledger.c.body).where(kinds).order_by(ledger.c.sequence)).all()
         if owner is not None:
             _require_account(tx, owner.contributor)

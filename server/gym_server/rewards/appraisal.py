@@ -16,7 +16,7 @@ from gym_server.federation import Federation
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity
 from gym_server.rewards.reputations import Contribution, RoundContributions, record, reputations_before
 from gym_server.rewards.running_scores import RUN, carried_over, keep, recorded, running_scores_on
-from gym_server.rewards.scores import RoundScores, score_updates
+from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
 from gym_server.rewards.split import MeasuredRound, certainty, split
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.round_store import PAID_VERDICTS, Judgement
@@ -105,6 +105,9 @@ def appraise(
     if scored is not None:
         measurement["gain"] = certainty(found, scored.block_weights)
         measurement["heldout"] = model.heldout
+        measurement["without_gain"] = sorted(
+            who for who, parts in scored.parts.items() if round(float(parts.sum()), DIGITS) <= 0.0
+        )
         measurement["running_scores"] = recorded(running_scores, scored.block_weights)
     if evals is not None:
         measurement["evals"] = {"share": config.evals_share, "pool": found.evals_pool, "scores": dict(evals)}

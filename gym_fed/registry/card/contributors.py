@@ -1,0 +1,62 @@
+"""Who made a global version, as ``gym-server model`` notes it in the model's folder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.json_files import read_object
+
+FILE = "contributors.json"
+MAX_SHOWN = 100
+"""Contributors that a card names; a card is for people."""
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """A contributor of a version.
+
+    Attributes:
+        contributor: The id.
+        name: As agreed to be published; empty for those who are shown by id alone.
+        share: Of what the version's contributors get for its use, 0 to 1.
+    """
+
+    contributor: str
+    name: str
+    share: float
+
+
+def contributors_in(folder: Path) -> list[Contributor]:
+    """The contributors noted in a model folder, the largest share first; empty where there are none.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a file that cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return []
+    found = read_object(
+        path, ErrorCode.MODEL_INVALID, "delete it, or write the version again: gym-server model"
+    )
+    lines = found.get("contributors")
+    if not isinstance(lines, list) or not all(map(_is_line, lines)):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{path} does not list contributors with their shares",
+            "delete it, or write the version again: gym-server model",
+        )
+    everybody = [Contributor(one["contributor"], one.get("name", ""), float(one["share"])) for one in lines]
+    return sorted(everybody, key=lambda one: -one.share)
+
+
+def _is_line(line: Any) -> bool:
+    if not isinstance(line, dict) or not isinstance(line.get("contributor"), str):
+        return False
+    share = line.get("share")
+    if not isinstance(share, int | float) or isinstance(share, bool) or not math.isfinite(share):
+        return False
+    return isinstance(line.get("name", ""), str)

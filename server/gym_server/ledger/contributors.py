@@ -1,0 +1,69 @@
+"""Who made a version, for those who use it: shares, and the names of contributors who agreed to be named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, select
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.registry.card.contributors import FILE
+from gym_fed.text import plain
+from gym_server.ledger.royalties import attribute_use
+from gym_server.rounds.round_store import PAID_VERDICTS
+from gym_server.store.tables import accounts, updates
+
+if TYPE_CHECKING:
+    from gym_server.federation import Federation
+
+_PARTS = 1_000_000
+_MAX_NAME = 120
+
+
+def published_names(tx: Connection, contributors: Iterable[str]) -> dict[str, str]:
+    """Names of those whose newest credited update was signed with ``publish_name``, by id."""
+    found = {}
+    for who in contributors:
+        mine = (updates.c.contributor == who) & updates.c.verdict.in_(PAID_VERDICTS)
+        newest = select(updates.c.manifest).where(mine).order_by(updates.c.server_round.desc()).limit(1)
+        manifest = tx.scalar(newest)
+        if manifest is not None and UpdateManifest.parse(manifest).publish_name:
+            name = tx.scalar(select(accounts.c.name).where(accounts.c.contributor == who))
+            if name:
+                found[who] = plain(name, _MAX_NAME)
+    return found
+
+
+def contributors_of(fed: Federation, height: int) -> list[dict[str, Any]]:
+    """Contributors of a version, the largest share first; empty where nobody was credited.
+
+    Returns:
+        For each ``contributor`` and ``share``, which add up to 1, and ``name`` where they agreed to be named.
+    """
+    try:
+        shares = attribute_use(fed, {str(height): 1}, _PARTS, "improvement").shares
+    except GymError as error:
+        if error.code is not ErrorCode.NOT_FOUND:
+            raise
+        return []
+    with fed.database.reading() as tx:
+        names = published_names(tx, shares)
+    return [
+        {"contributor": who, **({"name": names[who]} if who in names else {}), "share": part / _PARTS}
+        for who, part in sorted(shares.items(), key=lambda one: (-one[1], one[0]))
+        if part
+    ]
+
+
+def write_contributors(fed: Federation, folder: Path, height: int) -> list[dict[str, Any]]:
+    """Write who made a version into its model folder, where anybody was credited."""
+    found = contributors_of(fed, height)
+    if found:
+        document = {"version": height, "contributors": found}
+        write_atomically(folder / FILE, json.dumps(document, indent=2, ensure_ascii=False).encode())
+    return found
