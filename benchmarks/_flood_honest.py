@@ -97,7 +97,7 @@ class Contributor(threading.Thread):
             "Heartbeat", pb.HeartbeatRequest(message_id=task.message_id, phase="train", done=1, total=2)
         )
         data = self.update(spec)
-        issued, expires = lifetime()
+        issued, expires = lifetime(time.time())
         key = self.home.key
         sha256 = hashlib.sha256(data).hexdigest()
         manifest = UpdateManifest(

@@ -69,6 +69,13 @@ class ErrorCode(Enum):
         429,
         "An account or address uses more than its share.",
     )
+    CLOCK_SKEWED = (
+        "clock-skewed",
+        56,
+        "UNAVAILABLE",
+        503,
+        "The clocks of the two ends differ by more than a signature or a certificate allows.",
+    )
     UNAUTHENTICATED = "unauthenticated", 60, "UNAUTHENTICATED", 401, "The caller's key is unknown here."
     PERMISSION_DENIED = "permission-denied", 61, "PERMISSION_DENIED", 403, "The caller may not do this."
     SERVER_KEY_CHANGED = (

@@ -78,6 +78,18 @@ def whole_number(text: str, max_digits: int = 19) -> int | None:
     return int(text) if len(text) <= max_digits and text.isascii() and text.isdecimal() else None
 
 
+def readable_seconds(seconds: float) -> str:
+    """``12 s``, ``3 min``, ``2 h 5 min``, ``40 days``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 2 * 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{round(minutes / (24 * 60))} days"
+
+
 def _drives(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _TURNING
 

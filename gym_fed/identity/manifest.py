@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
@@ -86,7 +85,6 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def lifetime() -> tuple[int, int]:
-    """Issue and expiry time of a manifest made now, in Unix seconds."""
-    now = int(time.time())
-    return now, now + _LIFETIME_SECONDS
+def lifetime(now: float) -> tuple[int, int]:
+    """Issue and expiry time of a manifest that is signed at ``now``, the hub's time in Unix seconds."""
+    return int(now), int(now) + _LIFETIME_SECONDS

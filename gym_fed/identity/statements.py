@@ -8,7 +8,6 @@ sent, and kept in the ledger.
 from __future__ import annotations
 
 import secrets
-import time
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -18,6 +17,7 @@ from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest, canonical_json
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature
+from gym_fed.text import readable_seconds
 from gym_fed.wire.protocol import UNNUMBERED, require_contributor
 
 MAX_STATEMENT_BYTES = 4096
@@ -64,7 +64,8 @@ class Statement(StrictModel):
         """Whether it is for this hub, under the TLS key that this hub has, and was made about now.
 
         Raises:
-            GymError: ``STALE``; ``PROTOCOL_MISMATCH`` for a statement of gym-fed 0.1, which names no TLS key.
+            GymError: ``STALE``; ``CLOCK_SKEWED`` for another time; ``PROTOCOL_MISMATCH`` for a statement of gym-fed
+                0.1, which names no TLS key.
         """
         if self.server != server:
             raise GymError(ErrorCode.STALE, f"the statement is for hub {self.server[:64]}, this is {server}")
@@ -76,12 +77,7 @@ class Statement(StrictModel):
                 f"the statement is for a hub with the TLS key {self.tls or 'none'}, this one has {tls or 'none'}",
                 "another hub passed it on; compare the fingerprint in servers/ with the coordinator's",
             )
-        if abs(now - self.issued_at) > CLOCK_SKEW_SECONDS:
-            raise GymError(
-                ErrorCode.STALE,
-                f"the statement was signed {now - self.issued_at:+.0f} s from the hub's clock",
-                "set this machine's clock (`gym doctor` shows it)",
-            )
+        require_fresh("the statement", self.issued_at, now)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -122,6 +118,19 @@ class TransferOrder(Statement):
     amount: int
 
 
-def now() -> int:
-    """The time that goes into a statement."""
-    return int(time.time())
+def require_fresh(what: str, issued_at: float, now: float) -> None:
+    """Raise ``CLOCK_SKEWED`` unless ``what`` was signed about now.
+
+    Args:
+        what: Names it in the message.
+        issued_at: The time that was signed, Unix seconds.
+        now: The hub's time.
+    """
+    ahead = issued_at - now
+    if abs(ahead) > CLOCK_SKEW_SECONDS:
+        side = "ahead of" if ahead > 0 else "behind"
+        raise GymError(
+            ErrorCode.CLOCK_SKEWED,
+            f"{what} was signed at a time {readable_seconds(abs(ahead))} {side} the hub's",
+            "sign by the hub's time, which Status gives; `gym doctor` looks at this machine's clock",
+        )

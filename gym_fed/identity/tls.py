@@ -27,7 +27,9 @@ from gym_fed.identity.keys import Passphrase
 from gym_fed.text import plain
 
 TLS_NAME = "gym-fed-hub"  # the name in every hub's certificate; clients override the target name with it
-_VALID_DAYS = 3650
+_FIRST_DATE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+"""As RFC 5280 writes a certificate without an end (section 4.1.2.5)."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", re.ASCII)
 
 
@@ -42,18 +44,20 @@ def create_certificate(key_path: Path, certificate_path: Path, passphrase: bytes
 
 
 def self_signed(key_pem: bytes) -> bytes:
-    """A certificate over a hub's own key, PEM: for ten years, under the name that every hub has."""
+    """A certificate over a hub's own key, PEM, under the name that every hub has.
+
+    It is valid at all times: contributors trust the pinned key, and a date would only shut out wrong clocks.
+    """
     key = _signing_key(key_pem)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, TLS_NAME)])
-    today = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(today - datetime.timedelta(days=1))
-        .not_valid_after(today + datetime.timedelta(days=_VALID_DAYS))
+        .not_valid_before(_FIRST_DATE)
+        .not_valid_after(_NO_END)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())

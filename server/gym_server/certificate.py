@@ -94,7 +94,7 @@ def add(folder: Path, file: Path, passphrase: Passphrase) -> None:
 
 
 def create(folder: Path, passphrase: Passphrase) -> None:
-    """Write a certificate of the hub's own over its key, for ten years."""
+    """Write a certificate of the hub's own over its key; it has no end."""
     key = private_pem(folder / "keys" / _KEY, passphrase)
     write_atomically(folder / "keys" / _CERTIFICATE, self_signed(key))
 

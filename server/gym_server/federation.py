@@ -33,8 +33,10 @@ from gym_fed.kinds import AGGREGATORS
 from gym_fed.text import plain
 from gym_fed.waiting import waiting
 from gym_server.accounts.accounts import Accounts
+from gym_server.accounts.contributor_clocks import ContributorClocks
 from gym_server.accounts.keys import Keys
 from gym_server.accounts.session_key import create_session_key, session_key
+from gym_server.clock import HubClock
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger.chain import Ledger
 from gym_server.rewards.payouts import Payouts
@@ -73,6 +75,8 @@ class Federation:
         self.config = config
         self.base = base
         self.database = database
+        self.clock = HubClock(database)
+        self.contributor_clocks = ContributorClocks()
         self.traffic = HubTraffic()
         self.passphrase = PassphraseSource(PASSPHRASE_VARIABLE)
         self.key = SigningKey.load(folder / "keys" / "ledger.pem", self.passphrase.get)
@@ -85,9 +89,12 @@ class Federation:
             database.read_only,
         )
         private = config.privacy is not None or config.secure_aggregation is not None
-        self.ledger = Ledger(database, self.key, folder / "keys" / "newest-head.json", private=private)
-        self.queue = MessageQueue(database, config.rounds.lease_seconds)
-        self.round_store = RoundStore(database, self.ledger, base.digest)
+        now = self.clock.now
+        self.ledger = Ledger(
+            database, self.key, folder / "keys" / "newest-head.json", private=private, clock=now
+        )
+        self.queue = MessageQueue(database, config.rounds.lease_seconds, now)
+        self.round_store = RoundStore(database, self.ledger, base.digest, now)
         hold = config.rewards.hold_seconds
         tls = PLAIN_TEXT if insecure else self.fingerprint
         limits = config.limits
@@ -96,12 +103,21 @@ class Federation:
         """What ``config`` was read from."""
         self._settings: dict[str, str] = {}
         self.steering = Steering(database, self.ledger, self.round_store, self.queue)
-        self.payouts = Payouts(database, self.ledger, self.server, tls, hold, limits.transfers_per_hour)
+        self.payouts = Payouts(
+            database, self.ledger, self.server, tls, hold, limits.transfers_per_hour, clock=now
+        )
         self.round_store.at_commit.append(self.payouts.settle)
         if config.gate.evals:
             self.round_store.at_open.append(lambda tx, number: promise_seed(tx, self.ledger, number))
         self.keys = Keys(
-            database, self.ledger, self.server, tls, self.payouts, hold, limits.account_changes_per_hour
+            database,
+            self.ledger,
+            self.server,
+            tls,
+            self.payouts,
+            hold,
+            limits.account_changes_per_hour,
+            clock=now,
         )
         self.accounts = Accounts(
             database,
@@ -113,6 +129,7 @@ class Federation:
             token_bytes(32) if database.read_only else session_key(folder / "keys", self.passphrase),
             limits.enrolment_work_bits,
             limits.nodes_per_account,
+            now,
         )
         self.admission = Admission(
             database,
@@ -123,8 +140,9 @@ class Federation:
             base,
             config.privacy is not None,
             config.secure_aggregation is not None,
+            now,
         )
-        self.variants = HubVariants(database, self.ledger, self.store, base, config)
+        self.variants = HubVariants(database, self.ledger, self.store, base, config, now)
 
     @classmethod
     def open(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from gym_client.variants.variants import pull_variant, push_variant, sign_varian
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.statements import Revocation, Rotation, TransferOrder, now
+from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
 from gym_fed.ledger.heads import EntryProof
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -291,7 +292,7 @@ def revoke(contributor: RawContributor) -> None:
         key=key.public_key.hex(),
         server=contributor.server,
         tls=contributor.tls,
-        issued_at=now(),
+        issued_at=int(time.time()),
     )
     request = pb.RevokeKeyRequest(
         contributor=account,
@@ -339,7 +340,7 @@ def test_an_update_signed_by_a_replaced_key_is_refused_and_the_new_key_answers_t
         new_key=new.public_key.hex(),
         server=contributor.server,
         tls=contributor.tls,
-        issued_at=now(),
+        issued_at=int(time.time()),
     )
     request = pb.RotateKeyRequest(
         new_public_key=new.public_key,
@@ -364,7 +365,7 @@ def test_a_transfer_of_what_nobody_has_is_refused_over_the_wire(contributor: Raw
         amount=1,
         server=contributor.server,
         tls=contributor.tls,
-        issued_at=now(),
+        issued_at=int(time.time()),
     )
     request = pb.TransferRequest(statement_json=order.to_json(), signature=order.sign(contributor.key))
     refused(ErrorCode.TRANSFER_REFUSED, contributor.call, contributor.stub.Transfer, request)

@@ -119,7 +119,7 @@ class RawContributor:
 
     def manifest(self, task: pb.Task, delta: bytes, **changes: Any) -> UpdateManifest:
         spec = spec_of(task)
-        issued, expires = lifetime()
+        issued, expires = lifetime(time.time())
         fields: dict[str, Any] = {
             "contributor": self.key.contributor,
             "server": self.server,

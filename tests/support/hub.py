@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -32,7 +32,7 @@ class HubProcess:
         gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base", base_model)
         own = {"listen": "127.0.0.1:0", "limits": QUICK_ENROLMENT, "check": False}
         self.configure(_merged(own, config or {}))
-        self.process: WarmProcess | None = None
+        self.process: WarmProcess | subprocess.Popen[str] | None = None
         self.port = 0
         self.fingerprint = ""
 
@@ -41,15 +41,20 @@ class HubProcess:
         path = self.folder / "gym-server.yaml"
         path.write_text(yaml.safe_dump(_merged(yaml.safe_load(path.read_text()), changes)))
 
-    def start(self, *arguments: str, failpoints: str = "") -> HubProcess:
-        """Start and wait until it listens; the port stays the same over restarts."""
+    def start(
+        self, *arguments: str, failpoints: str = "", environment: dict[str, str] | None = None
+    ) -> HubProcess:
+        """Start and wait until it listens; the port stays the same over restarts.
+
+        With ``environment`` it begins from nothing, so that a library which it preloads is there.
+        """
+        command = ["gym-server", "run", "--dir", str(self.folder), "--json", *arguments]
         with open(self.folder / "stderr.log", "ab") as log:
-            self.process = WarmProcess(
-                ["gym-server", "run", "--dir", self.folder, "--json", *arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "GYM_FAILPOINTS": failpoints},
-            )
+            if environment is None:
+                env = {**os.environ, "GYM_FAILPOINTS": failpoints}
+                self.process = WarmProcess(command, stdout=subprocess.PIPE, stderr=log, env=env)
+            else:
+                self.process = started_cold(command, environment, log, subprocess.PIPE)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the hub did not start:\n{(self.folder / 'stderr.log').read_text()[-3000:]}"
@@ -122,8 +127,20 @@ def gym_server(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def start_client(home: Path, hub: HubProcess, *arguments: str, failpoints: str = "") -> WarmProcess:
-    """`gym-client join` as a process; its output goes to ``home/client.log``."""
+def started_cold(command: list[str], environment: dict[str, str], log: IO[bytes], stdout: Any) -> Any:
+    """One of our commands in a process of its own, with its environment from the first instruction on."""
+    command = [str(BIN / command[0]), *command[1:]]
+    return subprocess.Popen(command, stdout=stdout, stderr=log, env=environment, text=True)
+
+
+def start_client(
+    home: Path,
+    hub: HubProcess,
+    *arguments: str,
+    failpoints: str = "",
+    environment: dict[str, str] | None = None,
+) -> Any:
+    """`gym-client join` as a process; its output goes to ``home/client.log``. ``environment``: as of ``start``."""
     home.mkdir(parents=True, exist_ok=True)
     command: Sequence[str] = [
         "gym-client",
@@ -137,9 +154,11 @@ def start_client(home: Path, hub: HubProcess, *arguments: str, failpoints: str =
         "--yes",
         *arguments,
     ]
-    environment = {**os.environ, "GYM_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1"}
+    variables = {"GYM_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1"}
     with open(home / "client.log", "ab") as log:
-        return WarmProcess(command, stdout=log, stderr=log, env=environment)
+        if environment is not None:
+            return started_cold(command, {**environment, **variables}, log, log)
+        return WarmProcess(command, stdout=log, stderr=log, env={**os.environ, **variables})
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -57,7 +57,7 @@ class Judged:
         publish_name: bool = False,
     ) -> str:
         """A file as an admitted update; returns its id."""
-        issued, expires = lifetime()
+        issued, expires = lifetime(time.time())
         manifest = UpdateManifest(
             contributor=contributor,
             server=self.fed.server,

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Scenes:
 
         round_store = fed.round_store
         round_store.start_collecting(1, new_task(fed, round_store.open_next().server_round))
-        issued, expires = lifetime()
+        issued, expires = lifetime(time.time())
         manifest = UpdateManifest(
             contributor=contributor,
             server=fed.server,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,7 +99,7 @@ class PrivateRounds:
     def send(self, name: str, number: int, path: Path) -> Receipt:
         """One update through admission."""
         key, size = self.keys[name], path.stat().st_size
-        issued, expires = lifetime()
+        issued, expires = lifetime(time.time())
         manifest = UpdateManifest(
             contributor=key.contributor,
             server=self.fed.server,

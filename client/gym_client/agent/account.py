@@ -8,6 +8,7 @@ from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
 from gym_client.display import Display
 from gym_client.hub import from_hub
+from gym_client.hub.backoff import is_passing
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
@@ -37,6 +38,19 @@ class Account:
         self.receipts: list[dict[str, Any]] = []
         self.balance: int | None = None
         self._spent: object = None
+
+    def last_word(self) -> None:
+        """Fetch verdicts and balance at the end, if the hub is still there."""
+        try:
+            account = self._client.call("Account", pb.AccountRequest())
+        except GymError as error:
+            if not is_passing(error):
+                raise
+            self.balance = None
+            text = f"the last verdict and the balance are still to come: {error.message}"
+            self._display.report("away", text, error=error.to_dict())
+        else:
+            self.take(account)
 
     def keep_receipt(self, message_id: str, group: str, text: str) -> None:
         """The hub has the reply on its disk: keep the receipt, end the task, let the verdict decide the residual.

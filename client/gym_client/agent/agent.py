@@ -30,6 +30,7 @@ from gym_client.agent.work import parse_task
 from gym_client.app import update_records
 from gym_client.display import Display
 from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub
+from gym_client.hub.clock import ClockReport
 from gym_client.hub.heartbeats import Lease, heartbeats
 from gym_client.hub.stream import WorkStream
 from gym_client.hub.traffic import Traffic
@@ -85,7 +86,7 @@ class Agent:
         announced: The recipe that was shown before joining; a task that protects examples less is refused.
         agreement: What was agreed to then; a task that needs another one is done after a new consent alone.
         promises: What the hub promised then; before every task it is asked whether it still does.
-        display: Where news and progress go.
+        display, clock_report: Where news and progress go, and what was reported of the clocks before.
         stop: Set from outside to end the work at the next checkpoint, as ``stop()`` does.
     """
 
@@ -102,6 +103,7 @@ class Agent:
         promises: Promises | None = None,
         agreement: Agreement | None = None,
         display: Display | None = None,
+        clock_report: ClockReport | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         self.app, self.home, self.client = app, home, client
@@ -120,6 +122,7 @@ class Agent:
         self._stop = stop or threading.Event()
         self._contexts: dict[int, Context] = {}
         self._outage = Outage(self.display)
+        self._clock_report = clock_report or ClockReport(self.display)
         self._traffic = Traffic(home, client.pin.server)
         self._objects = TaskObjects(home, client, self.policy, self._traffic)
         self._account = Account(home, client, self.display, self._traffic)
@@ -142,14 +145,15 @@ class Agent:
             GymError: ``INTERRUPTED`` after ``stop``; what makes every further task pointless; or the last of several
                 failures in a row.
         """
-        drop_old(self.home.tasks)
         self.display.busy("fetching the verdicts on earlier updates")
         self._recover(self._settle())
+        if (clocks := self.client.clocks) is not None and not clocks.differ:
+            drop_old(self.home.tasks)  # a clock that is wrong says nothing about age
         finished = False
         while not finished and not self._has_done(max_rounds):
             self._pauses.wait()
             finished = self._work(max_rounds)
-        self._last_word()
+        self._account.last_word()
         return AgentResult(self._account.receipts, finished, self._account.balance)
 
     def _work(self, max_rounds: int | None) -> bool:
@@ -244,7 +248,7 @@ class Agent:
         def should_stop() -> bool:
             return self._stop.is_set() or lease.lost is not None or self._pauses.interrupts()
 
-        return Hooks(progress, should_stop)
+        return Hooks(progress, should_stop, self.client.now)
 
     def _reply(self, task: pb.Task, lease: Lease) -> tuple[pb.SubmitRequest, list[Path]]:
         """Fetch, call the app, upload; the request that answers, and files that were only for this."""
@@ -291,6 +295,7 @@ class Agent:
             self._agreement.require(spec)
         if self._promises is not None:
             status = self._retrying(self.client.status, lease)
+            self._clock_report.look(self.client.clocks)
             require_as_promised(self.policy, self._promises, Promises.parse(status.privacy_json))
             require_sums(self._promises, spec.secure_aggregation)
         if spec.server != self.client.pin.server:
@@ -379,19 +384,6 @@ class Agent:
             records = update_records(finished, by_reference=True)
             request = to_submit_records(path.name, records, lambda data: None)
             self._submit(request, str(finished.manifest.server_round), None)
-
-    def _last_word(self) -> None:
-        """Verdicts and balance at the end, if the hub is still there."""
-        try:
-            account = self.client.call("Account", pb.AccountRequest())
-        except GymError as error:
-            if not is_passing(error):
-                raise
-            self._account.balance = None
-            text = f"the last verdict and the balance are still to come: {error.message}"
-            self.display.report("away", text, error=error.to_dict())
-        else:
-            self._account.take(account)
 
     def _settle(self) -> list[dict[str, Any]]:
         """Ask what became of the updates, and commit or discard what their encoding lost."""

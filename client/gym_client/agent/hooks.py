@@ -6,6 +6,7 @@ In a stock Flower deployment nobody does, and they are silent.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,8 @@ class Hooks:
 
     progress: Progress = lambda phase, done, total, loss: None
     should_stop: Callable[[], bool] = lambda: False
+    now: Callable[[], float] = time.time
+    """The hub's time, which signed manifests carry."""
 
 
 _current: ContextVar[Hooks | None] = ContextVar("gym_client_hooks", default=None)

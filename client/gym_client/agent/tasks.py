@@ -84,9 +84,9 @@ class TaskFolder:
             shutil.rmtree(self.run)
         return self.run
 
-    def finish(self, spec: TaskSpec, trained: Trained, key: SigningKey) -> FinishedUpdate:
-        """Sign the delta at ``delta_path`` and keep manifest and signature."""
-        issued, expires = lifetime()
+    def finish(self, spec: TaskSpec, trained: Trained, key: SigningKey, now: float) -> FinishedUpdate:
+        """Sign the delta at ``delta_path`` at the hub's time ``now``, and keep manifest and signature."""
+        issued, expires = lifetime(now)
         manifest = UpdateManifest(
             contributor=key.contributor,
             server=spec.server,
@@ -141,13 +141,14 @@ class TaskFolder:
             )
         return FinishedUpdate(manifest, signature, public_key, self.delta_path, metrics)
 
-    def renewed(self, spec: TaskSpec, key: SigningKey) -> FinishedUpdate | None:
-        """``finished``, signed anew when it answers an earlier message, is about to expire, or is by a former key."""
+    def renewed(self, spec: TaskSpec, key: SigningKey, now: float) -> FinishedUpdate | None:
+        """``finished``, signed again where it answers an earlier message, expires soon after ``now`` (the hub's time),
+        or is by a former key."""
         finished = self.finished()
         if finished is None:
             return None
         manifest = finished.manifest
-        lasts = manifest.expires_at_seconds > time.time() + _SECONDS_TO_SUBMIT
+        lasts = manifest.expires_at_seconds > now + _SECONDS_TO_SUBMIT
         if manifest.task == self.path.name and lasts and finished.public_key == key.public_key:
             return finished
         trained = Trained(
@@ -157,7 +158,7 @@ class TaskFolder:
             dict(manifest.metrics),
             manifest.publish_name,
         )
-        return self.finish(spec, trained, key)
+        return self.finish(spec, trained, key, now)
 
     def drop(self) -> None:
         """Remove the task."""

@@ -132,7 +132,7 @@ def perform(
     source = base_source(setup.model or fetched, spec.base_model)
     named = {"columns": setup.columns} if setup.columns else {}
     folder.begin(spec, {"data": data.digest, "device": setup.device, "model": source, **named})
-    done = folder.renewed(spec, key_at(home, spec.server))
+    done = folder.renewed(spec, key_at(home, spec.server), current_hooks().now())
     if done is not None:
         return done
     model = global_model(source)
@@ -179,7 +179,7 @@ def _trained_update(
     current_hooks().progress("encode", 1, 1, None)
     failpoint("client-encoded")
     trained = replace(trained, publish_name=policy.publish_name)
-    return folder.finish(spec, trained, key_at(home, spec.server))
+    return folder.finish(spec, trained, key_at(home, spec.server), current_hooks().now())
 
 
 @cache

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gym_client.cli.round_time import RoundTime
-from gym_client.hub.backoff import readable_seconds
 from gym_client.hub.bandwidth import Bandwidth
-from gym_fed.text import readable_bytes
+from gym_fed.text import readable_bytes, readable_seconds
 
 
 @dataclass(frozen=True)

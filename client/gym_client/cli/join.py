@@ -18,6 +18,7 @@ from gym_client.cli.consent import Consent
 from gym_client.cli.stopping import signals_set
 from gym_client.display import Display, warnings_shown
 from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub, retry_while_away
+from gym_client.hub.clock import ClockReport
 from gym_client.hub.known import LAST_SERVER, last_address
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
@@ -121,6 +122,7 @@ class _Joining:
         self._home, self._options = home, options
         self._consent, self._display, self._stop = consent, display, stop
         self._outage = Outage(display)
+        self._clock_report = ClockReport(display)
         self._target = find_target(options, last_address(home) if options.server is None else None)
         self._setup, self._name = _remembered(home, options)
         # Before it is read: the terms may be on the screen for long.
@@ -186,6 +188,7 @@ class _Joining:
         """The terms, within the policy. Until they are accepted only files that the contributor named are read."""
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._going_on(client, lambda: self._retrying(client, client.status))
+        self._clock_report.look(client.clocks)
         from gym_client.cli.offer import announced, bytes_to_join, make_offer, require_rows, rounds_to_come
         from gym_client.privacy.terms import Promises, check_promises
 
@@ -278,6 +281,7 @@ class _Joining:
             promises=Promises.parse(status.privacy_json),
             agreement=agreement,
             display=self._display,
+            clock_report=self._clock_report,
             stop=self._stop,
         )
         begun = False

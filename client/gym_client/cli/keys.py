@@ -236,7 +236,7 @@ def transfer(
     """Transfer credits to another contributor; they arrive when the hub's hold period is over."""
 
     from gym_client.hub.known import enrolled_client
-    from gym_fed.identity.statements import TransferOrder, now
+    from gym_fed.identity.statements import TransferOrder
     from gym_fed.wire.v1 import hub_pb2 as pb
 
     folder = open_home(home, passphrase_file)
@@ -247,7 +247,7 @@ def transfer(
             amount=amount,
             server=client.pin.server,
             tls=client.pin.fingerprint,
-            issued_at=now(),
+            issued_at=int(client.now()),
         )
         request = pb.TransferRequest(statement_json=order.to_json(), signature=client.sign(order.signed()))
         accepted = from_hub.document(

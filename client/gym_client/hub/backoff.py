@@ -11,13 +11,19 @@ from typing import TypeVar
 from gym_client.display import Display
 from gym_client.hub.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import readable_seconds
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 30.0
 LINE_SECONDS = 60.0
 """While a hub is away, a line at most this often says so."""
 
-_PASSING = (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.BUSY)
+_PASSING = (
+    ErrorCode.UNAVAILABLE,
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.BUSY,
+    ErrorCode.CLOCK_SKEWED,
+)
 
 T = TypeVar("T")
 
@@ -39,7 +45,7 @@ class Backoff:
 
 
 def is_passing(error: GymError) -> bool:
-    """Whether waiting may help: the line or the hub is down, or it has too much to do."""
+    """Whether waiting may help: the line or the hub is down, it has too much to do, or a clock is to be set."""
     return error.code in _PASSING
 
 
@@ -125,11 +131,3 @@ def retry_at_known_hub(
 ) -> T:
     """``retry_while_away``, with the pinned key of a known hub checked before every further try."""
     return retry_while_away(stop, outage, action, client.check_key)
-
-
-def readable_seconds(seconds: float) -> str:
-    """``12 s``, ``3 min``, ``2 h 5 min``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -18,7 +18,7 @@ from gym_client.identity.trust import establish
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.statements import Revocation, Rotation, now
+from gym_fed.identity.statements import Revocation, Rotation
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 
@@ -108,7 +108,7 @@ def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymErr
                 new_key=new.public_key.hex(),
                 server=pin.server,
                 tls=client.pin.fingerprint,
-                issued_at=now(),
+                issued_at=int(client.now()),
             )
             request = pb.RotateKeyRequest(
                 new_public_key=new.public_key,
@@ -128,21 +128,21 @@ def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymErr
 
 
 def _declare(home: Home, pin: ServerPin, signer: SigningKey) -> GymError | None:
-    statement = Revocation(
-        revoke=pin.account,
-        key=signer.public_key.hex(),
-        server=pin.server,
-        tls=pin.fingerprint,
-        issued_at=now(),
-    )
-    request = pb.RevokeKeyRequest(
-        contributor=pin.account,
-        signing_key=signer.public_key,
-        statement_json=statement.to_json(),
-        signature=statement.sign(signer),
-    )
     try:
         with _client(home, pin, signer) as client:
+            statement = Revocation(
+                revoke=pin.account,
+                key=signer.public_key.hex(),
+                server=pin.server,
+                tls=pin.fingerprint,
+                issued_at=int(client.now()),
+            )
+            request = pb.RevokeKeyRequest(
+                contributor=pin.account,
+                signing_key=signer.public_key,
+                statement_json=statement.to_json(),
+                signature=statement.sign(signer),
+            )
             from_hub.document(client.call("RevokeKey", request).receipt_json, "a receipt")
     except GymError as error:
         return error

@@ -12,13 +12,14 @@ from typing import Any
 
 import grpc
 
+from gym_client.hub.clock import Clocks, HubTime
 from gym_client.hub.head_file import read_proof
 from gym_client.hub.heads import Heads
 from gym_client.hub.rates import Rates
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, key_for, require_one_pin
-from gym_client.identity.trust import check_fingerprint, fetch_certificate
+from gym_client.identity.trust import check_dates, check_fingerprint, fetch_certificate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
 from gym_fed.identity.login import do_work, enrolment_claim, login_claim
@@ -67,6 +68,7 @@ class HubClient:
         self._key, self._instance = key or key_for(home, pin), home.instance
         self._lock = threading.RLock()
         self._session, self._expires_at = "", 0
+        self._time = HubTime()
         self._open_channel()
 
     def status(self) -> pb.StatusReply:
@@ -77,7 +79,7 @@ class HubClient:
                 before, or says that it is a hub which this home knows by another key.
         """
         try:
-            reply: pb.StatusReply = self.call("Status", pb.StatusRequest())
+            reply = self._measure()
         except GymError:
             self._require_one_ledger("")  # a hub that is away says nothing that could explain a proof
             raise
@@ -133,21 +135,26 @@ class HubClient:
                     f"this key is not enrolled at {self.address}",
                     f"gym-client join --server {self.address}",
                 )
-            nonce, now = secrets.token_hex(16), int(time.time())
-            server = self._server()
-            claim = login_claim(account, self._instance, now, nonce, server, self.pin.fingerprint)
-            request = pb.AuthenticateRequest(
-                contributor=account,
-                instance=self._instance,
-                issued_at_seconds=now,
-                nonce=nonce,
-                signature=self._key.sign(claim),
-                protocol=PROTOCOL,
-                left=not self.pin.contributor,
-            )
-            reply = self.call("Authenticate", request)
+            try:
+                reply = self.call("Authenticate", self._login(account))
+            except GymError as error:
+                if error.code is not ErrorCode.CLOCK_SKEWED:
+                    raise
+                self._measure()  # the hub began again with another time
+                reply = self.call("Authenticate", self._login(account))
             self._session, self._expires_at = reply.session, reply.expires_at_seconds
             self.node_id = reply.node_id
+
+    def now(self) -> float:
+        """The hub's time in Unix seconds, for what is signed; measured first where that was not done yet."""
+        if not self._time.is_known:
+            self._measure()
+        return self._time.now()
+
+    @property
+    def clocks(self) -> Clocks | None:
+        """What the clocks here and there showed at the last ``Status``."""
+        return self._time.clocks
 
     def sign(self, value: object) -> bytes:
         """A signature by the key that this hub knows."""
@@ -223,6 +230,7 @@ class HubClient:
         except GymError:
             return  # still away; the caller goes on waiting
         check_fingerprint(self.home, self.address, fingerprint(pem), self.pin.fingerprint)
+        check_dates(self.address, pem)
         if pem.decode("ascii") != self.pin.certificate_pem:
             with self._lock:
                 self._repin(certificate_pem=pem.decode("ascii"))
@@ -254,9 +262,28 @@ class HubClient:
         if method in _OPEN_CALLS:  # a session, if there is one, has them counted as the account's
             return (((SESSION_KEY, self._session),) if self._session else ()), ""
         with self._lock:
-            if not self._session or self._expires_at < time.time() + _MIN_SECONDS_LEFT:
+            if not self._session or self._expires_at < self._time.now() + _MIN_SECONDS_LEFT:
                 self.authenticate()
             return ((SESSION_KEY, self._session),), self._session
+
+    def _measure(self) -> pb.StatusReply:
+        """``Status``, with the hub's time taken from it."""
+        return self._time.measure(lambda: self.call("Status", pb.StatusRequest()))
+
+    def _login(self, account: str) -> pb.AuthenticateRequest:
+        """A login that is signed by the hub's time."""
+        nonce, issued_at, server = secrets.token_hex(16), int(self.now()), self._server()
+        claim = login_claim(account, self._instance, issued_at, nonce, server, self.pin.fingerprint)
+        return pb.AuthenticateRequest(
+            contributor=account,
+            instance=self._instance,
+            issued_at_seconds=issued_at,
+            nonce=nonce,
+            signature=self._key.sign(claim),
+            protocol=PROTOCOL,
+            left=not self.pin.contributor,
+            clock_seconds=time.time(),
+        )
 
     def _may_renew(self, method: str, error: GymError, attempt: int, session: str) -> bool:
         if error.code is not ErrorCode.UNAUTHENTICATED or method in _OPEN_CALLS or attempt:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, pin_path
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.tls import fingerprint, trusting_context
+from gym_fed.identity.tls import fingerprint, trusting_context, validity
 from gym_fed.text import plain
 
 _FETCH_SECONDS = 10.0
@@ -96,6 +97,7 @@ def establish(
         return pin  # the hub is down; the channel waits for the pinned key
     found = fingerprint(pem)
     check_fingerprint(home, address, found, pin.fingerprint if pin else None)
+    check_dates(address, pem)
     if expected is not None and found != expected:
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,
@@ -106,6 +108,28 @@ def establish(
         raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {address} was not accepted")
     known = pin or ServerPin(address=str(address), fingerprint=found, certificate_pem="")
     return _saved(home, address, known.but(certificate_pem=pem.decode("ascii")), pin)
+
+
+def check_dates(address: Address, pem: bytes) -> None:
+    """Raise ``CLOCK_SKEWED`` for a certificate that gRPC would refuse by this machine's clock.
+
+    A hub's own certificate is valid at all times; that of an authority is not.
+    """
+    begin, end = validity(pem)
+    now = datetime.now(UTC)
+    text = f"this machine's clock shows {now:%Y-%m-%d %H:%M UTC}, and the certificate of {address}"
+    if now < begin:
+        raise GymError(
+            ErrorCode.CLOCK_SKEWED,
+            f"{text} begins on {begin:%Y-%m-%d %H:%M UTC}",
+            "this machine's clock is behind: set it",
+        )
+    if now > end:
+        raise GymError(
+            ErrorCode.CLOCK_SKEWED,
+            f"{text} ended on {end:%Y-%m-%d %H:%M UTC}",
+            "set this machine's clock if it is ahead; otherwise the coordinator renews the certificate",
+        )
 
 
 def check_fingerprint(home: Home, address: Address, found: str, pinned: str | None) -> None:

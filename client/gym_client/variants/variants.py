@@ -72,7 +72,7 @@ class PulledVariant:
 
 def sign_variant(client: HubClient, manifest: VariantManifest) -> SignedVariant:
     """Sign with the key that the hub knows, in the name of the account there."""
-    own = manifest.model_copy(update={"owner": client.pin.contributor})
+    own = manifest.model_copy(update={"owner": client.pin.contributor, "issued_at": int(client.now())})
     return SignedVariant.sign(own, key_for(client.home, client.pin))
 
 

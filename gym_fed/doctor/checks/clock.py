@@ -1,4 +1,4 @@
-"""Is the clock right enough? Signed manifests expire, so a contributor with a wrong clock is refused."""
+"""Is the clock right enough? The network goes by the hub's time; certificates and the dates of files do not."""
 
 from __future__ import annotations
 

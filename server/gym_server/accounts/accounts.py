@@ -23,6 +23,7 @@ from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.invite import new_token, token_hash
 from gym_fed.identity.keys import contributor_id, verify_signature
 from gym_fed.identity.login import enrolment_claim, login_claim, work_is_done
+from gym_fed.identity.statements import require_fresh
 from gym_fed.text import is_name, plain, whole_number
 from gym_server.accounts.keys import Keys, RevokedKey, check_signer, key_row
 from gym_server.ledger.chain import Ledger
@@ -39,7 +40,6 @@ LEFT = "left"
 SESSION_SECONDS = 3600
 _LONGEST_CALL_SECONDS = 3000
 """A call that began within its session may last that much longer."""
-_CLOCK_SKEW_SECONDS = 300
 _MAX_WORK_BYTES = 64
 
 
@@ -70,6 +70,7 @@ class Accounts:
         session_key: bytes,
         work_bits: int = 0,
         nodes_per_account: int = LimitsConfig().nodes_per_account,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """What ``Federation`` opens.
 
@@ -83,6 +84,7 @@ class Accounts:
             session_key: Of the HMAC of sessions, 32 bytes.
             work_bits: Proof of work that an enrolment under the policy ``open`` needs.
             nodes_per_account: Installations of one account.
+            clock: The hub's, Unix seconds.
         """
         self._database = database
         self._ledger = ledger
@@ -92,12 +94,13 @@ class Accounts:
         self._tls = tls
         self._session_key = session_key
         self._nodes_per_account = nodes_per_account
+        self._clock = clock
         self.work_bits = work_bits if policy.policy == "open" else 0
 
     @rerun
     def invite(self, note: str, valid_seconds: float) -> str:
         """A new one-time token; only its hash is kept."""
-        token, now = new_token(), time.time()
+        token, now = new_token(), self._clock()
         with self._database.transaction() as tx:
             tx.execute(
                 invites.insert().values(
@@ -173,7 +176,7 @@ class Accounts:
                 )
             if status == "left":
                 self.keys.require_pace(tx, contributor)
-                tx.execute(update(accounts).where(account).values(status="active", enrolled_at=time.time()))
+                tx.execute(update(accounts).where(account).values(status="active", enrolled_at=self._clock()))
             if status is None:
                 self._check_policy(tx, contributor, invite)
                 tx.execute(
@@ -182,7 +185,7 @@ class Accounts:
                         name=name,
                         public_key=public_key,
                         status="active",
-                        enrolled_at=time.time(),
+                        enrolled_at=self._clock(),
                     )
                 )
                 self.keys.first(tx, contributor, public_key)
@@ -205,16 +208,11 @@ class Accounts:
         With ``also_left`` an account that has left gets one, too: without a node, for ``LEFT_METHODS`` of the guard.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for an unknown contributor or a clock that is off; ``SIGNATURE_INVALID``;
+            GymError: ``UNAUTHENTICATED`` for an unknown contributor; ``CLOCK_SKEWED``; ``SIGNATURE_INVALID``;
                 ``KEY_REVOKED`` for a key that was the account's and is no longer.
         """
-        now = time.time()
-        if abs(now - issued_at) > _CLOCK_SKEW_SECONDS:
-            raise GymError(
-                ErrorCode.UNAUTHENTICATED,
-                f"the request was signed {now - issued_at:+.0f} s from the hub's clock",
-                "set this machine's clock (`gym doctor` shows it)",
-            )
+        now = self._clock()
+        require_fresh("the request", issued_at, now)
         if not 8 <= len(instance) <= 64 or not instance.isalnum():
             raise GymError(ErrorCode.USAGE, f"instance {instance[:64]!r} is not 8 to 64 letters and digits")
         signed = login_claim(contributor, instance, issued_at, nonce, self._server, self._tls)
@@ -242,7 +240,7 @@ class Accounts:
         if row is not None and node_id is not None and expires is not None:
             known = self._token(row, node_id, expires)
             if hmac.compare_digest(token.encode(), known.encode()):
-                _check_age(expires)
+                self._check_age(expires)
                 key = _active(row, row.contributor, also_left=True)
                 return Session(row.contributor, node_id, key, expires, row.status == LEFT)
         raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
@@ -254,7 +252,7 @@ class Accounts:
             GymError: ``KEY_REVOKED``; ``UNAUTHENTICATED`` when the key was replaced, the account left, or the call has
                 gone on for long after the session's end.
         """
-        _check_age(session.expires + _LONGEST_CALL_SECONDS)
+        self._check_age(session.expires + _LONGEST_CALL_SECONDS)
         row = self._row(session.contributor)
         if _active(row, session.contributor, session.has_left) != session.public_key:
             raise GymError(
@@ -307,7 +305,7 @@ class Accounts:
                 "ask the coordinator for `gym-server invites create`",
             )
         row = tx.execute(select(invites).where(invites.c.token_hash == token_hash(invite))).first()
-        if row is None or row.used_by is not None or row.expires_at < time.time():
+        if row is None or row.used_by is not None or row.expires_at < self._clock():
             why = "is unknown" if row is None else "was used" if row.used_by else "has expired"
             raise GymError(ErrorCode.INVITE_INVALID, f"the invite {why}", "ask the coordinator for a new one")
         tx.execute(update(invites).where(invites.c.token_hash == row.token_hash).values(used_by=contributor))
@@ -319,7 +317,7 @@ class Accounts:
     @rerun
     def _node(self, contributor: str, instance: str) -> int:
         with self._database.transaction() as tx:
-            return node_of(tx, contributor, instance, self._nodes_per_account)
+            return node_of(tx, contributor, instance, self._nodes_per_account, self._clock())
 
     def _token(self, row: Any, node_id: int, expires: int) -> str:
         claim = f"{row.contributor}.{node_id}.{expires}"
@@ -334,6 +332,10 @@ class Accounts:
             ]
         )
         return f"{claim}.{hmac.digest(self._session_key, bound, 'sha256').hex()}"
+
+    def _check_age(self, until: float) -> None:
+        if until < self._clock():
+            raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")
 
     def _check_work(self, public_key: bytes, work: bytes) -> None:
         if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):
@@ -357,11 +359,6 @@ class Accounts:
                 f"{self._tls or 'none (plain text)'}",
                 "compare the fingerprint in servers/ with the coordinator's; another hub may have passed this on",
             ) from error
-
-
-def _check_age(until: float) -> None:
-    if until < time.time():
-        raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")
 
 
 def _active(row: Any, contributor: str, also_left: bool = False) -> bytes:

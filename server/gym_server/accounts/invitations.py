@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from sqlalchemy import select, update
@@ -63,7 +62,7 @@ def invites_of(fed: Federation, offset: int = 0, most: int | None = None) -> lis
         offset: How many of the newest to leave out.
         most: How many at most; None: all.
     """
-    now = time.time()
+    now = fed.clock.now()
     newest = select(invites).order_by(invites.c.created_at.desc(), invites.c.token_hash)
     with fed.database.reading() as tx:
         rows = tx.execute(newest.offset(offset).limit(most)).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -54,7 +53,7 @@ def _headline(now: Snapshot) -> str:
     if now.state in ("open", "collecting"):
         text += f": {now.admitted} of {counted(now.quorum, 'update')}"
     if now.state == "collecting" and now.deadline is not None:
-        text += f", {max(0, now.deadline - time.time()):.0f} s left"
+        text += f", {max(0, now.deadline - now.seen_at):.0f} s left"
     return f"{text}: {plain(now.reason)}" if now.reason else text
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from flwr.serverapp import Grid
+from sqlalchemy.exc import SQLAlchemyError
 
 from gym_fed.config.hub.sections import DashboardConfig, GateConfig
 from gym_fed.errors import ErrorCode, GymError
@@ -24,6 +25,7 @@ from gym_fed.wire.limits import server_options
 from gym_fed.wire.service import add_hub
 from gym_server.certificate import note_on_certificate, served_pair
 from gym_server.cli.checks_at_start import check_at_start
+from gym_server.clock_watch import ClockWatch
 from gym_server.federation import Federation, folder_lock
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
@@ -97,6 +99,7 @@ def run_hub(
         federation.hub_lock() as hub_lock,
         _dashboard_of(federation, dashboard) as pages,
     ):
+        federation.clock.start()
         if insecure and not federation.config.listen.startswith(_LOOPBACK):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -216,6 +219,7 @@ class _Server:
         done_waiter = asyncio.create_task(done.wait())
         stop_waiter = asyncio.create_task(stopping.wait())
         hub_lock_keeper = asyncio.create_task(self._keep_hub_lock(done))
+        clock_keeper = asyncio.create_task(self._keep_clock())
         await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
         if done.is_set() and self._failure is None:
             ending = await asyncio.to_thread(privacy.end_of_run, self._fed)
@@ -230,6 +234,7 @@ class _Server:
                 log.info("serving until stopped")
                 await stop_waiter
         hub_lock_keeper.cancel()
+        clock_keeper.cancel()
         self._stop.set()
         with waiting("closing connections"):
             await server.stop(_GRACE_SECONDS)
@@ -283,6 +288,16 @@ class _Server:
                 self._failure = error
                 done.set()
                 return
+
+    async def _keep_clock(self) -> None:
+        """Follow the machine's clock, and report where it was set or differs from all contributors'."""
+        watch = ClockWatch(self._fed)
+        while True:
+            await asyncio.sleep(_TENURE_SECONDS)
+            try:
+                await asyncio.to_thread(watch.look)
+            except (StoreAway, OSError, SQLAlchemyError) as error:
+                log.debug("%s", error)  # the strategy says so
 
     def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
         try:

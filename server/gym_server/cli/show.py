@@ -111,7 +111,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
                 "contributor": row.contributor,
                 "name": row.name,
                 "status": row.status,
-                "connected": (row.until or 0) > time.time(),
+                "connected": (row.until or 0) > fed.clock.now(),
                 "balance": balances[row.contributor],
             }
             for row in rows

@@ -72,6 +72,8 @@ class Snapshot:
     """Why the last round was aborted."""
     pause: str = ""
     """Why no round begins, where the coordinator paused the hub."""
+    seen_at: float = field(default_factory=time.time)
+    """The hub's time of the snapshot."""
 
     @property
     def admitted(self) -> int:
@@ -96,7 +98,7 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         fed: The hub.
         before: Losses that it has are not worked out again.
     """
-    now = time.time()
+    now = fed.clock.now()
     known = {} if before is None else {(h, loss[0]): loss for h, loss in before.losses.items()}
     with fed.database.reading() as tx:
         current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
@@ -130,6 +132,7 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         server_round=number,
         state=current.state if current else "",
         deadline=current.deadline if current else None,
+        seen_at=now,
         tasks=tasks,
         members=members,
         connected=len({row.contributor for row in owners.values() if row.connected_until > now}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -149,7 +148,12 @@ def record(fed: Federation, usage: str, found: Attribution) -> bool:
             )
         fed.ledger.append(tx, "royalty", body)
         for contributor, amount in found.shares.items():
-            row = {"usage": usage, "contributor": contributor, "amount": amount, "recorded_at": time.time()}
+            row = {
+                "usage": usage,
+                "contributor": contributor,
+                "amount": amount,
+                "recorded_at": fed.clock.now(),
+            }
             tx.execute(royalties.insert().values(**row))
         fed.ledger.sign_head(tx)
     return True

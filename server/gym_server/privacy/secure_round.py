@@ -82,7 +82,7 @@ class SecureAggregationRound:
         self._content, self._take, self._should_stop = content, take, should_stop
         self._config = fed.config.secure_aggregation
         self._threshold = (current.spec.secure_aggregation or self._config).threshold
-        self._stages = Stages(fed.database)
+        self._stages = Stages(fed.database, fed.clock.now)
         self._objectors: set[int] = set()
         self._pace = Pace(fed)
 
@@ -128,7 +128,7 @@ class SecureAggregationRound:
             message_type=kind,
             dst_node_id=node,
             group_id=str(self._number),
-            ttl=max(60.0, self._deadline(stage) - time.time()),
+            ttl=max(60.0, self._deadline(stage) - self._fed.clock.now()),
         )
 
     def _record_for(self, stage: Stage, node: int) -> StrictModel | None:
@@ -270,7 +270,7 @@ class SecureAggregationRound:
             if len(replied) > most:
                 log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
             replied, wanted = replied[:most], wanted_participants(self._fed.config)
-            if time.time() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
+            if self._fed.clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
                 self._fed.config
             ):
                 return self._abort(f"{counted(len(replied), 'contributor')} began at the deadline")
@@ -282,7 +282,7 @@ class SecureAggregationRound:
             wanted = needed_survivors(self._fed.config)
         outstanding = any(outcome == "" for _, outcome in tasks.values())
         over = stage.name != ADVERTISE and self._is_over(stage)
-        over = over or time.time() >= self._stage_ends(stage, wanted)
+        over = over or self._fed.clock.now() >= self._stage_ends(stage, wanted)
         if not over and self._is_out_of_reach(stage, tasks):
             return self._abort(
                 f"too few of {counted(len(stage.members or []), 'contributor')} are left to share their keys"
@@ -303,7 +303,7 @@ class SecureAggregationRound:
             ends = self._pace.round_ends(
                 self._fed.round_store.require(self._number), needed_survivors(self._fed.config)
             )
-            over = ends is not None and time.time() >= ends
+            over = ends is not None and self._fed.clock.now() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
             return self._abort(
                 f"{counted(admitted, 'masked update')}, and too few contributors are left to send one"
@@ -311,7 +311,7 @@ class SecureAggregationRound:
         if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
         if not enough:
-            late = time.time() >= self._deadline(stage)
+            late = self._fed.clock.now() >= self._deadline(stage)
             return self._abort(f"{counted(admitted, 'masked update')}{' at the deadline' if late else ''}")
         self._fed.round_store.start_merging(self._number)
         self._fed.queue.close(message_id for message_id, _ in tasks.values())
@@ -350,7 +350,7 @@ class SecureAggregationRound:
         over = self._is_over(stage)
         if confirmed < self._threshold:
             return self._abort(f"{counted(confirmed, 'contributor')} stayed to confirm") if over else False
-        waits = time.time() < self._stage_ends(stage, self._threshold)
+        waits = self._fed.clock.now() < self._stage_ends(stage, self._threshold)
         if confirmed < len(stage.members or []) and waits and not over and self._is_asking(stage):
             return False
         self._stages.begin(self._number, UNMASK, stage.members)
@@ -365,9 +365,9 @@ class SecureAggregationRound:
         """Whether no answer can come any more."""
         tasks = self._tasks(stage)
         waiting = any(outcome in ("", "lost") for _, outcome in tasks.values())
-        return (not waiting and len(tasks) >= len(stage.members or [])) or time.time() >= self._deadline(
-            stage
-        )
+        return (
+            not waiting and len(tasks) >= len(stage.members or [])
+        ) or self._fed.clock.now() >= self._deadline(stage)
 
     def _unmasked(self, stage: Stage) -> bool:
         revealed = self._stages.replies(self._number, UNMASK, Revealed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,13 +48,13 @@ class Stage:
 class Stages:
     """Rows of ``secure_stages`` and ``secure_messages``."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database, self._clock = database, clock
 
     def begin(self, server_round: int, name: str, members: Sequence[int] | None) -> None:
         """Begin a stage and fix its members; one that has begun stays as it is."""
         chosen = None if members is None else json.dumps(sorted(members))
-        row = {"server_round": server_round, "stage": name, "members": chosen, "started_at": time.time()}
+        row = {"server_round": server_round, "stage": name, "members": chosen, "started_at": self._clock()}
         with self._database.transaction() as tx:
             insert_if_absent(tx, secure_stages, **row)
 
@@ -104,7 +104,7 @@ class Stages:
             tx.execute(
                 update(secure_messages)
                 .where(_key(server_round, name, node_id))
-                .values(outcome=outcome, reply=reply, replied_at=time.time())
+                .values(outcome=outcome, reply=reply, replied_at=self._clock())
             )
 
     def replies(self, server_round: int, name: str, kind: type[T]) -> dict[int, T]:

@@ -78,7 +78,7 @@ def secure_sum(
     Raises:
         GymError: ``ROUND_ABORTED`` when secrets do not come back, or the updates are not those of the survivors.
     """
-    stages = Stages(fed.database)
+    stages = Stages(fed.database, fed.clock.now)
     members, survivors = ids(stages, server_round, TRAIN), ids(stages, server_round, UNMASK)
     if len(manifests) != len(survivors):
         raise GymError(

@@ -21,6 +21,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.ledger.entries import SEALED, Entry, seal
+from gym_fed.text import readable_seconds
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import record_of
 from gym_server.ledger.pace import count_refusal
@@ -29,8 +30,6 @@ from gym_server.rounds.round_store import COLLECTING
 from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import rounds, updates
-
-_MAX_CLOCK_AHEAD_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,12 @@ class Admission:
         base: BaseSpec,
         private: bool = False,
         secure: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """``private``: the record says nothing that follows from an update's values, not even the digest of its file,
-        by which a guess could be confirmed. ``secure``: files are masked votes, which have no norm."""
+        by which a guess could be confirmed. ``secure``: files are masked votes, which have no norm. ``clock``: the
+        hub's, Unix seconds."""
+        self._clock = clock
         self._secure = secure
         self._private = private
         self._database = database
@@ -242,18 +244,19 @@ class Admission:
             ) from error
 
     def _check_round(self, tx: Connection, submission: UpdateSubmission, manifest: UpdateManifest) -> None:
-        now = time.time()
         if manifest.server != self._server:
             raise GymError(
                 ErrorCode.STALE, f"the manifest is for hub {manifest.server}, this is {self._server}"
             )
         if manifest.task != submission.message_id:
             raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
-        if not manifest.issued_at_seconds - _MAX_CLOCK_AHEAD_SECONDS <= now <= manifest.expires_at_seconds:
+        # Its time of issue is not judged: a round and a task bind it more closely than any clock.
+        expired_for = self._clock() - manifest.expires_at_seconds
+        if expired_for > 0:
             raise GymError(
                 ErrorCode.STALE,
-                "the manifest has expired or is from the future",
-                "check this machine's clock",
+                f"the manifest expired {readable_seconds(expired_for)} ago by the hub's clock",
+                "sign the update again; Status.hub_seconds is the time to sign by",
             )
         row = tx.execute(select(rounds).where(rounds.c.server_round == submission.server_round)).first()
         if manifest.server_round != submission.server_round or row is None or row.state != COLLECTING:
@@ -322,7 +325,7 @@ class Admission:
             "verdict": "admitted" if refusal is None else "refused",
             "code": "" if refusal is None else refusal.code.value,
             "reason": "" if refusal is None else refusal.message,
-            "received_at": time.time(),
+            "received_at": self._clock(),
         }
         entry = self._append_entry(tx, submission, manifest, refusal, record_of(row))
         tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))

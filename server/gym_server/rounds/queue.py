@@ -14,7 +14,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
@@ -57,13 +57,17 @@ _COLUMNS = [messages.c[field.name] for field in fields(QueuedMessage)]
 class MessageQueue:
     """Rows of the table ``messages``."""
 
-    def __init__(self, database: Database, lease_seconds: float) -> None:
+    def __init__(
+        self, database: Database, lease_seconds: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``clock``: the hub's, Unix seconds."""
         self._database = database
         self.lease_seconds = lease_seconds
+        self.now = clock
 
     def node_ids(self) -> list[int]:
         """One node of every account that is connected or holds a lease: that with a task, else the first."""
-        now = time.time()
+        now = self.now()
         open_task = _OPEN & (messages.c.lease_until > now)
         with self._database.reading() as tx:
             rows = tx.execute(
@@ -122,7 +126,7 @@ class MessageQueue:
                     fingerprint=fingerprint,
                     content=content,
                     state="queued",
-                    lease_until=time.time() + self.lease_seconds,
+                    lease_until=self.now() + self.lease_seconds,
                 )
             )
         return message_id
@@ -149,7 +153,7 @@ class MessageQueue:
             tx.execute(
                 update(messages)
                 .where(messages.c.message_id == found)
-                .values(state="leased", lease_until=time.time() + self.lease_seconds)
+                .values(state="leased", lease_until=self.now() + self.lease_seconds)
             )
         return self.get(str(found))
 
@@ -168,13 +172,13 @@ class MessageQueue:
             tx.execute(
                 update(messages)
                 .where(messages.c.message_id == message_id)
-                .values(lease_until=time.time() + self.lease_seconds, progress=progress)
+                .values(lease_until=self.now() + self.lease_seconds, progress=progress)
             )
 
     @rerun
     def expire(self) -> None:
         """Turn messages that nobody works on to ``lost``; those of connected nodes keep waiting for pick-up."""
-        now = time.time()
+        now = self.now()
         with self._database.reading() as tx:
             waiting = _OPEN & (
                 or_(messages.c.lease_until < now, messages.c.created_at + messages.c.ttl_seconds < now)
@@ -264,12 +268,12 @@ def check_held(tx: Connection, message_id: str, node_id: int) -> None:
         raise GymError(ErrorCode.LEASE_LOST, f"task {message_id} is {row.state}", "wait for the next round")
 
 
-def record_reply(tx: Connection, message_id: str, reply: bytes, receipt: str) -> None:
-    """Mark a message as answered, inside the caller's transaction."""
+def record_reply(tx: Connection, message_id: str, reply: bytes, receipt: str, now: float) -> None:
+    """Mark a message as answered at the hub's time ``now``, inside the caller's transaction."""
     tx.execute(
         update(messages)
         .where(messages.c.message_id == message_id)
-        .values(state="replied", reply=reply, receipt=receipt, replied_at=time.time())
+        .values(state="replied", reply=reply, receipt=receipt, replied_at=now)
     )
 
 
@@ -294,7 +298,7 @@ def disconnect(tx: Connection, contributor: str) -> None:
     tx.execute(update(messages).where(held, _OPEN).values(state=LOST))
 
 
-def node_of(tx: Connection, contributor: str, instance: str, most: int) -> int:
+def node_of(tx: Connection, contributor: str, instance: str, most: int, now: float) -> int:
     """The id of an account's installation; a new one takes the place of the one that was idle for longest.
 
     Args:
@@ -302,6 +306,7 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int) -> int:
         contributor: Whose it is.
         instance: What the installation calls itself.
         most: How many an account may have.
+        now: The hub's time.
 
     Raises:
         GymError: ``QUOTA_EXCEEDED`` when all of the others are at work.
@@ -311,7 +316,7 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int) -> int:
     if found is not None:
         return int(found)
     too_many = int(tx.scalar(select(func.count()).select_from(nodes).where(mine)) or 0) + 1 - most
-    forgotten = _idle(tx, contributor, too_many) if too_many > 0 else []
+    forgotten = _idle(tx, contributor, too_many, now) if too_many > 0 else []
     if len(forgotten) < too_many:
         raise GymError(
             ErrorCode.QUOTA_EXCEEDED,
@@ -325,14 +330,14 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int) -> int:
     return int(result.inserted_primary_key[0])  # type: ignore[index]
 
 
-def _idle(tx: Connection, contributor: str, most: int) -> list[int]:
+def _idle(tx: Connection, contributor: str, most: int, now: float) -> list[int]:
     """Nodes that are not connected and have nothing to do, the one that was idle for longest first."""
     at_work = select(messages.c.node_id).where(_OPEN)
     rows = tx.scalars(
         select(nodes.c.node_id)
         .where(
             nodes.c.contributor == contributor,
-            nodes.c.connected_until <= time.time(),
+            nodes.c.connected_until <= now,
             nodes.c.node_id.not_in(at_work),
         )
         .order_by(nodes.c.connected_until, nodes.c.node_id)

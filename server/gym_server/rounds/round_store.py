@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, select, update
 
 from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.hub.task import SoupReference, TaskSpec
@@ -24,6 +24,7 @@ from gym_fed.text import without_folders
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals
+from gym_server.rounds.round_history import history_of
 from gym_server.rounds.versions import Version, VersionDepths, head_of, newest_height, soups_to, version_at
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
@@ -98,8 +99,16 @@ class SoupRecord:
 class RoundStore:
     """Rounds and versions of one federation."""
 
-    def __init__(self, database: Database, ledger: Ledger, base_digest: str) -> None:
+    def __init__(
+        self,
+        database: Database,
+        ledger: Ledger,
+        base_digest: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``clock``: the hub's, Unix seconds."""
         self._database = database
+        self._clock = clock
         self._ledger = ledger
         self.base_digest = base_digest
         self.depths = VersionDepths()
@@ -127,17 +136,8 @@ class RoundStore:
 
     def history(self) -> list[dict[str, Any]]:
         """Every round with its version and the counts of its verdicts, oldest first."""
-        by = (updates.c.server_round, updates.c.verdict)
         with self._database.reading() as tx:
-            found = {v.server_round: v for v in tx.execute(select(versions))}
-            counts: dict[int, dict[str, int]] = {}
-            tally = select(*by, func.count()).group_by(*by)
-            for server_round, verdict, count in tx.execute(tally):
-                counts.setdefault(server_round, {})[verdict] = count
-            rows = tx.execute(select(rounds).order_by(rounds.c.server_round)).all()
-        return [
-            _history_line(row, found.get(row.server_round), counts.get(row.server_round, {})) for row in rows
-        ]
+            return history_of(tx)
 
     def head(self) -> Version:
         """The current version, which the next round starts from."""
@@ -190,7 +190,12 @@ class RoundStore:
                 raise GymError(ErrorCode.INTERNAL, f"round {last.server_round} is still {last.state}")
             number = last.server_round + 1 if last else 1
             height = head_of(tx, self.base_digest).height
-            opened = {"server_round": number, "state": OPEN, "base_height": height, "opened_at": time.time()}
+            opened = {
+                "server_round": number,
+                "state": OPEN,
+                "base_height": height,
+                "opened_at": self._clock(),
+            }
             tx.execute(rounds.insert().values(**opened))
             for write in self.at_open:
                 write(tx, number)
@@ -234,7 +239,7 @@ class RoundStore:
     ) -> Version:
         """Version, verdicts, ledger, credits, whatever ``also`` writes and the round's end, in one transaction."""
         with self._database.transaction() as tx:
-            _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": time.time()})
+            _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": self._clock()})
             parent, height = head_of(tx, self.base_digest), newest_height(tx) + 1
             digest = next_digest(parent.digest, soup.sha256, merged.server_round)
             for judgement in soup.judgements:
@@ -275,7 +280,7 @@ class RoundStore:
                     residual=soup.residual,
                     parent=parent.height,
                     num_updates=len(used),
-                    committed_at=time.time(),
+                    committed_at=self._clock(),
                 )
             )
             insert_if_absent(tx, readers, sha256=soup.sha256, contributor="*")
@@ -310,7 +315,7 @@ class RoundStore:
         """``abort`` inside the caller's transaction."""
         reason = without_folders(reason)  # everybody reads it
         state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
-        _advance(tx, server_round, str(state), ABORTED, {"closed_at": time.time(), "reason": reason})
+        _advance(tx, server_round, str(state), ABORTED, {"closed_at": self._clock(), "reason": reason})
         for judgement in judgements:
             self.judge(tx, server_round, judgement)
         for row in _admitted(tx, server_round):
@@ -385,11 +390,3 @@ def _digest_of(tx: Connection, server_round: int) -> str:
 def _round(row: Any) -> Round:
     merging = json.loads(row.merging) if row.merging else []
     return Round(row.server_round, row.state, row.spec or None, row.base_height, merging, row.reason)
-
-
-def _history_line(row: Any, version: Any, counts: dict[str, int]) -> dict[str, Any]:
-    columns = ("server_round", "state", "reason", "opened_at", "closed_at")
-    line = {column: getattr(row, column) for column in columns}
-    line |= {"verdicts": counts, "version": None if version is None else version.height}
-    made = ("digest", "soup_bytes", "heldout_before", "heldout_after")
-    return line | {column: None if version is None else getattr(version, column) for column in made}

@@ -57,6 +57,7 @@ class CallsBesideRounds:
         plugins = plugins_of_round(fed, fed.config.recipe)
         if plugins:
             recipe["plugins"] = as_json(plugins)
+        ahead, num_clocks = fed.contributor_clocks.median()
         return pb.StatusReply(
             name=fed.config.name,
             software_version=gym_fed.__version__,
@@ -82,6 +83,10 @@ class CallsBesideRounds:
             enrolment_work_bits=fed.accounts.work_bits,
             base_json=self.base.offer_json(),
             paused=str(pause) if (pause := fed.steering.paused()) else "",
+            hub_seconds=fed.clock.now(),
+            clock_seconds=fed.clock.wall(),
+            contributors_ahead_seconds=ahead,
+            num_clocks=num_clocks,
         )
 
     async def Base(self, request: pb.BaseRequest, context: Any) -> AsyncIterator[pb.BasePart]:
@@ -114,6 +119,8 @@ class CallsBesideRounds:
             request.signature,
             request.left,
         )
+        fed = self._fed
+        fed.contributor_clocks.note(request.contributor, request.clock_seconds, fed.clock.now())
         return pb.AuthenticateReply(session=token, expires_at_seconds=int(expires), node_id=node_id)
 
     # ---- the ledger ----

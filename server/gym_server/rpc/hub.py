@@ -182,7 +182,9 @@ class Hub(CallsBesideRounds):
             else:
                 check_held(tx, message.message_id, node_id)
                 reply = request
-            record_reply(tx, message.message_id, reply.SerializeToString(), receipt.to_json())
+            record_reply(
+                tx, message.message_id, reply.SerializeToString(), receipt.to_json(), self._fed.clock.now()
+            )
 
         receipt = self._fed.admission.judge(submission, answer)
         return receipt.to_json()
@@ -218,7 +220,9 @@ class Hub(CallsBesideRounds):
             declined &= self._fed.config.secure_aggregation is None  # its stages give no task twice
             given_back = declined and self._fed.queue.give_back(tx, message)
             if not given_back:
-                record_reply(tx, message.message_id, request.SerializeToString(), receipt)
+                record_reply(
+                    tx, message.message_id, request.SerializeToString(), receipt, self._fed.clock.now()
+                )
         if given_back:
             who, why = self._fed.queue.name_of(message.node_id), plain(request.error.reason, MAX_REASON)
             log.info("round %s: %s gave the task back: %s", message.group_id, who, why)

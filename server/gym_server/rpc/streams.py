@@ -134,7 +134,7 @@ class WorkStreams:
         finally:
             self._streams.remove(stream)
             if all(other.session.node_id != session.node_id for other in self._streams):
-                await asyncio.shield(asyncio.to_thread(self._touch, [session.node_id], time.time()))
+                await asyncio.shield(asyncio.to_thread(self._touch, [session.node_id], self._queue.now()))
 
     def _make_room(self, session: Session) -> None:
         """A node has one stream, an account a few; those that are in the way end, the oldest first."""
@@ -163,7 +163,9 @@ class WorkStreams:
                 if time.monotonic() - touched >= _TOUCH_SECONDS:
                     touched = time.monotonic()
                     ids = sorted({stream.session.node_id for stream in streams})
-                    await self._tried(asyncio.to_thread(self._touch, ids, time.time() + KEEPALIVE_SECONDS))
+                    await self._tried(
+                        asyncio.to_thread(self._touch, ids, self._queue.now() + KEEPALIVE_SECONDS)
+                    )
                 if self._is_finished():
                     busy = set(streams)
                 else:
@@ -209,7 +211,7 @@ class WorkStreams:
         }
 
     def _arrive(self, node_id: int) -> None:
-        if not self._touch([node_id], time.time() + KEEPALIVE_SECONDS):
+        if not self._touch([node_id], self._queue.now() + KEEPALIVE_SECONDS):
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
                 "this installation was forgotten, since the account has newer ones",

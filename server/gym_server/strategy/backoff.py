@@ -63,7 +63,7 @@ class RoundBackoff:
         seconds = self._seconds()
         text = "%d rounds in a row made no version; the next begins in %.0f s, or when a contributor connects: %s"
         log.warning(text, self._failures, seconds, reason[:_MAX_REASON])
-        self._say(time.time() + seconds, reason)
+        self._say(self._fed.clock.now() + seconds, reason)
         self._wait(time.monotonic() + seconds, there)
         self._fed.database.set(_SETTING, "")
 

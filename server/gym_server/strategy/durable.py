@@ -107,7 +107,7 @@ class DurableDeltaSoup(Strategy):
                     message_type=MessageType.TRAIN,
                     dst_node_id=node_id,
                     group_id=str(server_round),
-                    ttl=max(60.0, task_of(current).deadline_seconds - time.time()),
+                    ttl=max(60.0, task_of(current).deadline_seconds - self._fed.clock.now()),
                 )
 
     def aggregate_train(
@@ -189,6 +189,7 @@ class DurableDeltaSoup(Strategy):
                 wait_while_paused(self._fed, self._should_stop)
                 return True
             self._fed.follow_recipe()
+            self._fed.clock.catch_up()
             current = self._fed.round_store.open_next()
         try:
             ended = self._run_round(current, grid)

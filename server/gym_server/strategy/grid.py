@@ -133,7 +133,7 @@ class HubGrid(Grid):
             metadata.dst_node_id,
             metadata.group_id,
             metadata.message_type,
-            time.time(),
+            self._fed.clock.now(),
             metadata.ttl,
             records.SerializeToString(deterministic=True),
         )
@@ -169,7 +169,7 @@ class HubGrid(Grid):
             dst_node_id=_HUB_NODE_ID,
             reply_to_message_id=message.message_id,
             group_id=message.group_id,
-            created_at=time.time(),
+            created_at=self._fed.clock.now(),
             ttl=message.ttl_seconds,
             message_type=message.message_type,
         )

@@ -7,7 +7,6 @@ are still at work when the quorum is there get a grace period, learned from how 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +65,7 @@ class Pace:
         All have answered, the grace period or the deadline is over, or nobody is left.
         """
         assert current.spec is not None
-        server_round, now = current.server_round, time.time()
+        server_round, now = current.server_round, self._fed.clock.now()
         if now >= current.spec.deadline_seconds:
             return True
         outcomes = self._outcomes(server_round)
@@ -80,7 +79,7 @@ class Pace:
         """Why a round with only ``admitted`` updates, below its quorum, is over."""
         assert current.spec is not None
         needed = self._fed.config.rounds.min_contributors
-        if time.time() >= current.spec.deadline_seconds:
+        if self._fed.clock.now() >= current.spec.deadline_seconds:
             return f"{admitted} of {counted(needed, 'update')} at the deadline"
         outcomes = self._outcomes(current.server_round)
         failed, lost = outcomes.count("failed"), outcomes.count("lost")
@@ -114,7 +113,9 @@ class Pace:
             return None
         known = self._of_stage(server_round, stage)
         config, quorum_at = self._fed.config.rounds, replied[quorum - 1]
-        return grace_ends(config, known, started_at, float(quorum_at or time.time()), secure.stage_seconds)
+        return grace_ends(
+            config, known, started_at, float(quorum_at or self._fed.clock.now()), secure.stage_seconds
+        )
 
     def _outcomes(self, server_round: int) -> list[str]:
         return [outcome for _, outcome in self._fed.round_store.tasks(server_round).values()]
@@ -136,8 +137,8 @@ class Pace:
             self._abandoned = (0, 0.0)
             return False
         if self._abandoned[0] != server_round:
-            self._abandoned = (server_round, time.monotonic())
-        absent = time.monotonic() - self._abandoned[1]
+            self._abandoned = (server_round, self._fed.clock.now())
+        absent = self._fed.clock.now() - self._abandoned[1]
         return "lost" not in outcomes or absent >= self._fed.config.rounds.lease_seconds
 
     def _of_updates(self, server_round: int) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
@@ -35,7 +34,7 @@ def new_task(fed: Federation, server_round: int) -> TaskSpec:
         plugins=plugins_of_round(fed, recipe),
         evaluated_on=announced_suites(fed.config.gate, fed.folder),
         max_update_bytes=fed.config.admission.max_update_bytes,
-        deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
+        deadline_seconds=fed.clock.now() + fed.config.rounds.deadline_seconds,
         secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
     )
 

@@ -12,7 +12,9 @@ from gym_fed.config.hub.server import ServerConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
+from gym_fed.identity.statements import CLOCK_SKEW_SECONDS
 from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.text import readable_seconds
 from gym_server.accounts.keys import REVOKED, ROTATED, RevokedKey, key_row
 from gym_server.ledger.pace import require_pace
 from gym_server.store.objects import ObjectStore
@@ -28,7 +30,6 @@ EVERYONE = "*"
 MAX_READERS = 1000
 VARIANT_KINDS = ("variant", "variant-removed")
 """Of the ledger's entries."""
-_MAX_CLOCK_AHEAD_SECONDS = 300
 _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 
 
@@ -61,9 +62,12 @@ class VariantChecks:
         _check_key(tx, signed)
         _check_takedowns(tx, manifest)
         _check_revision(row, manifest)
-        if manifest.issued_at > self._clock() + _MAX_CLOCK_AHEAD_SECONDS:
+        ahead = manifest.issued_at - self._clock()
+        if ahead > CLOCK_SKEW_SECONDS:
             raise GymError(
-                ErrorCode.STALE, "the variant's manifest is from the future", "check this machine's clock"
+                ErrorCode.CLOCK_SKEWED,
+                f"the variant's manifest was signed at a time {readable_seconds(ahead)} ahead of the hub's",
+                "set the clock of the machine that signed it, and sign it again (gym-client variants push)",
             )
         self.base_of(tx, manifest.base_digest, refuse=True)
         self._check_room(tx, manifest)

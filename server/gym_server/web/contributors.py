@@ -6,7 +6,6 @@ rejections, and who is connected.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -65,7 +64,7 @@ def routes(view: HubView) -> APIRouter:
             ids = [one["contributor"] for one in shown]
             newest = _newest_round(tx)
             strips = _strips(view, tx, visitor, ids, newest - STRIP_ROUNDS)
-            connected = None if view.is_sealed_from(visitor) else _connected(tx, ids)
+            connected = None if view.is_sealed_from(visitor) else _connected(tx, ids, fed.clock.now())
         spent = spent_on(fed, ids)
         return {
             "total": len(everybody),
@@ -97,7 +96,7 @@ def routes(view: HubView) -> APIRouter:
                 "name": row.name,
                 "status": row.status,
                 "enrolled_at": row.enrolled_at,
-                "connected": None if is_sealed else bool(_connected(tx, [contributor])),
+                "connected": None if is_sealed else bool(_connected(tx, [contributor], fed.clock.now())),
                 **fed.payouts.balance_of(tx, contributor),
                 "reputation": _reputations(view, tx, [contributor])[contributor],
                 "newest_round": newest,
@@ -163,8 +162,8 @@ def _newest_round(tx: Connection) -> int:
     return int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
 
 
-def _connected(tx: Connection, contributors: Sequence[str]) -> set[str]:
-    of = nodes.c.contributor.in_(contributors) & (nodes.c.connected_until > time.time())
+def _connected(tx: Connection, contributors: Sequence[str], now: float) -> set[str]:
+    of = nodes.c.contributor.in_(contributors) & (nodes.c.connected_until > now)
     return set(tx.scalars(select(nodes.c.contributor).where(of)))
 
 

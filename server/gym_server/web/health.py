@@ -7,7 +7,6 @@ are refusals: a reason follows from what is in an update.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,7 +61,7 @@ def health_of(view: HubView, visitor: Visitor) -> dict[str, Any]:
     with fed.database.reading() as tx:
         by_status = select(accounts.c.status, func.count()).group_by(accounts.c.status)
         connected = select(func.count(nodes.c.contributor.distinct())).where(
-            nodes.c.connected_until > time.time()
+            nodes.c.connected_until > fed.clock.now()
         )
         shown = {
             "version": __version__,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -57,7 +56,7 @@ def routes(view: HubView) -> APIRouter:
             "is_private": fed.ledger.private,
             "is_running": view.is_running,
             "verdicts": [event.data for event in verdicts],
-            "now": time.time(),
+            "now": fed.clock.now(),
             "snapshot": snapshot(fed),
         }
 
@@ -86,7 +85,7 @@ def snapshot(fed: Federation) -> dict[str, Any]:
             "deadline": current.deadline if current else None,
             "reason": current.reason if current else "",
             "quorum": fed.config.rounds.min_contributors,
-            "connected": tx.scalar(connected.where(nodes.c.connected_until > time.time())),
+            "connected": tx.scalar(connected.where(nodes.c.connected_until > fed.clock.now())),
             "accounts": tx.scalar(select(func.count()).select_from(accounts)),
             "num_tasks": sum(by_outcome.values()),
             "num_awaited": by_outcome.get("", 0),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.agent import tasks
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained, drop_old
 
 from gym_fed.config.hub.task import TaskSpec
@@ -32,39 +31,35 @@ def spec(server_round: int = 1, server: str = "s" + "0" * 16) -> TaskSpec:
     )
 
 
-def finished(folder: TaskFolder, task: TaskSpec) -> FinishedUpdate:
+def finished(folder: TaskFolder, task: TaskSpec, now: float | None = None) -> FinishedUpdate:
     folder.begin(task, SETUP)
     folder.delta_path.write_bytes(b"delta")
-    return folder.finish(task, Trained("b" * 64, 5, 3, {"train_loss": 1.5}), KEY)
+    return folder.finish(task, Trained("b" * 64, 5, 3, {"train_loss": 1.5}), KEY, now or time.time())
 
 
 def test_a_finished_update_reads_back_as_it_was_signed(tmp_path: Path) -> None:
     folder = TaskFolder(tmp_path / "m1")
     update = finished(folder, spec())
-    assert TaskFolder(tmp_path / "m1").renewed(spec(), KEY) == update
+    assert TaskFolder(tmp_path / "m1").renewed(spec(), KEY, time.time()) == update
     update.manifest.verify(KEY.public_key, update.signature)
 
 
-def test_a_manifest_about_to_expire_is_signed_anew_over_the_same_delta(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_about_to_expire_is_signed_anew_over_the_same_delta(tmp_path: Path) -> None:
     folder = TaskFolder(tmp_path / "m1")
-    monkeypatch.setattr(tasks, "lifetime", lambda: (int(time.time()) - 90_000, int(time.time()) + 60))
-    old = finished(folder, spec())
-    monkeypatch.undo()
-    new = folder.renewed(spec(), KEY)
+    old = finished(folder, spec(), time.time() - 24 * 3600 + 60)
+    new = folder.renewed(spec(), KEY, time.time())
     assert new is not None
     assert new.manifest.delta_sha256 == old.manifest.delta_sha256
     assert new.manifest.nonce != old.manifest.nonce
     assert new.manifest.expires_at_seconds > time.time() + 3600
-    assert folder.renewed(spec(), KEY) == new
+    assert folder.renewed(spec(), KEY, time.time()) == new
 
 
 def test_an_update_by_a_replaced_key_is_signed_anew_in_the_same_accounts_name(tmp_path: Path) -> None:
     folder = TaskFolder(tmp_path / "m1")
     old = finished(folder, spec())
     key = SigningKey.generate().of_account(KEY.contributor)
-    new = folder.renewed(spec(), key)
+    new = folder.renewed(spec(), key, time.time())
     assert new is not None
     assert new.manifest.contributor == old.manifest.contributor == KEY.contributor
     assert new.manifest.delta_sha256 == old.manifest.delta_sha256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch, tiny_base: Path) -> None:
     def draw(spec: TaskSpec, message_id: str, home: Home, *_: Any) -> FinishedUpdate:
         folder = TaskFolder(home.task_folder(message_id))
         folder.begin(spec, {})
-        done = folder.renewed(spec, home.key)
+        done = folder.renewed(spec, home.key, time.time())
         if done is not None:
             return done
         shapes = {name: tuple(tensor.shape) for name, tensor in base.items()}
@@ -181,7 +182,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch, tiny_base: Path) -> None:
         trained = gym_client.privacy.secure_round.SecureRound(home, spec, home.key).mask(
             folder, trained, version, "it"
         )
-        return folder.finish(spec, trained, home.key)
+        return folder.finish(spec, trained, home.key, time.time())
 
     monkeypatch.setattr(gym_client.app, "perform", draw)
 

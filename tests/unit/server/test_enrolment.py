@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from gym_fed.identity import history
 from gym_fed.identity.history import History
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.login import MAX_WORK_BITS, do_work, enrolment_claim, login_claim, work_is_done
-from gym_fed.identity.statements import Revocation, now
+from gym_fed.identity.statements import Revocation
 from gym_fed.wire.limits import PROTOCOL
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support import balance_hub
@@ -111,11 +112,11 @@ def test_a_contributor_of_another_protocol_is_refused_with_the_remedy(
     error = refused(ErrorCode.PROTOCOL_MISMATCH, raw.call, raw.stub.Enrol, enrol)
     assert ("the hub is older" if protocol > PROTOCOL else "install gym-fed") in error.hint
     assert "docs/install.md" in error.hint
-    signed = key.sign(login_claim(key.contributor, "instance1", now(), "n", raw.server, raw.tls))
+    signed = key.sign(login_claim(key.contributor, "instance1", int(time.time()), "n", raw.server, raw.tls))
     login = pb.AuthenticateRequest(
         contributor=key.contributor,
         instance="instance1",
-        issued_at_seconds=now(),
+        issued_at_seconds=int(time.time()),
         nonce="n",
         signature=signed,
         protocol=protocol,
@@ -127,7 +128,9 @@ def test_a_contributor_of_another_protocol_is_refused_with_the_remedy(
 def test_a_statement_in_the_form_of_0_1_is_refused_by_a_hub_and_good_in_a_ledger(tmp_path: Path) -> None:
     hub, owner = balance_hub.Hub(tmp_path), SigningKey.generate()
     account = hub.enrol(owner)
-    said = Revocation(revoke=account, key=owner.public_key.hex(), server=hub.server, issued_at=now())
+    said = Revocation(
+        revoke=account, key=owner.public_key.hex(), server=hub.server, issued_at=int(time.time())
+    )
     assert "tls" not in json.loads(said.to_json()), "its bytes are those that 0.1 signed"
     error = refused(
         ErrorCode.PROTOCOL_MISMATCH,

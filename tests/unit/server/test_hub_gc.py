@@ -128,7 +128,7 @@ def test_an_update_whose_object_gc_deletes_while_it_is_checked_is_not_admitted_b
     node = hub.fed.accounts.session(raw.session).node_id
     task = hub.fed.queue.push(node, "1", "train", time.time(), 3600, b"")
     hub.fed.queue.lease(node)
-    issued, expires = lifetime()
+    issued, expires = lifetime(time.time())
     manifest = UpdateManifest(
         contributor=raw.key.contributor,
         server=raw.server,

@@ -79,7 +79,7 @@ def send(hub: Federation, model: HubModel, number: int, who: str, kind: str) -> 
     else:
         rank = RANK + (kind == "large")
         lora_delta(factors(hub, rank, number * 10 + ord(who[0])), path, model.spec)
-    issued, expires = lifetime()
+    issued, expires = lifetime(time.time())
     manifest = UpdateManifest(
         contributor=who,
         server=hub.server,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from sqlalchemy import select, update
 from gym_fed.delta.base import model_tensors
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.identity.statements import TransferOrder, now
+from gym_fed.identity.statements import TransferOrder
 from tests.support.enrolment import enrol
 from tests.support.judged_rounds import Judged
 
@@ -60,7 +61,7 @@ def test_a_transfer_that_is_due_settles_in_the_commit_of_the_next_round(
         amount=200,
         server=hub.fed.server,
         tls=hub.fed.fingerprint,
-        issued_at=now(),
+        issued_at=int(time.time()),
     )
     signature = order.sign(hub.signers[sender])
     assert hub.fed.payouts.request(sender, order.to_json(), signature)["status"] == "pending"

@@ -70,7 +70,7 @@ class Filled:
     def send(self, number: int, who: int, **changes: Any) -> str:
         """An update through admission; returns its id."""
         path = some_delta(self.folder, seed=10 * number + who, digest=self.fed.round_store.head().digest)
-        issued, expires = lifetime()
+        issued, expires = lifetime(time.time())
         said: dict[str, Any] = {
             "contributor": self.ids[who],
             "server": self.fed.server,

@@ -75,7 +75,7 @@ def merge_next(hub: Federation, model: HubModel, size: float = 1e-2) -> int:
     tuned = {name: tensor + size * torch.randn_like(tensor) for name, tensor in before.items()}
     path = hub.folder / "staging" / "update"
     encode_delta(tuned, before, EXACT, path, model.spec)
-    issued, expires = lifetime()
+    issued, expires = lifetime(time.time())
     manifest = UpdateManifest(
         contributor="ann",
         server=hub.server,

@@ -21,7 +21,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes", "privacy_json", "ledger_head_json", "protocol", "restored_json", "join_download_bytes", "round_download_bytes", "enrolment_work_bits", "base_json", "paused")
+    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes", "privacy_json", "ledger_head_json", "protocol", "restored_json", "join_download_bytes", "round_download_bytes", "enrolment_work_bits", "base_json", "paused", "hub_seconds", "clock_seconds", "contributors_ahead_seconds", "num_clocks")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,10 @@ class StatusReply(_message.Message):
     ENROLMENT_WORK_BITS_FIELD_NUMBER: _ClassVar[int]
     BASE_JSON_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    HUB_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_AHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLOCKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     software_version: str
     ledger_public_key: bytes
@@ -70,7 +74,11 @@ class StatusReply(_message.Message):
     enrolment_work_bits: int
     base_json: str
     paused: str
-    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ..., privacy_json: _Optional[str] = ..., ledger_head_json: _Optional[str] = ..., protocol: _Optional[int] = ..., restored_json: _Optional[_Iterable[str]] = ..., join_download_bytes: _Optional[int] = ..., round_download_bytes: _Optional[int] = ..., enrolment_work_bits: _Optional[int] = ..., base_json: _Optional[str] = ..., paused: _Optional[str] = ...) -> None: ...
+    hub_seconds: float
+    clock_seconds: float
+    contributors_ahead_seconds: float
+    num_clocks: int
+    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ..., privacy_json: _Optional[str] = ..., ledger_head_json: _Optional[str] = ..., protocol: _Optional[int] = ..., restored_json: _Optional[_Iterable[str]] = ..., join_download_bytes: _Optional[int] = ..., round_download_bytes: _Optional[int] = ..., enrolment_work_bits: _Optional[int] = ..., base_json: _Optional[str] = ..., paused: _Optional[str] = ..., hub_seconds: _Optional[float] = ..., clock_seconds: _Optional[float] = ..., contributors_ahead_seconds: _Optional[float] = ..., num_clocks: _Optional[int] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
     __slots__ = ("public_key", "name", "invite", "signature", "protocol", "work")
@@ -95,7 +103,7 @@ class EnrolReply(_message.Message):
     def __init__(self, contributor: _Optional[str] = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
-    __slots__ = ("contributor", "instance", "issued_at_seconds", "nonce", "signature", "protocol", "left")
+    __slots__ = ("contributor", "instance", "issued_at_seconds", "nonce", "signature", "protocol", "left", "clock_seconds")
     CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ISSUED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +111,7 @@ class AuthenticateRequest(_message.Message):
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     contributor: str
     instance: str
     issued_at_seconds: int
@@ -110,7 +119,8 @@ class AuthenticateRequest(_message.Message):
     signature: bytes
     protocol: int
     left: bool
-    def __init__(self, contributor: _Optional[str] = ..., instance: _Optional[str] = ..., issued_at_seconds: _Optional[int] = ..., nonce: _Optional[str] = ..., signature: _Optional[bytes] = ..., protocol: _Optional[int] = ..., left: _Optional[bool] = ...) -> None: ...
+    clock_seconds: float
+    def __init__(self, contributor: _Optional[str] = ..., instance: _Optional[str] = ..., issued_at_seconds: _Optional[int] = ..., nonce: _Optional[str] = ..., signature: _Optional[bytes] = ..., protocol: _Optional[int] = ..., left: _Optional[bool] = ..., clock_seconds: _Optional[float] = ...) -> None: ...
 
 class AuthenticateReply(_message.Message):
     __slots__ = ("session", "expires_at_seconds", "node_id")

@@ -1,0 +1,154 @@
+"""The hub's time on a contributor's machine, and whose clock is wrong where the two differ.
+
+``Status`` gives the hub's time; from then on it is counted by the monotonic clock. What a contributor signs carries
+that time, so neither a wrong clock nor one that is set in the middle of a round matters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gym_client.display import Display
+from gym_fed.text import readable_seconds
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+TOLERANCE_SECONDS = 60.0
+"""Clocks that differ by less are called equal."""
+
+_FEW_CLOCKS = 2
+"""So many other contributors decide who is right."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What the clocks showed at one moment, in Unix seconds.
+
+    Attributes:
+        here: This machine's.
+        hub: The hub's time, which a step of its machine's clock does not move.
+        hub_machine: The clock of the hub's machine.
+        others: Median of the other contributors' clocks; None where too few of them said.
+    """
+
+    here: float
+    hub: float
+    hub_machine: float
+    others: float | None = None
+
+    @property
+    def ahead(self) -> float:
+        """Seconds by which this machine's clock is ahead of that of the hub's machine."""
+        return self.here - self.hub_machine
+
+    @property
+    def differ(self) -> bool:
+        """Whether they differ by more than calls and drift explain."""
+        return abs(self.ahead) > TOLERANCE_SECONDS
+
+    def note(self, earliest: float) -> str:
+        """What is wrong with the clocks and on which side; empty where they agree.
+
+        Args:
+            earliest: No right clock shows less (Unix seconds).
+        """
+        if not self.differ:
+            return ""
+        side = "ahead of" if self.ahead > 0 else "behind"
+        text = (
+            f"this machine's clock ({_shown(self.here)}) is {readable_seconds(abs(self.ahead))} {side} the hub's "
+            f"({_shown(self.hub_machine)}); "
+        )
+        return f"{text}{self._verdict(earliest)}. Work goes on by the hub's time"
+
+    def _verdict(self, earliest: float) -> str:
+        ours = "this machine's is wrong, set it"
+        hubs = "the hub's is wrong, its coordinator should set it"
+        if self.here < earliest:
+            return f"{ours}: it shows a time before this version of gym-fed was released"
+        if self.hub_machine < earliest:
+            return f"{hubs}: it shows a time before this version of gym-fed was released"
+        if abs(self.hub_machine - self.hub) > TOLERANCE_SECONDS >= abs(self.here - self.hub):
+            return f"{hubs}: it was set while the hub ran"
+        if self.others is not None and abs(self.others - self.here) <= TOLERANCE_SECONDS:
+            return f"{hubs}: the other contributors' clocks agree with this machine's"
+        if self.others is not None and abs(self.others - self.hub_machine) <= TOLERANCE_SECONDS:
+            return f"{ours}: the other contributors' clocks agree with the hub's"
+        return "one of the two is wrong"
+
+
+class ClockReport:
+    """Reports once that the clocks differ, and again where they differ in another way."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._reported = 0.0
+
+    def look(self, clocks: Clocks | None) -> None:
+        """Compare what the last ``Status`` found with what was reported."""
+        if clocks is None or not clocks.differ:
+            self._reported = 0.0
+        elif abs(clocks.ahead - self._reported) > TOLERANCE_SECONDS:
+            self._reported = clocks.ahead
+            self._display.report("clock", clocks.note(_earliest()), ahead_seconds=round(clocks.ahead))
+
+
+class HubTime:
+    """The hub's time, measured at ``Status``.
+
+    Args:
+        wall: This machine's clock.
+        steady: A clock that is never set.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall, self._steady = wall, steady
+        self._measured: tuple[float, float] | None = None
+        """The hub's time, and that of ``steady`` then."""
+        self.clocks: Clocks | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was measured."""
+        return self._measured is not None
+
+    def now(self) -> float:
+        """The hub's time; this machine's where it was not measured."""
+        if self._measured is None:
+            return self._wall()
+        hub, steady = self._measured
+        return hub + self._steady() - steady
+
+    def measure(self, call: Callable[[], pb.StatusReply]) -> pb.StatusReply:
+        """Make the call and take the hub's time from its answer, as of the middle of the call."""
+        began = self._steady()
+        reply = call()
+        half = (self._steady() - began) / 2
+        if reply.hub_seconds:  # a hub of before does not say
+            self._measured = (reply.hub_seconds + half, self._steady())
+            known = reply.num_clocks >= _FEW_CLOCKS
+            self.clocks = Clocks(
+                here=self._wall(),
+                hub=reply.hub_seconds + half,
+                hub_machine=reply.clock_seconds + half,
+                others=reply.hub_seconds + half + reply.contributors_ahead_seconds if known else None,
+            )
+        return reply
+
+
+def _earliest() -> float:
+    """No right clock shows less: the release of this version."""
+    from gym_fed.doctor.checks.clock import RELEASED
+
+    return datetime(RELEASED.year, RELEASED.month, RELEASED.day, tzinfo=UTC).timestamp()
+
+
+def _shown(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M UTC}"
+    except (ValueError, OverflowError, OSError):
+        return "a time beyond all calendars"
