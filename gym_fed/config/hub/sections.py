@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -37,13 +38,17 @@ class RoundsConfig(StrictModel):
 
     num_rounds: int = Field(10, ge=1)
     min_contributors: int = Field(3, ge=1)
-    """Quorum: a round with fewer admitted updates at its deadline is aborted."""
+    """The least quorum: a round with fewer admitted updates at its deadline is aborted."""
+    quorum_share: float = Field(0.5, ge=0.5, lt=1)
+    """More than this share of the contributors that were given the task must answer, so that no minority, however fast,
+    forms a round. Who failed or went away is not counted."""
     deadline_seconds: float = Field(1800, gt=0)
     lease_seconds: float = Field(60, ge=1)
     """A contributor that is silent for this long loses its task."""
     grace_factor: float = Field(1.5, ge=1)
-    """Once the quorum is there, those still at work have this many times as long as nine in ten updates took. Counted
-    are the last ten committed rounds, each from its start. Before three are known: a quarter of the deadline more."""
+    """Once the quorum is there, each contributor still at work has this many times as long as it takes itself: by its
+    tasks of the last ten rounds, merged or not, and by the training steps that its heartbeats report. Of a newcomer a
+    quarter of the deadline is expected. Who left three tasks in a row unanswered gets ``grace_min_seconds``."""
     grace_min_seconds: float = Field(30, ge=0)
     """The least that the others get after the quorum."""
     grace_max_seconds: float | None = Field(None, gt=0)
@@ -55,6 +60,10 @@ class RoundsConfig(StrictModel):
     learning_rate_decay: float = Field(1.0, gt=0, le=1)
     """The recipe's learning rate is multiplied by it after every committed round. FedAvg on data that differs between
     contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
+
+    def quorum(self, num_tasks: int) -> int:
+        """Updates that a round needs of which so many contributors have the task."""
+        return max(self.min_contributors, math.floor(self.quorum_share * num_tasks) + 1 if num_tasks else 0)
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> RoundsConfig:

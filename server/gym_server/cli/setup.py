@@ -50,10 +50,11 @@ enrolment:
 
 rounds:
   num_rounds: {num_rounds}
-  min_contributors: {min_contributors:<10}  # quorum; with fewer updates at the deadline the round is aborted
+  min_contributors: {min_contributors:<10}  # least quorum; with fewer updates at the deadline the round is aborted
+  quorum_share: 0.5             # and more than this share of those given the task must answer
   deadline_seconds: 1800
   lease_seconds: 60             # who is silent for this long loses the task, and nobody waits
-  grace_factor: 1.5             # with the quorum there, the others have so many times what a round takes
+  grace_factor: 1.5             # with the quorum there, the others have this many times what they take
   grace_min_seconds: 30         # and at least this long
   # grace_max_seconds: 900      # and at most; without it half the deadline
   backoff_seconds: 5            # wait after an aborted round, twice as long after each further one in a row

@@ -240,6 +240,11 @@ def _round_title(line: dict[str, Any]) -> str:
     return (
         text
         + (f", {verdicts}" if verdicts else "")
+        + (
+            f", {line['working']} of {counted(line['tasks'], 'contributor')} still at work"
+            if line["working"]
+            else ""
+        )
         + (f": {plain(line['reason'])}" if line["reason"] else "")
     )
 

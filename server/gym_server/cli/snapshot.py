@@ -143,7 +143,7 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         version=version,
         committed=committed,
         num_rounds=fed.config.rounds.num_rounds,
-        quorum=fed.config.rounds.min_contributors,
+        quorum=fed.config.rounds.quorum(sum(task.outcome in ("", "replied") for task in tasks.values())),
         reason=current.reason if current else "",
         pause=str(pause) if pause else "",
     )

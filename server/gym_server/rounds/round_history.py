@@ -6,18 +6,32 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from gym_server.store.tables import rounds, updates, versions
+from gym_server.store.tables import round_tasks, rounds, updates, versions
 
 
 def history_of(tx: Connection) -> list[dict[str, Any]]:
-    """Every round with its version and the counts of its verdicts, oldest first."""
+    """Every round with its version, its tasks and the counts of its verdicts, oldest first.
+
+    ``working`` is how many were at work when the round ended, or are now.
+    """
     by = (updates.c.server_round, updates.c.verdict)
     made = {version.server_round: version for version in tx.execute(select(versions))}
     verdicts: dict[int, dict[str, int]] = {}
     for server_round, verdict, count in tx.execute(select(*by, func.count()).group_by(*by)):
         verdicts.setdefault(server_round, {})[verdict] = count
+    tasks: dict[int, dict[str, int]] = {}
+    by_outcome = (round_tasks.c.server_round, round_tasks.c.outcome)
+    for server_round, outcome, count in tx.execute(select(*by_outcome, func.count()).group_by(*by_outcome)):
+        tasks.setdefault(server_round, {})[outcome] = count
     rows = tx.execute(select(rounds).order_by(rounds.c.server_round))
-    return [_line(row, made.get(row.server_round), verdicts.get(row.server_round, {})) for row in rows]
+    return [
+        {
+            **_line(row, made.get(row.server_round), verdicts.get(row.server_round, {})),
+            "tasks": sum(tasks.get(row.server_round, {}).values()),
+            "working": tasks.get(row.server_round, {}).get("", 0),
+        }
+        for row in rows
+    ]
 
 
 def _line(row: Any, version: Any, verdicts: dict[str, int]) -> dict[str, Any]:

@@ -139,7 +139,13 @@ class DurableDeltaSoup(Strategy):
     def summary(self) -> None:
         """Log the recipe."""
         config = self._fed.config
-        log.info("DeltaSoup: %s, quorum %d", config.soup.aggregator, config.rounds.min_contributors)
+        rounds = config.rounds
+        log.info(
+            "DeltaSoup: %s, quorum %d, and more than %.0f%% of those given the task",
+            config.soup.aggregator,
+            rounds.min_contributors,
+            100 * rounds.quorum_share,
+        )
 
     # ---- the durable loop ----
 
@@ -336,16 +342,14 @@ class DurableDeltaSoup(Strategy):
     def _finish(self, current: Round, should_end: Callable[[], bool] = lambda: False) -> Round:
         server_round = current.server_round
         if current.state == COLLECTING:
-            admitted = len(self._fed.round_store.admitted(server_round))
-            needed = self._fed.config.rounds.min_contributors
-            if admitted < needed:
-                self._fed.round_store.abort(server_round, self._pace.shortfall(current, admitted))
+            if not self._pace.has_quorum(current):
+                self._fed.round_store.abort(server_round, self._pace.shortfall(current))
             else:
                 current = self._fed.round_store.start_merging(server_round)
                 failpoint("state-merging")
         late = self._fed.queue.close_group(str(server_round))
         if late:
-            log.info("round %d continues without %d contributors; what they send is late", server_round, late)
+            log.info("round %d ends while %d are still at work; what they send is late", server_round, late)
         if current.state == MERGING:
             self._merge(current, should_end)
         ended = self._fed.round_store.require(server_round)

@@ -1,43 +1,52 @@
-"""The end of a round's collection: after the quorum it waits as long as rounds usually take, not for the slowest.
+"""The end of a round's collection: a majority has answered, and the others had the time that they need themselves.
 
-A round that waits for everybody is as slow as the one contributor that sends heartbeats and nothing else. So those who
-are still at work when the quorum is there get a grace period, learned from how long updates took in the last rounds.
+A round that waits for everybody is as slow as the one contributor that sends heartbeats and nothing else. One that is
+content with a fixed number belongs to the fastest. So the quorum is a share of the tasks that were handed out,
+and those still at work get a grace period by the history of their own leases.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, select
 
 from gym_fed.config.hub.sections import RoundsConfig
-from gym_fed.text import counted
+from gym_fed.text import counted, readable_seconds
 from gym_server.federation import Federation
 from gym_server.rounds.round_store import COMMITTED, Round
-from gym_server.store.tables import messages, rounds, secure_messages, secure_stages, updates
+from gym_server.store.tables import rounds, secure_messages, secure_stages
+from gym_server.strategy.lease_history import (
+    LEARNED_ROUNDS,
+    MAX_UNANSWERED,
+    Leases,
+    OpenTask,
+    expected_seconds,
+    lease_histories,
+    open_tasks,
+)
 
 log = logging.getLogger("gym_server")
 
-LEARNED_ROUNDS = 10
 QUANTILE = 0.9
 FIRST_SHARE = 0.25
-"""Grace as a share of the deadline, while too little is known."""
+"""Of the deadline: what a contributor of whom nothing is known is expected to take."""
 _MIN_KNOWN = 3
 
 
 def grace_ends(
     config: RoundsConfig, known: Sequence[float], started_at: float, quorum_at: float, deadline_seconds: float
 ) -> float:
-    """When a round, or a stage of one, continues without those who have not answered.
+    """When a stage of a secure round continues without those who have not answered.
 
     Args:
         config: Factor and bounds.
         known: Seconds from start to answer in earlier rounds.
         started_at: Unix time.
         quorum_at: Unix time at which there were enough answers.
-        deadline_seconds: What the round or stage may take.
+        deadline_seconds: What the stage may take.
     """
     if len(known) < _MIN_KNOWN:
         wanted = FIRST_SHARE * deadline_seconds
@@ -50,11 +59,12 @@ def grace_ends(
 
 
 class Pace:
-    """When a hub's rounds are complete. What earlier rounds took is read once a round."""
+    """When a hub's rounds are complete. What earlier rounds show is read once a round."""
 
     def __init__(self, fed: Federation) -> None:
         self._fed = fed
         self._known: dict[tuple[int, str], list[float]] = {}
+        self._leases: tuple[int, Mapping[str, Leases]] = (0, {})
         self._abandoned: tuple[int, float] = (0, 0.0)
         """Round whose tasks are all lost or failed, and since when."""
         self._logged_quorum = 0
@@ -68,38 +78,68 @@ class Pace:
         server_round, now = current.server_round, self._fed.clock.now()
         if now >= current.spec.deadline_seconds:
             return True
-        outcomes = self._outcomes(server_round)
-        ends = self.round_ends(current, self._fed.config.rounds.min_contributors)
+        outcomes = [task.outcome for task in self._tasks(server_round)]
+        ends = self.round_ends(current)
         if ends is None:
             return self._is_abandoned(server_round, outcomes)
-        self._log_quorum(server_round, ends - now)
+        self._log_quorum(current, ends - now)
         return "" not in outcomes or now >= ends
 
-    def shortfall(self, current: Round, admitted: int) -> str:
-        """Why a round with only ``admitted`` updates, below its quorum, is over."""
-        assert current.spec is not None
-        needed = self._fed.config.rounds.min_contributors
-        if self._fed.clock.now() >= current.spec.deadline_seconds:
-            return f"{admitted} of {counted(needed, 'update')} at the deadline"
-        outcomes = self._outcomes(current.server_round)
-        failed, lost = outcomes.count("failed"), outcomes.count("lost")
-        left = f"{counted(failed, 'contributor')} failed, {lost} went away, nobody else is there"
-        return f"{admitted} of {counted(needed, 'update')}: {left}"
+    def has_quorum(self, current: Round) -> bool:
+        """Whether enough of those who were given the task have answered it, so that the round may be merged."""
+        return self._quorum_at(current) is not None
 
-    def round_ends(self, current: Round, quorum: int) -> float | None:
-        """When a collecting round is merged at the latest; None before ``quorum`` updates are admitted."""
+    def shortfall(self, current: Round) -> str:
+        """Why a round below its quorum is over."""
         assert current.spec is not None
-        rows = self._fed.round_store.admitted(current.server_round)
-        if len(rows) < quorum:
+        tasks = self._tasks(current.server_round)
+        admitted = len(self._fed.round_store.admitted(current.server_round))
+        needed = self._fed.config.rounds.quorum(_num_counted(tasks))
+        short = f"{admitted} of {counted(needed, 'update')}"
+        outcomes = [task.outcome for task in tasks]
+        working = outcomes.count("")
+        if self._fed.clock.now() < current.spec.deadline_seconds:
+            failed, lost = outcomes.count("failed"), outcomes.count("lost")
+            return f"{short}: {counted(failed, 'contributor')} failed, {lost} went away, nobody else is there"
+        if not working:
+            return f"{short} at the deadline"
+        known = [seconds for task in tasks if not task.outcome and (seconds := self._expected(current, task))]
+        slowest = f", the slowest for about {readable_seconds(max(known))}" if known else ""
+        return (
+            f"{short} at the deadline: {counted(working, 'contributor')} of {len(tasks)} still work{slowest}; "
+            f"raise rounds.deadline_seconds ({self._fed.config.rounds.deadline_seconds:g})"
+        )
+
+    def round_ends(self, current: Round, quorum: int | None = None) -> float | None:
+        """When a collecting round is merged at the latest; None before there is a quorum.
+
+        Those who are still at work get ``grace_factor`` times what they take themselves, from when they were given
+        the task; those who left their last tasks unanswered get ``grace_min_seconds``.
+
+        Args:
+            current: The round.
+            quorum: Updates that it needs; None: by the tasks that were handed out.
+        """
+        assert current.spec is not None
+        quorum_at = self._quorum_at(current, quorum)
+        if quorum_at is None:
             return None
-        quorum_at = sorted(row.received_at for row in rows)[quorum - 1]
-        config = self._fed.config.rounds
-        started_at = min(current.spec.deadline_seconds - config.deadline_seconds, quorum_at)
-        known = self._of_updates(current.server_round)
-        return grace_ends(config, known, started_at, quorum_at, current.spec.deadline_seconds - started_at)
+        config, deadline = self._fed.config.rounds, current.spec.deadline_seconds
+        began = deadline - config.deadline_seconds
+        wanted = [
+            (began if task.given_at is None else task.given_at)
+            + config.grace_factor * (self._expected(current, task) or FIRST_SHARE * config.deadline_seconds)
+            for task in self._tasks(current.server_round)
+            if not task.outcome and self._of(current.server_round, task).is_awaited
+        ]
+        most = (
+            config.grace_max_seconds if config.grace_max_seconds is not None else config.deadline_seconds / 2
+        )
+        grace = max(config.grace_min_seconds, min(max(wanted, default=quorum_at) - quorum_at, most))
+        return min(quorum_at + grace, deadline)
 
     def stage_ends(self, server_round: int, stage: str, started_at: float, quorum: int) -> float | None:
-        """As ``round_ends`` for a stage of secure aggregation that has ``stage_seconds``; members' answers count."""
+        """When a stage of secure aggregation, which has ``stage_seconds``, ends; None before ``quorum`` answers."""
         secure = self._fed.config.secure_aggregation
         assert secure is not None
         where = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == stage)
@@ -117,19 +157,50 @@ class Pace:
             config, known, started_at, float(quorum_at or self._fed.clock.now()), secure.stage_seconds
         )
 
-    def _outcomes(self, server_round: int) -> list[str]:
-        return [outcome for _, outcome in self._fed.round_store.tasks(server_round).values()]
+    def _tasks(self, server_round: int) -> list[OpenTask]:
+        with self._fed.database.reading() as tx:
+            return open_tasks(tx, server_round, self._fed.config.rounds.lease_seconds)
 
-    def _log_quorum(self, server_round: int, seconds: float) -> None:
-        """Log once a round who is waited for beyond the quorum; a reply that is admitted and not yet taken is not."""
-        tasks = self._fed.round_store.tasks(server_round).values()
+    def _of(self, server_round: int, task: OpenTask) -> Leases:
+        """The earlier tasks of who has a task."""
+        if self._leases[0] != server_round:
+            with self._fed.database.reading() as tx:
+                found = lease_histories(tx, server_round, self._fed.config.rounds.lease_seconds)
+            self._leases = (server_round, found)
+        return self._leases[1].get(task.contributor, Leases())
+
+    def _expected(self, current: Round, task: OpenTask) -> float | None:
+        """Seconds that an open task takes; None where nothing is known of it."""
+        return expected_seconds(task, self._of(current.server_round, task))
+
+    def _quorum_at(self, current: Round, quorum: int | None = None) -> float | None:
+        """When there were as many updates as the round needs; None before that.
+
+        Who is given the task after that moment does not move it.
+        """
+        tasks = self._tasks(current.server_round)
+        received = sorted(row.received_at for row in self._fed.round_store.admitted(current.server_round))
+        for number, at in enumerate(received, start=1):
+            before = [task for task in tasks if task.given_at is None or task.given_at <= at]
+            needed = self._fed.config.rounds.quorum(_num_counted(before)) if quorum is None else quorum
+            if number >= needed:
+                return float(at)
+        return None
+
+    def _log_quorum(self, current: Round, seconds: float) -> None:
+        """Log once a round who is still at work; a reply that is admitted and not yet taken is not."""
+        server_round = current.server_round
         admitted = {row.message_id for row in self._fed.round_store.admitted(server_round)}
-        others = len({message_id for message_id, outcome in tasks if not outcome} - admitted)
-        if others and self._logged_quorum != server_round:
-            self._logged_quorum = server_round
-            who = "1 other is" if others == 1 else f"{others} others are"
-            text = "round %d: quorum; %s waited for, %.0f s at most"
-            log.info(text, server_round, who, max(0.0, seconds))
+        tasks = self._tasks(server_round)
+        working = [task for task in tasks if not task.outcome and task.message_id not in admitted]
+        if not working or self._logged_quorum == server_round:
+            return
+        self._logged_quorum = server_round
+        text = "round %d: quorum, %d updates of %s; %d still at work, waited for %.0f s at most%s"
+        silent = sum(not self._of(server_round, task).is_awaited for task in working)
+        note = f" ({silent} of them left their last {MAX_UNANSWERED} tasks unanswered)" if silent else ""
+        handed_out = counted(len(tasks), "task")
+        log.info(text, server_round, len(admitted), handed_out, len(working), max(0.0, seconds), note)
 
     def _is_abandoned(self, server_round: int, outcomes: Sequence[str]) -> bool:
         """Whether everybody who was given the task failed, or went away and did not come back within a lease."""
@@ -140,19 +211,6 @@ class Pace:
             self._abandoned = (server_round, self._fed.clock.now())
         absent = self._fed.clock.now() - self._abandoned[1]
         return "lost" not in outcomes or absent >= self._fed.config.rounds.lease_seconds
-
-    def _of_updates(self, server_round: int) -> list[float]:
-        """Seconds from a task to its update, in the last committed rounds; from the round's start without the task."""
-        began = func.coalesce(
-            messages.c.created_at, rounds.c.deadline - self._fed.config.rounds.deadline_seconds
-        )
-        query = (
-            select(updates.c.received_at - began)
-            .join(rounds, rounds.c.server_round == updates.c.server_round)
-            .outerjoin(messages, messages.c.message_id == updates.c.message_id)
-            .where(updates.c.server_round.in_(_last(server_round)), updates.c.verdict != "refused")
-        )
-        return self._learned((server_round, ""), query)
 
     def _of_stage(self, server_round: int, stage: str) -> list[float]:
         begun = (secure_stages.c.server_round == secure_messages.c.server_round) & (
@@ -171,6 +229,11 @@ class Pace:
             with self._fed.database.reading() as tx:
                 self._known[key] = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
         return self._known[key]
+
+
+def _num_counted(tasks: Sequence[OpenTask]) -> int:
+    """Contributors that count towards a quorum: those who answered and those at work, not who failed or went away."""
+    return sum(task.outcome in ("", "replied") for task in tasks)
 
 
 def _last(server_round: int) -> Select[tuple[int]]:

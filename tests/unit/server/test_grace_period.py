@@ -1,4 +1,4 @@
-"""How long a round waits: the arithmetic of the grace period, and what it learns from."""
+"""How long a stage of a secure round waits: the arithmetic of its grace period."""
 
 from __future__ import annotations
 

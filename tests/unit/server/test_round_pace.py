@@ -1,0 +1,99 @@
+"""Nobody captures a hub by pace: real rounds under a simulated clock, with contributors that need 20 s or minutes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gym_server.rounds.round_store import ABORTED, COMMITTED
+
+from gym_fed.config.hub.sections import RoundsConfig
+from tests.support.paced_room import Member, PacedRoom
+
+ROUNDS = {"num_rounds": 99, "min_contributors": 3, "deadline_seconds": 900, "lease_seconds": 60}
+
+Open = Callable[..., PacedRoom]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, tiny_base: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Open]:
+    caplog.set_level(logging.INFO, "gym_server")
+    rooms: list[PacedRoom] = []
+
+    def open_room(members: list[Member], **changes: Any) -> PacedRoom:
+        rooms.append(PacedRoom(tmp_path / "hub", tiny_base, members, rounds={**ROUNDS, **changes}))
+        return rooms[-1]
+
+    yield open_room
+    for room in rooms:
+        room.close()
+
+
+def fast(count: int) -> list[Member]:
+    return [Member(f"fast{i}", 20) for i in range(count)]
+
+
+def slow(count: int, **details: Any) -> list[Member]:
+    return [Member(f"slow{i}", 240 + 20 * i, **details) for i in range(count)]
+
+
+@pytest.mark.parametrize("reports_progress", [True, False])
+def test_five_slow_contributors_are_admitted_as_often_as_three_fast_ones(
+    opened: Open, reports_progress: bool
+) -> None:
+    room = opened([*fast(3), *slow(5, reports_progress=reports_progress)])
+    ended = room.run(4)
+    assert [one.state for one in ended] == [COMMITTED] * 4
+    counts = room.admitted()
+    mean = {kind: sum(counts[f"{kind}{i}"] for i in range(n)) / n for kind, n in (("fast", 3), ("slow", 5))}
+    assert mean["slow"] >= 0.9 * mean["fast"], counts
+    assert mean["fast"] == 4
+
+
+def test_a_slow_minority_is_given_the_time_that_its_own_heartbeats_show_and_the_log_counts_who_works(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = opened([*fast(5), *slow(3)])
+    room.run(3)
+    assert set(room.admitted().values()) == {3}
+    assert "round 1: quorum, 5 updates of 8 tasks; 3 still at work" in caplog.text
+
+
+def test_a_minority_forms_no_round_and_its_end_says_how_many_still_work_and_for_how_long(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = opened([*fast(3), *(Member(f"slow{i}", 1000) for i in range(5))])
+    ended = room.run(2)
+    assert [one.state for one in ended] == [ABORTED] * 2
+    assert "3 of 5 updates at the deadline: 5 contributors of 8 still work" in ended[0].reason
+    assert "the slowest for about 17 min; raise rounds.deadline_seconds (900)" in ended[0].reason
+    assert "ends while 5 are still at work" in caplog.text
+
+
+def test_a_minority_that_only_sends_heartbeats_is_awaited_three_times_and_then_no_longer(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = opened([*fast(5), *(Member(f"idle{i}", math.inf) for i in range(3))])
+    before, lasted = 0.0, []
+    for _ in range(5):
+        (one,) = room.run(1)
+        assert one.state == COMMITTED
+        lasted.append(room.seconds - before)
+        before = room.seconds
+    assert min(lasted[:3]) > 200
+    assert max(lasted[3:]) < 100
+    assert "(3 of them left their last 3 tasks unanswered)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("least", "tasks", "quorum"),
+    [(3, 8, 5), (3, 4, 3), (1, 1, 1), (1, 2, 2), (1, 3, 2), (3, 0, 3), (2, 100, 51)],
+)
+def test_a_quorum_is_more_than_half_of_the_tasks_and_at_least_the_number(
+    least: int, tasks: int, quorum: int
+) -> None:
+    assert RoundsConfig(min_contributors=least).quorum(tasks) == quorum
