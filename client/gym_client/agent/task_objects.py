@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -14,6 +15,7 @@ from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.commitment import UploadCommitment
 from gym_fed.wire.limits import DELTA_STYPE
 from gym_fed.wire.references import check_counts, references
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -112,7 +114,13 @@ class TaskObjects:
             def send(ref: pb.ArrayRef = ref, path: Path = path) -> None:
                 try:
                     upload(
-                        self._client, ref.sha256, path, progress, hooks.should_stop, self._traffic.count_up
+                        self._client,
+                        ref.sha256,
+                        path,
+                        progress,
+                        hooks.should_stop,
+                        self._traffic.count_up,
+                        lambda statement: self._keep_commitment(statement, ref.sha256),
                     )
                 except GymError as error:
                     if error.code is not ErrorCode.LEASE_LOST:
@@ -121,6 +129,20 @@ class TaskObjects:
                     raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
 
             retry(send)
+
+    def _keep_commitment(self, statement: str, sha256: str) -> None:
+        """Check and keep the hub's word that this digest was declared before a byte of it was sent."""
+        if not statement:
+            return
+        pin = self._client.pin
+        found = UploadCommitment.verified(statement, bytes.fromhex(pin.ledger_key))
+        if (found.server, found.contributor, found.sha256) != (pin.server, pin.contributor, sha256):
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"{pin.server} commits to an upload of {found.sha256[:12]} by {found.contributor}, not to "
+                f"{sha256[:12]} by {pin.contributor}",
+            )
+        self._home.append_receipt({"server": pin.server, "commitment": json.loads(statement)})
 
     def _path(self, task: pb.Task, ref: pb.ArrayRef) -> Path:
         """The file of an object: the task's own delta, or what lies in the cache."""

@@ -154,6 +154,7 @@ def upload(
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     count: Callable[[int], None] = lambda num_bytes: None,
+    committed: Callable[[str], None] = lambda statement: None,
 ) -> None:
     """Bring a file to the hub. To resume, call it again.
 
@@ -164,6 +165,7 @@ def upload(
         progress: Called after each chunk that was handed to the network.
         should_stop: Asked between chunks; True ends the upload where it is.
         count: Called with the bytes of each chunk that was handed to the network.
+        committed: Called with the hub's signed commitment before the first byte is sent; empty from an older hub.
 
     Raises:
         GymError: ``INTERRUPTED``; ``UNAVAILABLE`` when the line broke; refusals of the hub.
@@ -171,6 +173,7 @@ def upload(
     size = path.stat().st_size
     report = progress or (lambda done, total: None)
     state = client.call("BeginUpload", pb.BeginUploadRequest(sha256=sha256, size_bytes=size))
+    committed(state.commitment_json)
     while not state.complete:
         offset = state.offset
         if offset >= size:

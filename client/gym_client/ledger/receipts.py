@@ -97,7 +97,7 @@ def kept_receipts(home: Home, server: str) -> list[dict[str, Any]]:
     """The receipts of a hub, oldest first, without those that a restore of the hub took, which was accepted."""
     found: list[dict[str, Any]] = []
     for receipt in home.receipts():
-        if receipt.get("server") != server:
+        if receipt.get("server") != server or "commitment" in receipt:  # which proves no entry
             continue
         if "restored" in receipt:
             last = int(receipt["restored"]["statement"]["restored_at_entry"])

@@ -28,6 +28,9 @@ from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 
+ROWS_FOR_PAY = 200
+"""Held-out rows on which benchmarks/pay.py was run."""
+
 
 def check_at_start(fed: Federation) -> list[str]:
     """Everything that a round of this hub needs and that can be known beforehand.
@@ -158,12 +161,26 @@ def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
                 f"in {counted(longest, 'token')} (gate.max_length) no row has anything to predict",
                 "raise gate.max_length, or use shorter rows",
             )
-    if kept == len(heldout):
-        return []
-    left_out = len(heldout) - kept
-    return [
-        f"gate.heldout: longer than gate.max_length, and not used: {left_out} of {counted(len(heldout), 'row')}"
-    ]
+    notes = _pay_notes(fed, kept)
+    if kept < len(heldout):
+        left_out = len(heldout) - kept
+        notes.append(
+            f"gate.heldout: longer than gate.max_length, and not used: {left_out} of {counted(len(heldout), 'row')}"
+        )
+    return notes
+
+
+def _pay_notes(fed: Federation, heldout_rows: int) -> list[str]:
+    """Where held-out data judges the pay badly, or not at all."""
+    rewards = fed.config.rewards
+    if rewards.measures and heldout_rows < ROWS_FOR_PAY:
+        return [
+            f"rewards.score: on {counted(heldout_rows, 'held-out row')} little is certain, and what is not certainly "
+            f"gained waits in the pool; {ROWS_FOR_PAY} rows or more are better"
+        ]
+    if not rewards.measures and not fed.hides_updates:
+        return ["rewards.score: participation pays noise like work; with gate.heldout it can be estimate"]
+    return []
 
 
 def _some(rows: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:

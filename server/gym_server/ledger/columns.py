@@ -46,6 +46,8 @@ UNCOVERED: dict[str, str] = {
     "nodes": _LOCAL,
     "objects": "objects are named by their hash: gym-server check",
     "uploads": "uploads that are under way",
+    "commitments": "signed statements, which their contributors keep",
+    "updates.committed_at": "as its signed statement",
     "readers": "who may read is not in the ledger",
     "messages": _QUEUE,
     "round_tasks": _QUEUE,

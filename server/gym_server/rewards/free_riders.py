@@ -171,12 +171,14 @@ def _similarity(
 def _duplicates(
     rows: Sequence[Any], alike: Matrix | None, threshold: float | None
 ) -> dict[str, FreeRiderFinding]:
-    """Updates of one round that are the same work: all but the first of each group, in the order of arrival.
+    """Updates of one round that are the same work: all but the one of each group that was committed first.
 
     Nobody can have seen another's update of the same round at the hub, and two people with the same rows send nearly
     the same. So this is never cheating: the group weighs once, and shares its pay.
     """
-    order = sorted(range(len(rows)), key=lambda i: (rows[i].received_at, rows[i].update_id))
+    order = sorted(
+        range(len(rows)), key=lambda i: (rows[i].committed_at or rows[i].received_at, rows[i].update_id)
+    )
     same_bytes = np.array([[1.0 if a.delta_sha256 == b.delta_sha256 else 0.0 for b in rows] for a in rows])
     if alike is None or threshold is None:
         alike, threshold = same_bytes, 1.0

@@ -26,6 +26,7 @@ from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import record_of
 from gym_server.ledger.pace import count_refusal
 from gym_server.privacy.secure_stages import check_upload
+from gym_server.rounds.commitments import committed_at
 from gym_server.rounds.round_store import COLLECTING
 from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
@@ -326,6 +327,7 @@ class Admission:
             "code": "" if refusal is None else refusal.code.value,
             "reason": "" if refusal is None else refusal.message,
             "received_at": self._clock(),
+            "committed_at": committed_at(tx, submission.contributor, manifest.delta_sha256),
         }
         entry = self._append_entry(tx, submission, manifest, refusal, record_of(row))
         tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))

@@ -25,6 +25,7 @@ from gym_server.federation import RUN_ID, Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rounds.admission import Receipt, UpdateSubmission
+from gym_server.rounds.commitments import Commitments
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
@@ -56,6 +57,9 @@ class Hub(CallsBesideRounds):
         private = config.privacy is not None or config.variants.enabled
         self._transfers = Transfers(
             federation.database, federation.store, config.admission, private, config.limits
+        )
+        self._commitments = Commitments(
+            federation.database, federation.key, federation.server, federation.clock.now
         )
         self.finished = asyncio.Event()
         self._streams = WorkStreams(
@@ -127,8 +131,12 @@ class Hub(CallsBesideRounds):
     # ---- objects ----
 
     async def BeginUpload(self, request: pb.BeginUploadRequest, context: Any) -> pb.UploadState:
-        contributor = current_session().contributor
-        return await asyncio.to_thread(self._transfers.begin, contributor, request.sha256, request.size_bytes)
+        return await asyncio.to_thread(self._begin_upload, current_session().contributor, request)
+
+    def _begin_upload(self, contributor: str, request: pb.BeginUploadRequest) -> pb.UploadState:
+        state = self._transfers.begin(contributor, request.sha256, request.size_bytes)
+        state.commitment_json = self._commitments.commit(contributor, request.sha256)
+        return state
 
     async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:
         session = current_session()

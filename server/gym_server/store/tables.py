@@ -92,6 +92,14 @@ uploads = _table(
     Column("created_at", Float, nullable=False),
 )
 
+# When an account first declared an object: before the first byte of it came.
+commitments = _table(
+    "commitments",
+    Column("contributor", String, primary_key=True),
+    Column("sha256", String, primary_key=True),
+    Column("committed_at", Float, nullable=False),
+)
+
 # Who may read an object: its uploader, and everyone once a task or a version names it.
 readers = _table(
     "readers",
@@ -156,6 +164,7 @@ updates = _table(
     Column("heldout_change", Float),
     Column("ledger_sequence", Integer, nullable=False),  # of the verdict at admission
     Column("received_at", Float, nullable=False),
+    Column("committed_at", Float),  # when its digest was declared; null for updates of before
     UniqueConstraint("contributor", "nonce"),
     Index("ix_updates_contributor", "contributor", "server_round"),
 )

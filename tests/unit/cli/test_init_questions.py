@@ -41,6 +41,7 @@ def test_enter_seven_times_makes_the_hub_that_no_questions_make(tmp_path: Path) 
     assert "7/7" in asked.output
     assert init(tmp_path / "yes", "--yes").exit_code == 0
     assert read_config(tmp_path / "asked") == read_config(tmp_path / "yes")
+    assert read_config(tmp_path / "yes").rewards.score == "participation"
 
 
 @pytest.mark.usefixtures("terminal")
@@ -70,6 +71,7 @@ def test_three_friends_begin_without_an_editor(tmp_path: Path) -> None:
     assert (config.name, config.enrolment.policy) == ("three friends", "invite")
     assert (config.listen, config.advertise) == ("0.0.0.0:9443", "hub.example.org:9443")
     assert config.gate.heldout == str(tmp_path / "heldout.jsonl")
+    assert config.rewards.score == "estimate", "noise must not be paid like work where it can be measured"
     assert (config.rounds.num_rounds, config.rounds.min_contributors) == (5, 2)
     assert config.soup.num_malicious_nodes == 0
     assert "soup.num_malicious_nodes is 0" in done.output

@@ -108,6 +108,22 @@ def test_held_out_rows_of_which_nothing_fits_are_refused_and_some_are_noted(fold
         assert any("1 of 2 rows" in note for note in check_at_start(fed))
 
 
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [
+        ("participation", "participation pays noise like work"),
+        ("estimate", "on 1 held-out row little is certain"),
+    ],
+)
+def test_held_out_rows_that_judge_the_pay_badly_or_not_at_all_are_noted(
+    folder: Path, score: str, said: str
+) -> None:
+    (folder / "heldout.jsonl").write_text(f"{ROW}\n")
+    change(folder, gate={"heldout": "heldout.jsonl"}, rewards={"score": score})
+    with Federation.open(folder) as fed:
+        assert any(said in note for note in check_at_start(fed))
+
+
 def test_root_data_that_is_absent_is_refused(folder: Path) -> None:
     change(folder, root={"data": "root.jsonl"}, soup={"aggregator": "fltrust", "num_malicious_nodes": 0})
     error = refusal(folder)

@@ -1,4 +1,4 @@
-"""Scores have standard errors, and what contributors brought is summed up over rounds."""
+"""Scores have errors and are summed up over rounds; updates are committed to before their upload."""
 
 from __future__ import annotations
 
@@ -20,4 +20,12 @@ def upgrade() -> None:
         sa.Column("parts", sa.Text(), nullable=False),
         sa.Column("chance", sa.Float(), nullable=False),
         sa.Column("earned", sa.BigInteger(), nullable=False),
+    )
+    with op.batch_alter_table("updates") as table:
+        table.add_column(sa.Column("committed_at", sa.Float(), nullable=True))
+    op.create_table(
+        "commitments",
+        sa.Column("contributor", sa.String(), primary_key=True),
+        sa.Column("sha256", sa.String(), primary_key=True),
+        sa.Column("committed_at", sa.Float(), nullable=False),
     )

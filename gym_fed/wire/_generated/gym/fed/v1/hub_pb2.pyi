@@ -358,12 +358,14 @@ class BeginUploadRequest(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class UploadState(_message.Message):
-    __slots__ = ("offset", "complete")
+    __slots__ = ("offset", "complete", "commitment_json")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENT_JSON_FIELD_NUMBER: _ClassVar[int]
     offset: int
     complete: bool
-    def __init__(self, offset: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
+    commitment_json: str
+    def __init__(self, offset: _Optional[int] = ..., complete: _Optional[bool] = ..., commitment_json: _Optional[str] = ...) -> None: ...
 
 class UploadChunk(_message.Message):
     __slots__ = ("sha256", "offset", "data")

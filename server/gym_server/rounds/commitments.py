@@ -1,0 +1,54 @@
+"""Commitments to uploads: who declared which digest, and when, kept and signed by the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, func, select
+
+from gym_fed.identity.commitment import UploadCommitment
+from gym_fed.identity.keys import SigningKey
+from gym_server.store.database import Database, insert_if_absent, rerun
+from gym_server.store.tables import commitments
+
+MAX_KEPT = 1000
+"""Commitments of one account; the oldest go first. A round needs one."""
+
+
+class Commitments:
+    """The commitments of one hub.
+
+    Args:
+        database: Where they are.
+        key: The ledger's, which signs them.
+        server: Id of the hub.
+        clock: The hub's time, by which updates are ordered, too.
+    """
+
+    def __init__(self, database: Database, key: SigningKey, server: str, clock: Callable[[], float]) -> None:
+        self._database, self._key, self._server, self._clock = database, key, server, clock
+
+    @rerun
+    def commit(self, contributor: str, sha256: str) -> str:
+        """Note that an account declared a digest now, unless it did before.
+
+        Returns:
+            The signed statement, with the time of the first declaration.
+        """
+        mine, now = commitments.c.contributor == contributor, self._clock()
+        with self._database.transaction() as tx:
+            insert_if_absent(tx, commitments, contributor=contributor, sha256=sha256, committed_at=now)
+            count = int(tx.scalar(select(func.count()).select_from(commitments).where(mine)) or 0)
+            if count > MAX_KEPT:
+                oldest = select(commitments.c.sha256).where(mine).order_by(commitments.c.committed_at)
+                drop = tx.scalars(oldest.limit(count - MAX_KEPT)).all()
+                tx.execute(commitments.delete().where(mine, commitments.c.sha256.in_(drop)))
+            at = committed_at(tx, contributor, sha256) or now
+        return UploadCommitment(self._server, contributor, sha256, int(at)).signed(self._key)
+
+
+def committed_at(tx: Connection, contributor: str, sha256: str) -> float | None:
+    """When the account declared the digest, in Unix seconds; None where it did not."""
+    where = (commitments.c.contributor == contributor) & (commitments.c.sha256 == sha256)
+    found = tx.scalar(select(commitments.c.committed_at).where(where))
+    return None if found is None else float(found)
