@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 
 from gym_client.agent.account import Account
 from gym_client.agent.agreement import Agreement
+from gym_client.agent.disk_room import DiskRoom
 from gym_client.agent.evaluated import evaluation_notes
 from gym_client.agent.failures import FATAL, GONE, TASKS_OWN
 from gym_client.agent.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
@@ -43,6 +44,7 @@ from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK
+from gym_fed.system_errors import is_disk_full
 from gym_fed.text import readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
 
@@ -129,6 +131,7 @@ class Agent:
         self._pauses = Pauses(
             home, self.policy, self._take_policy, self.display, self._stop, stamp=policy_stamp
         )
+        self._room = DiskRoom(home, self.display, self._stop)
         self._failures = self._masked = 0  # the latter: updates that still are to be unmasked
 
     def stop(self) -> None:
@@ -146,7 +149,7 @@ class Agent:
                 failures in a row.
         """
         self.display.busy("fetching the verdicts on earlier updates")
-        self._recover(self._settle())
+        self._room.needed(lambda: self._recover(self._settle()))
         if (clocks := self.client.clocks) is not None and not clocks.differ:
             drop_old(self.home.tasks)  # a clock that is wrong says nothing about age
         finished = False
@@ -214,13 +217,14 @@ class Agent:
         self.display.busy("preparing the task: data, model, optimiser")
         with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
             try:
-                request, sent = self._reply(task, lease)
-                self._submit(request, task.metadata.group_id, lease)
+                request, sent = self._room.needed(lambda: self._reply(task, lease), lambda: lease.lost)
+                group = task.metadata.group_id
+                self._room.needed(lambda: self._submit(request, group, lease), lambda: lease.lost)
             except GymError as error:
                 self._failed(task, lease, error)
                 return
             finally:
-                self._traffic.save()
+                self._room.needed(self._traffic.save)
         self._failures = 0
         moved = self._traffic.task
         text = f"this task: {readable_bytes(moved.down)} down, {readable_bytes(moved.up)} up"
@@ -276,6 +280,8 @@ class Agent:
         except GymError:
             raise
         except Exception as error:  # a stranger's app may raise anything; the hub gets the failure
+            if is_disk_full(error):
+                raise
             log.exception("the app failed")
             raise GymError(ErrorCode.INTERNAL, f"the app failed: {type(error).__name__}: {error}") from error
 

@@ -23,6 +23,7 @@ _PASSING = (
     ErrorCode.DEADLINE_EXCEEDED,
     ErrorCode.BUSY,
     ErrorCode.CLOCK_SKEWED,
+    ErrorCode.DISK_FULL,
 )
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Backoff:
 
 
 def is_passing(error: GymError) -> bool:
-    """Whether waiting may help: the line or the hub is down, it has too much to do, or a clock is to be set."""
+    """Whether waiting may help: the line or the hub is down or busy, its disk is full, or a clock must be set."""
     return error.code in _PASSING
 
 

@@ -180,6 +180,8 @@ class StorageConfig(StrictModel):
     """A folder; ``s3://BUCKET/PREFIX`` with the credentials in the environment; or any fsspec URL."""
     max_local_copy_bytes: int = Field(8 << 30, ge=1 << 20)
     """Of a remote object store: copies beyond it go from this machine, those unused for longest first."""
+    reserve_bytes: int = Field(256 << 20, ge=0)
+    """Free space that the hub leaves on its disks: below it no upload begins and no round opens."""
 
 
 class DashboardConfig(StrictModel):

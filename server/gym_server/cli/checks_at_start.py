@@ -27,6 +27,7 @@ from gym_server.evaluations.safety import check_probable
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
+from gym_server.store.room import shortage
 
 ROWS_FOR_PAY = 200
 """Held-out rows on which benchmarks/pay.py was run."""
@@ -45,6 +46,8 @@ def check_at_start(fed: Federation) -> list[str]:
     privacy.check_promise(fed)
     _check_trainer(fed)
     notes = _check_budget(fed)
+    if (short := shortage(fed)) is not None:
+        notes.append(f"{short.message}; no round opens until there is room ({short.hint})")
     for folder in (fed.folder, fed.store.staging):
         _check_writable(folder)
     _check_evals_data(fed)

@@ -56,7 +56,12 @@ class Hub(CallsBesideRounds):
         config = federation.config
         private = config.privacy is not None or config.variants.enabled
         self._transfers = Transfers(
-            federation.database, federation.store, config.admission, private, config.limits
+            federation.database,
+            federation.store,
+            config.admission,
+            private,
+            config.limits,
+            config.storage.reserve_bytes,
         )
         self._commitments = Commitments(
             federation.database, federation.key, federation.server, federation.clock.now

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from gym_fed.config.hub.sections import AdmissionConfig, LimitsConfig
+from gym_fed.config.hub.sections import AdmissionConfig, LimitsConfig, StorageConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.wire.limits import CHUNK_BYTES
@@ -30,7 +30,6 @@ from gym_server.store.tables import objects, readers, uploads
 
 SYNC_BYTES = 16 << 20
 MAX_OPEN_UPLOADS = 4
-_MIN_FREE_BYTES = 256 << 20
 _SLOWEST_BYTES_PER_SECOND = 4 << 10
 """An upload that is slower over its whole length is ended."""
 
@@ -45,10 +44,11 @@ class Transfers:
         caps: AdmissionConfig,
         private: bool = False,
         limits: LimitsConfig | None = None,
+        reserve_bytes: int = StorageConfig().reserve_bytes,
     ) -> None:
         """``private``: whether the hub holds an object is reported only to its senders and readers; to others it
-        would confirm a guess at what somebody sent."""
-        self._limits = limits or LimitsConfig()
+        would confirm a guess at what somebody sent. ``reserve_bytes``: free space to leave on the disk."""
+        self._limits, self._reserve_bytes = limits or LimitsConfig(), reserve_bytes
         self._private = private
         self._database = database
         self._store = store
@@ -71,8 +71,10 @@ class Transfers:
                 f"object {sha256[:12]} is declared as {size_bytes} bytes; this hub takes 1 to {cap}",
                 "use a smaller codec or fewer trained weights",
             )
-        if shutil.disk_usage(self._store.staging).free < size_bytes + _MIN_FREE_BYTES:
-            raise GymError(ErrorCode.DISK_FULL, "the hub's disk is full", "report this to the coordinator")
+        if shutil.disk_usage(self._store.staging).free < size_bytes + self._reserve_bytes:
+            raise GymError(
+                ErrorCode.DISK_FULL, "the hub's disk is full", "it goes on when its coordinator has made room"
+            )
         with self._database.transaction() as tx:
             declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
             if declared is None:

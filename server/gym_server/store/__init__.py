@@ -1,5 +1,5 @@
 """State on disk: one SQL database and one content-addressed object store.
 
-Neighbours: imports none; imported by accounts, backup, cli, clock, evaluations, federation, ledger, privacy,
-rewards, rounds, rpc, strategy, variants, web.
+Neighbours: imports federation; imported by accounts, backup, cli, clock, evaluations, federation, ledger,
+privacy, rewards, rounds, rpc, strategy, variants, web.
 """

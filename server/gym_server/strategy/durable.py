@@ -20,6 +20,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.portable import give_back_memory
+from gym_fed.system_errors import system_error
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
@@ -34,6 +35,7 @@ from gym_server.rounds.soups import discard
 from gym_server.rounds.steering import is_coordinators
 from gym_server.store.away import StoreAway
 from gym_server.store.database import rerun
+from gym_server.store.room import raise_if_full, wait_for_room
 from gym_server.strategy.backoff import RoundBackoff
 from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
@@ -177,7 +179,9 @@ class DurableDeltaSoup(Strategy):
             except (OSError, OperationalError) as error:
                 # A full disk, or a database that is away: the round continues from its state when that is over.
                 log.exception("no round can continue now")
-                backoff.hold(f"this machine: {type(error).__name__}: {error}")
+                known = system_error(error)
+                what = f"{type(error).__name__}: {error}" if known is None else f"{known.code.value}: {known}"
+                backoff.hold(f"this machine: {what}")
         return Result()
 
     def _advance(self, grid: Grid, wanted: int, backoff: RoundBackoff) -> bool:
@@ -194,6 +198,9 @@ class DurableDeltaSoup(Strategy):
             if self._fed.steering.paused() is not None:
                 wait_while_paused(self._fed, self._should_stop)
                 return True
+            wait_for_room(self._fed, self._should_stop)
+            if self._should_stop():
+                return False
             self._fed.follow_recipe()
             self._fed.clock.catch_up()
             current = self._fed.round_store.open_next()
@@ -213,6 +220,7 @@ class DurableDeltaSoup(Strategy):
 
     def _abort_for(self, server_round: int, error: Exception) -> Round:
         """End a round that an error of ours broke; raises it again where no round would go better."""
+        raise_if_full(error)
         if isinstance(error, GymError) and error.code in _HUBS_OWN:
             raise error
         current = self._fed.round_store.require(server_round)
@@ -302,6 +310,7 @@ class DurableDeltaSoup(Strategy):
             except (OSError, SQLAlchemyError, StoreAway):
                 raise
             except Exception as error:  # a stranger's content, whose parsers name no closed set
+                raise_if_full(error)
                 if isinstance(error, GymError) and error.code in _STATE:
                     raise
                 outcome = "failed"

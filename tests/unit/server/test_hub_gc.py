@@ -186,10 +186,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_hub_whose_disk_is_full_says_so_lives_and_goes_on_when_there_is_space(
-    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_disk: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gym_server.rpc.transfers._MIN_FREE_BYTES", 0)
-    hub = LoopbackHub(small_disk / "hub")
+    hub = LoopbackHub(small_disk / "hub", storage={"reserve_bytes": 0})
     ballast = small_disk / "ballast"
     try:
         ann = hub.client(tmp_path / "ann")
