@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from gym_fed.errors import ErrorCode, GymError
+
 MAX_TEXT = 300
 """Characters of a foreign text that is shown on one line."""
 
@@ -71,6 +73,17 @@ def is_name(text: str, limit: int) -> bool:
         and all(map(is_visible, text))
         and not unicodedata.combining(text[0])
     )
+
+
+def require_utf8(what: str, text: object, hint: str) -> None:
+    """Raise ``USAGE`` for a name that is not UTF-8, as file systems and command lines can have it.
+
+    It could neither be signed nor sent; Python holds its bytes as lone surrogates.
+    """
+    try:
+        str(text).encode("utf-8")
+    except UnicodeEncodeError:
+        raise GymError(ErrorCode.USAGE, f"{what} {plain(text, 200)} is not UTF-8", hint) from None
 
 
 def whole_number(text: str, max_digits: int = 19) -> int | None:

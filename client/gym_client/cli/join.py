@@ -19,15 +19,17 @@ from gym_client.cli.stopping import signals_set
 from gym_client.display import Display, warnings_shown
 from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub, retry_while_away
 from gym_client.hub.clock import ClockReport
-from gym_client.hub.known import LAST_SERVER, last_address
+from gym_client.hub.known import last_address
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
+from gym_client.identity.copies import adopt_copy
 from gym_client.identity.home import Home
-from gym_client.identity.pins import ServerPin, parse_fingerprint
+from gym_client.identity.pins import LAST_SERVER, ServerPin, parse_fingerprint
 from gym_client.identity.trust import establish, vouching_authority
 from gym_client.ledger.restored import with_restores
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import parse_invite
+from gym_fed.text import require_utf8
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
@@ -140,6 +142,8 @@ class _Joining:
                 raise
             what = f"{error.message}, which the last join of this home used"
             raise GymError(error.code, what, "move it back, or give another with --data FILE") from error
+        if copied := adopt_copy(self._home):
+            self._display.report("copied", copied)
         if data.contamination:
             self._display.report("contamination", data.contamination)
         with self._meet() as client:
@@ -331,6 +335,9 @@ def enter(client: HubClient, name: str, token: str, should_stop: Callable[[], bo
 def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     """What was said now, else last time, else the default."""
     said: dict[str, Any] = home.settings()
+    require_utf8("the name", options.name or "", "choose another with --name")
+    require_utf8("the file", options.data or "", "rename it, then pass it with --data")
+    require_utf8("the base model", options.model or "", "rename the folder, then pass it with --base")
     now = {
         "data": str(options.data.expanduser().absolute()) if options.data else None,
         "data_format": options.data_format,

@@ -5,12 +5,9 @@ from __future__ import annotations
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
-from gym_client.identity.pins import ServerPin, with_account
+from gym_client.identity.pins import LAST_SERVER, ServerPin, with_account
 from gym_client.identity.trust import establish
 from gym_fed.errors import ErrorCode, GymError
-
-LAST_SERVER = "server"
-"""The setting that holds the address of the hub that was joined last."""
 
 
 def enrolled_client(home: Home, server: str | None, insecure: bool, may_have_left: bool = False) -> HubClient:

@@ -66,10 +66,13 @@ def revoke(
         GymError: ``UNAUTHENTICATED`` when the home has no account to revoke.
     """
     store = Keystore(home.folder)
-    pins = [pin for pin in with_account(home) if address is None or pin.address == str(address)]
-    if not pins and address is not None and contributor:
+    if address is None:
+        pins = with_account(home)
+    else:
         known = ServerPin.load(home, address)
-        pins = [known.but(contributor=contributor)] if known is not None else []
+        if known is not None and not known.account and contributor:
+            known = known.but(contributor=contributor)
+        pins = [known] if known is not None and known.account else []
     if not pins:
         raise GymError(
             ErrorCode.UNAUTHENTICATED,

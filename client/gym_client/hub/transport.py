@@ -19,6 +19,7 @@ from gym_client.hub.rates import Rates
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, key_for, require_one_pin
+from gym_client.identity.proxy import proxy_for
 from gym_client.identity.trust import check_dates, check_fingerprint, fetch_certificate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
@@ -195,7 +196,7 @@ class HubClient:
         try:
             yield
         except grpc.RpcError as error:
-            refusal = from_rpc_error(error, str(self.address))
+            refusal = from_rpc_error(error, self._shown)
             if (
                 refusal.code is ErrorCode.INTERNAL
                 and error.code() in _BROKEN
@@ -249,6 +250,12 @@ class HubClient:
 
     def _open_channel(self) -> None:
         options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
+        # The choice that was made for the certificate, whatever gRPC would read from the environment.
+        if (proxy := proxy_for(self.address)) is None:
+            options.append(("grpc.enable_http_proxy", 0))
+        else:
+            options.append(("grpc.http_proxy", proxy.url))
+        self._shown = str(self.address) if proxy is None else f"{self.address} through {proxy}"
         if self.pin.fingerprint:
             pem = self.pin.certificate_pem.encode()  # the only root: what is trusted is the pinned key
             credentials = grpc.ssl_channel_credentials(root_certificates=pem)

@@ -18,6 +18,7 @@ from gym_fed.files import append_lines, make_folder, write_atomically
 from gym_fed.identity.keys import SigningKey
 from gym_fed.portable import read_at
 from gym_fed.system_errors import system_error
+from gym_fed.text import require_utf8
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
@@ -25,8 +26,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 class Home:
     """Everything a contributor keeps on disk.
 
-    ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``settings.json``, ``policy.yaml`` (optional), ``servers/``,
-    ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``receipts.jsonl``. Open one with ``Home.open``.
+    ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``machine``, ``settings.json``, ``policy.yaml`` (optional),
+    ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``receipts.jsonl``. Open one with ``Home.open``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,6 +38,7 @@ class Home:
     def open(cls, folder: str | Path | None = None) -> Home:
         """The home at ``folder``, ``$GYM_HOME`` or ``~/.gym-fed``; made (mode 0700) on first use."""
         chosen = Path(folder or os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
+        require_utf8("the home folder", chosen.absolute(), "choose another with --home")
         try:
             make_folder(chosen.absolute(), 0o700)
         except OSError as error:

@@ -18,6 +18,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.identity.keys import SigningKey
 
+LAST_SERVER = "server"
+"""The setting that holds the address of the hub that was joined last."""
+
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -67,12 +70,26 @@ class ServerPin(StrictModel):
             ) from error
 
     def save(self, home: Home, address: Address) -> None:
-        """Write the pin durably."""
+        """Write the pin durably, and the account in it to the hub's other addresses too."""
         write_atomically(pin_path(home, address), self.model_dump_json(indent=2).encode())
+        if not (self.server and self.fingerprint):
+            return
+        account = {name: getattr(self, name) for name in ("contributor", "left", "public_key")}
+        for path in sorted(home.servers.glob("*.json")):
+            other = ServerPin.read(path)
+            same = (other.server, other.fingerprint) == (self.server, self.fingerprint)
+            if same and path != pin_path(home, address) and other.but(**account) != other:
+                write_atomically(path, other.but(**account).model_dump_json(indent=2).encode())
 
     def but(self, **changes: str) -> ServerPin:
         """A copy with some fields changed."""
         return self.model_copy(update=changes)
+
+
+def pin_with_key(home: Home, fingerprint: str) -> ServerPin | None:
+    """The pin of a hub that has this TLS key, at whatever address it was met; None for one that was not met."""
+    pins = (ServerPin.read(path) for path in sorted(home.servers.glob("*.json")))
+    return next((pin for pin in pins if pin.fingerprint == fingerprint), None)
 
 
 def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) -> None:
@@ -161,6 +178,15 @@ def enrolled(home: Home) -> list[ServerPin]:
 
 
 def with_account(home: Home) -> list[ServerPin]:
-    """The hubs at which this home has an account, also one that it left: it still has what it earned."""
+    """The hubs at which this home has an account, also one that it left: it still has what it earned.
+
+    A hub that is known at several addresses is there once, at the one that was joined last.
+    """
+    last = home.settings().get(LAST_SERVER)
     pins = [ServerPin.read(path) for path in sorted(home.servers.glob("*.json"))]
-    return [pin for pin in pins if pin.account]
+    found: dict[tuple[str, str], ServerPin] = {}
+    for pin in sorted(pins, key=lambda pin: pin.address != last):
+        if pin.account:
+            is_known = bool(pin.server and pin.fingerprint)
+            found.setdefault((pin.server, pin.fingerprint) if is_known else (pin.address, ""), pin)
+    return sorted(found.values(), key=lambda pin: pin.address)

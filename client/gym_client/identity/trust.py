@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,7 +9,8 @@ from typing import Any
 
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
-from gym_client.identity.pins import ServerPin, pin_path
+from gym_client.identity.pins import ServerPin, pin_path, pin_with_key
+from gym_client.identity.proxy import connect
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.tls import fingerprint, trusting_context, validity
 from gym_fed.text import plain
@@ -27,8 +27,17 @@ def fetch_certificate(address: Address) -> bytes:
     Raises:
         GymError: ``UNAVAILABLE`` when nobody answers or the answer is not TLS.
     """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # the key is compared, not its vouchers
     try:
-        pem = ssl.get_server_certificate((address.host, address.port), timeout=_FETCH_SECONDS)
+        with (
+            connect(address, _FETCH_SECONDS) as stream,
+            context.wrap_socket(stream, server_hostname=address.host) as secure,
+        ):
+            der = secure.getpeercert(True)
     except ssl.SSLError as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
@@ -41,7 +50,9 @@ def fetch_certificate(address: Address) -> bytes:
             f"cannot reach {address}: {error.strerror or error}",
             "check the address and that the server runs",
         ) from error
-    return pem.encode("ascii")
+    if der is None:
+        raise GymError(ErrorCode.UNAVAILABLE, f"{address} shows no certificate", "is it a gym-server?")
+    return ssl.DER_cert_to_PEM_cert(der).encode("ascii")
 
 
 def vouching_authority(address: Address, found: str) -> str:
@@ -54,12 +65,12 @@ def vouching_authority(address: Address, found: str) -> str:
     context = trusting_context()
     try:
         with (
-            socket.create_connection((address.host, address.port), timeout=_FETCH_SECONDS) as plain_socket,
+            connect(address, _FETCH_SECONDS) as plain_socket,
             context.wrap_socket(plain_socket, server_hostname=address.host) as secure,
         ):
             der = secure.getpeercert(True)
             issuer: Any = (secure.getpeercert() or {}).get("issuer", ())
-    except OSError:  # an SSLError is one: most hubs sign for themselves
+    except (OSError, GymError):  # an SSLError is one: most hubs sign for themselves
         return ""
     if der is None or fingerprint(ssl.DER_cert_to_PEM_cert(der).encode("ascii")) != found:
         return ""
@@ -76,7 +87,7 @@ def establish(
         home: Where pins live.
         address: The hub.
         expected: Fingerprint from an invite or ``--fingerprint``; None leaves it to the pin or the person.
-        confirm: Asked at first contact when nothing else vouches for the key.
+        confirm: Asked at first contact when nothing else vouches for the key, such as a pin of another address.
         insecure: Plain text.
 
     Raises:
@@ -104,9 +115,11 @@ def establish(
             f"{address} has the key {found}, not {expected}",
             "this is not the server whose fingerprint you have; ask its coordinator for the fingerprint",
         )
-    if pin is None and expected is None and not confirm(found):
+    elsewhere = pin_with_key(home, found) if pin is None else None
+    if pin is None and elsewhere is None and expected is None and not confirm(found):
         raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {address} was not accepted")
-    known = pin or ServerPin(address=str(address), fingerprint=found, certificate_pem="")
+    known = pin or elsewhere or ServerPin(address=str(address), fingerprint=found, certificate_pem="")
+    known = known.but(address=str(address))  # a hub is its key: at another address it is the same account
     return _saved(home, address, known.but(certificate_pem=pem.decode("ascii")), pin)
 
 

@@ -1,0 +1,140 @@
+"""The HTTP proxy on the way to a hub: chosen once, for reading its certificate and for every call.
+
+gRPC reads these variables itself, Python's sockets read none, and both read them differently from other tools. So the
+choice is made here and given to both.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from gym_client.identity.address import Address
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+VARIABLES = ("grpc_proxy", "https_proxy", "HTTPS_PROXY", "http_proxy")
+"""The first one that is set counts. (``HTTP_PROXY`` is left alone, as other tools do: a web server may set it.)"""
+EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+
+_DEFAULT_PORT = 3128
+_MAX_ANSWER_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A proxy that tunnels TCP (``CONNECT``).
+
+    Attributes:
+        variable: The environment variable that names it.
+        credentials: ``user:password``, or empty.
+    """
+
+    host: str
+    port: int
+    variable: str
+    credentials: str = ""
+
+    @property
+    def url(self) -> str:
+        """With the password: for gRPC, never for a message."""
+        user = f"{self.credentials}@" if self.credentials else ""
+        return f"http://{user}{Address(self.host, self.port)}"
+
+    def __str__(self) -> str:
+        return f"the proxy {Address(self.host, self.port)} ({self.variable})"
+
+
+def proxy_for(address: Address, environment: Mapping[str, str] = os.environ) -> Proxy | None:
+    """The proxy on the way to a hub; None where it is reached directly, as this machine always is.
+
+    Raises:
+        GymError: ``USAGE`` for a variable that names no HTTP proxy.
+    """
+    variable = next((name for name in VARIABLES if environment.get(name, "").strip()), None)
+    if variable is None or address.is_loopback:
+        return None
+    exceptions = next((environment[name] for name in EXCEPTIONS if environment.get(name)), "")
+    if any(_covers(entry.strip(), address.host) for entry in exceptions.split(",")):
+        return None
+    return _parse(environment[variable].strip(), variable, address.host)
+
+
+def connect(address: Address, seconds: float) -> socket.socket:
+    """A TCP connection to a hub, through the proxy where there is one.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` naming the proxy that is away or refuses; ``USAGE`` as ``proxy_for``.
+        OSError: The hub cannot be reached directly.
+    """
+    proxy = proxy_for(address)
+    if proxy is None:
+        return socket.create_connection((address.host, address.port), timeout=seconds)
+    hint = f"check {proxy.variable}, or add {address.host} to no_proxy to reach the hub directly"
+    try:
+        stream = socket.create_connection((proxy.host, proxy.port), timeout=seconds)
+    except OSError as error:
+        text = f"cannot reach {proxy} on the way to {address}: {error.strerror or error}"
+        raise GymError(ErrorCode.UNAVAILABLE, text, hint) from error
+    try:
+        status = _ask(stream, proxy, address)
+    except OSError as error:
+        stream.close()
+        text = f"{proxy} broke off the tunnel to {address}: {error.strerror or error}"
+        raise GymError(ErrorCode.UNAVAILABLE, text, hint) from error
+    words = status.split(" ", 2)
+    if len(words) < 2 or not words[0].startswith("HTTP/") or words[1] != "200":
+        stream.close()
+        text = f"{proxy} refuses a tunnel to {address}: {plain(status, 80) or 'no answer'}"
+        raise GymError(ErrorCode.UNAVAILABLE, text, hint)
+    return stream
+
+
+def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
+    """Request the tunnel; returns the first line of the answer."""
+    lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
+    if proxy.credentials:
+        token = base64.b64encode(unquote(proxy.credentials).encode()).decode()
+        lines.append(f"Proxy-Authorization: Basic {token}")
+    stream.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n") and len(answer) < _MAX_ANSWER_BYTES:
+        byte = stream.recv(1)  # what follows the empty line is the hub's
+        if not byte:
+            break
+        answer += byte
+    return answer.partition(b"\r\n")[0].decode("latin-1")
+
+
+def _covers(entry: str, host: str) -> bool:
+    """Whether an entry of ``no_proxy`` is for a host: ``*``, a name, the end of one, an address, or a network."""
+    if entry == "*":
+        return True
+    name = entry.lower().removeprefix("*").removeprefix(".")
+    if name and (host.lower() == name or host.lower().endswith(f".{name}")):
+        return True
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False
+
+
+def _parse(text: str, variable: str, host: str) -> Proxy:
+    refusal = GymError(
+        ErrorCode.USAGE,
+        f"{variable} names no HTTP proxy: a hub is reached through http://HOST:PORT alone",
+        f"correct {variable}, set grpc_proxy for gym-client, or add {host} to no_proxy",
+    )
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        found, port = parts.hostname, parts.port or _DEFAULT_PORT
+    except ValueError as error:
+        raise refusal from error
+    if parts.scheme != "http" or not found:
+        raise refusal
+    return Proxy(found, port, variable, parts.netloc.rpartition("@")[0])
