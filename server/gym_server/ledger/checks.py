@@ -21,7 +21,7 @@ from gym_server.ledger.anchor import Anchor
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.ledger.rows import entries_from, entry_of, heads_from
 from gym_server.ledger.times import AT_ADMISSION, Times
-from gym_server.rewards.running_scores import parts_digest
+from gym_server.rewards.running_scores import row_digest
 from gym_server.store.database import Database
 from gym_server.store.tables import (
     accounts,
@@ -168,11 +168,11 @@ CHECKS: list[TableCheck] = [
         "running_scores",
         ("contribution",),
         lambda kind, body: [
-            ((who, body["heldout"]), (one["earned"], one["parts"]))
+            ((who, body["heldout"]), (one["earned"], one["digest"]))
             for who, one in body.get("running_scores", {}).items()
         ],
         select(running_scores),
-        lambda row: ((row.contributor, row.heldout), (row.earned, parts_digest(row.parts))),
+        lambda row: ((row.contributor, row.heldout), (row.earned, row_digest(row.parts, row.chance))),
     ),
     TableCheck(
         "round_reputations",

@@ -52,7 +52,7 @@ def keep(tx: Connection, heldout: str, found: Mapping[str, RunningScore]) -> Non
 
 
 def recorded(found: Mapping[str, RunningScore], block_weights: Vector) -> dict[str, dict[str, Any]]:
-    """What the ledger records of running scores: nats, their error, credits, and the digest of the parts."""
+    """What the ledger records of running scores: nats, their error, credits, and a digest of the row."""
     lines = {}
     for who, one in found.items():
         error = one.error(block_weights)
@@ -60,14 +60,14 @@ def recorded(found: Mapping[str, RunningScore], block_weights: Vector) -> dict[s
             "brought": round(one.brought, 6),
             "error": round(error, 6) if math.isfinite(error) else None,
             "earned": one.earned,
-            "parts": parts_digest(_text(one.parts)),
+            "digest": row_digest(_text(one.parts), one.chance),
         }
     return lines
 
 
-def parts_digest(text: str) -> str:
-    """The digest of a running score's parts, as the table holds them."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def row_digest(parts: str, chance: float) -> str:
+    """The digest of a running score's parts and chance, as the table holds them."""
+    return hashlib.sha256(f"{parts} {chance.hex()}".encode()).hexdigest()[:16]
 
 
 def carried_over(tx: Connection) -> int:

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gym_client.variants.variants import push_variant, sign_variant
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of
+from gym_server.rewards.running_scores import RUN, keep, recorded
 from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.round_store import Judgement, SoupRecord
 from gym_server.store.tables import (
@@ -32,6 +34,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.identity.statements import TransferOrder
+from gym_fed.soup.credit.running_score import RunningScore
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 
 KEYS = [SigningKey.generate() for _ in range(3)]
@@ -43,6 +46,7 @@ MUST_HAVE_ROWS = (
     "rounds",
     "credits",
     "contributions",
+    "running_scores",
     "reputations",
     "royalties",
     "transfers",
@@ -131,10 +135,15 @@ class Filled:
         self.fed.ledger.append(tx, "privacy", body)
         update_id = tx.exec_driver_sql("SELECT update_id FROM updates WHERE verdict = 'merged'").scalar()
         scores = {"update_id": update_id, "contributor": self.ids[0], "server_round": 1, "method": "estimate"}
-        tx.execute(contributions.insert().values(**scores, score=0.5, similarity=0.25, reputation=0.75))
+        figures = {"score": 0.5, "error": 0.1, "similarity": 0.25, "reputation": 0.75}
+        tx.execute(contributions.insert().values(**scores, **figures))
+        brought = {self.ids[0]: RunningScore(np.array([0.2, 0.3]), 0.01, 800), RUN: RunningScore(np.ones(2))}
+        keep(tx, "rows", brought)
         tx.execute(reputations.insert().values(contributor=self.ids[0], value=0.75, height=1))
         body = {"server_round": 1, "height": 1, "method": "estimate", "scores": {update_id: 0.5}}
         body |= {"similarity": {update_id: 0.25}, "reputations": {self.ids[0]: 0.75}}
+        body |= {"errors": {update_id: 0.1}, "heldout": "rows"}
+        body |= {"running_scores": recorded(brought, np.array([0.5, 0.5]))}
         self.fed.ledger.append(tx, "contribution", body)
         import hashlib
 
