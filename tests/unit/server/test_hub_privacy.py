@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -37,6 +38,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.loss import RowLosses
 from gym_fed.models import load_model
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.training.tuning.lora import add_lora, frozen_factor, lora_factors
@@ -343,8 +345,9 @@ def test_a_round_that_the_gate_rolls_back_costs_as_much_as_one_that_stays(
     hub: PrivateRounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HubModel, "has_gate", property(lambda self: True))
-    monkeypatch.setattr(HubModel, "loss", lambda self: 1.0)
-    monkeypatch.setattr(HubModel, "loss_with", lambda self, path, share=1.0: 9.0)
+    one = np.ones(1)
+    monkeypatch.setattr(HubModel, "losses", lambda self: RowLosses(one, one))
+    monkeypatch.setattr(HubModel, "losses_with", lambda self, path: RowLosses(9.0 * one, one))
     ended = hub.run()
     assert ended.state == "aborted"
     assert "rolled back" in ended.reason

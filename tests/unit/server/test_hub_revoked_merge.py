@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from gym_server.store.tables import updates
@@ -23,8 +24,8 @@ class Signed(Judged):
     signers: dict[str, SigningKey]
     robbed: str = ""
 
-    def put(self, path: Path, contributor: str, server_round: int, received_at: float, examples: int) -> str:
-        update_id = super().put(path, contributor, server_round, received_at, examples)
+    def put(self, path: Path, contributor: str, *details: Any, **options: Any) -> str:
+        update_id = super().put(path, contributor, *details, **options)
         with self.fed.database.transaction() as tx:
             row = tx.execute(select(updates).where(updates.c.update_id == update_id)).one()
             signature = UpdateManifest.parse(row.manifest).sign(self.signers[contributor])
