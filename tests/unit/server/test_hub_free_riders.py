@@ -343,6 +343,30 @@ def test_a_copier_cannot_get_the_author_rejected_by_coming_first(
     assert later["author"]["reputation"] > found["author"]["reputation"]
 
 
+def near(delta: Delta, share: float, seed: int) -> Delta:
+    generator = torch.Generator().manual_seed(seed)
+    noise = {n: torch.randn(t.shape, generator=generator) for n, t in delta.items()}
+    return {n: t + share * t.norm() / t.numel() ** 0.5 * noise[n] for n, t in delta.items()}
+
+
+@pytest.mark.parametrize("author_repeats_itself", [True, False])
+def test_merged_work_of_others_is_evidence_only_where_it_is_closer_than_honest_repetition(
+    hub: Callable[..., Judged], honest: dict[str, Delta], author_repeats_itself: bool
+) -> None:
+    here = hub()
+    here.round({"ann": honest["ann"], "bob": honest["bob"]})
+    here.model.follow(here.fed.round_store.soups())
+    again = {"ann": near(honest["ann"], 0.02, 1)} if author_repeats_itself else {}
+    found = here.round({**again, "ben": near(honest["ann"], 0.025, 2), "bob": honest["cat"]})
+    if author_repeats_itself:
+        assert found["ann"]["verdict"] == "merged"
+        assert found["ben"]["verdict"] == "duplicate", "as alike as the author's own two rounds"
+        assert found["ben"]["reputation"] > 0.0
+    else:
+        assert "stale" in found["ben"]["reason"], "nothing else here is that alike"
+        assert found["ben"]["reputation"] == 0.0
+
+
 def test_a_bad_copy_that_the_screens_reject_takes_nobodys_place(
     hub: Callable[..., Judged], honest: dict[str, Delta]
 ) -> None:
