@@ -177,3 +177,21 @@ def test_serving_an_adapter_in_a_type_that_rounds_it_away_logs_the_share(
     assert "of the delta" not in caplog.text
     load_base(str(base), [str(adapter)], "bfloat16")
     assert "of the delta in bfloat16: rounding takes the rest away" in caplog.text
+
+
+def test_a_quantised_export_says_how_much_of_the_deltas_effect_on_the_logits_is_left(
+    shared_folder: Path, tmp_path: Path
+) -> None:
+    shares = []
+    for number, alpha in enumerate((1e-4, 1.0)):
+        made(shared_folder / "models/stories260K", tmp_path / f"{number}", lora_alpha=alpha)
+        found = run(
+            *("export", tmp_path / f"{number}", "-o", tmp_path / f"{number}.gguf", "--quantization", "q8_0")
+        )
+        kept = found["kept"]
+        assert isinstance(kept, dict)
+        assert (kept["of"], kept["stored_as"]) == ("delta's effect on the logits", "q8_0")
+        shares.append(kept["share"])
+        assert ("a finer --quantization" in str(found.get("notes"))) is (kept["share"] < 0.99)
+    assert shares[0] < 0.5
+    assert shares[1] > 0.9
