@@ -157,7 +157,7 @@ def _copy_database(
     if fed.database.engine.dialect.name != "sqlite":
         postgres.dump(fed.database.url, copy)
         with fed.database.reading() as tx:  # what the archive names, and what came since
-            return before, needed(tx, fed.config.rewards.stale_rounds), states_of(tx, fed)
+            return before, needed(tx, fed.clock.now(), fed.config.rewards.stale_rounds), states_of(tx, fed)
     source = sqlite3.connect(f"file:{fed.database.url.removeprefix('sqlite:///')}?mode=ro", uri=True)
     target = sqlite3.connect(copy)
     with contextlib.closing(source), contextlib.closing(target):
@@ -173,7 +173,7 @@ def _copy_database(
                     ErrorCode.STATE_CORRUPT,
                     f"the copy of the database lacks entry {before.size}, signed before",
                 )
-            found = head, needed(tx, fed.config.rewards.stale_rounds), states_of(tx, fed)
+            found = head, needed(tx, fed.clock.now(), fed.config.rewards.stale_rounds), states_of(tx, fed)
     finally:
         database.close()
     with contextlib.closing(sqlite3.connect(copy)) as file:

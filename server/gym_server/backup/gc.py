@@ -68,7 +68,7 @@ def _objects(fed: Federation, before: float, dry_run: bool) -> tuple[int, int, i
     stored = fed.store.listed()
     stale = fed.config.rewards.stale_rounds
     with fed.database.reading() as tx:
-        names = needed(tx, stale)
+        names = needed(tx, fed.clock.now(), stale)
         rows = {row.sha256: row.created_at for row in tx.execute(select(objects)).all()}
     old = [name for name, item in stored.items() if item.modified_at <= before]
     old += [name for name, created in rows.items() if name not in stored and created <= before]
@@ -88,7 +88,7 @@ def _objects(fed: Federation, before: float, dry_run: bool) -> tuple[int, int, i
 def _delete(fed: Federation, names: list[str], before: float, stored: dict[str, StoredObject]) -> list[str]:
     """Delete objects with their rows, in one transaction, so that nothing comes to name one meanwhile."""
     with fed.database.transaction() as tx:
-        still = needed(tx, fed.config.rewards.stale_rounds)
+        still = needed(tx, fed.clock.now(), fed.config.rewards.stale_rounds)
         young = objects.c.sha256.in_(names) & (objects.c.created_at > before)
         kept = {*still, *tx.scalars(select(objects.c.sha256).where(young))}
         gone = [name for name in names if name not in kept]

@@ -8,7 +8,6 @@ is left over (refused and rejected updates, replaced variants, uploads that were
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 
 from sqlalchemy import Connection, func, select
@@ -22,15 +21,16 @@ STALE_ROUNDS = 10
 _LIVING = ("queued", "leased", "replied")
 
 
-def needed(tx: Connection, stale_rounds: int = STALE_ROUNDS) -> dict[str, str]:
+def needed(tx: Connection, now: float, stale_rounds: int = STALE_ROUNDS) -> dict[str, str]:
     """The sha256 of every object that is named, and by what, in words.
 
     Args:
         tx: A transaction, or what only reads.
+        now: The hub's time.
         stale_rounds: See ``STALE_ROUNDS``.
     """
     found = dict[str, str]()
-    for sha256, what in (*_essential(tx), *_in_use(tx, stale_rounds)):
+    for sha256, what in (*_essential(tx), *_in_use(tx, now, stale_rounds)):
         found.setdefault(sha256, what)
     return found
 
@@ -55,7 +55,7 @@ def _essential(tx: Connection) -> Iterator[tuple[str, str]]:
         yield sha256, f"variant {name} of {owner}"
 
 
-def _in_use(tx: Connection, stale_rounds: int) -> Iterator[tuple[str, str]]:
+def _in_use(tx: Connection, now: float, stale_rounds: int) -> Iterator[tuple[str, str]]:
     newest = int(tx.scalar(select(func.max(updates.c.server_round))) or 0)
     open_or_young = (updates.c.verdict == "admitted") | (
         (updates.c.server_round > newest - stale_rounds) & (updates.c.verdict != "refused")
@@ -66,7 +66,7 @@ def _in_use(tx: Connection, stale_rounds: int) -> Iterator[tuple[str, str]]:
         yield sha256, f"update {update_id[:12]}"
     for sha256, contributor in tx.execute(select(uploads.c.sha256, uploads.c.contributor)):
         yield sha256, f"an upload of {contributor}"
-    living = messages.c.state.in_(_LIVING) & (messages.c.created_at + messages.c.ttl_seconds > time.time())
+    living = messages.c.state.in_(_LIVING) & (messages.c.created_at + messages.c.ttl_seconds > now)
     for row in tx.execute(select(messages.c.message_id, messages.c.content, messages.c.reply).where(living)):
         records = [pb.Records.FromString(row.content)]
         if row.reply is not None:
