@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,10 +19,10 @@ from gym_fed.imports.gguf.files import is_gguf, only_gguf
 from gym_fed.json_files import read_object
 from gym_fed.library_env import quiet_loading as quiet_loading
 from gym_fed.library_env import settle
-from gym_fed.system_errors import is_panic
+from gym_fed.modeling.loading import load_weights, readable_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import torch
 
@@ -89,7 +89,6 @@ def load_model(
     from gym_fed.modeling.architecture import images_type, require_architecture, require_text
     from gym_fed.modeling.checkpoint import class_of
     from gym_fed.modeling.config_sizes import require_sizes
-    from gym_fed.modeling.loading import load_weights
     from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
 
     if dtype not in DTYPES:
@@ -106,7 +105,7 @@ def load_model(
         require_base_model(name_or_path, Path(source))
         return _load_adapter(name_or_path, Path(source), dtype, device, images)
     require_sizes(Path(source))
-    with quiet_loading(), _as_gym_errors(name_or_path):
+    with quiet_loading(), readable_errors(name_or_path):
         if is_mixture_of_depths(Path(source)):
             model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
         else:
@@ -151,7 +150,7 @@ def load_tokenizer(name_or_path: str) -> Any:
     """The tokenizer alone; see ``load_model`` for the errors. A missing pad token becomes the end token."""
     from transformers import AutoTokenizer
 
-    with quiet_loading(), _as_gym_errors(name_or_path):
+    with quiet_loading(), readable_errors(name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(
             resolve(name_or_path), local_files_only=True, trust_remote_code=False
         )
@@ -373,39 +372,9 @@ def _put_on(
     from gym_fed.modeling.adapters import load_on, merge_adapters
 
     base = load_model(base_name, dtype=dtype, device=device, images=images)
-    with quiet_loading(), _as_gym_errors(name):
+    with quiet_loading(), readable_errors(name):
         model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
     template = chain[-1].folder / "chat_template.jinja"
     if template.is_file():  # the run may have been trained with another than its base has
         base.tokenizer.chat_template = template.read_text(encoding="utf-8")
     return LoadedModel(model.eval(), base.tokenizer, name)
-
-
-@contextmanager
-def _as_gym_errors(name: str) -> Iterator[None]:
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
-
-    wrong = (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError)
-    try:
-        yield
-    except RecursionError as error:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{name}: cannot be read as a model: a file of it is nested too deeply",
-            "restore its JSON files, or give another folder",
-        ) from error
-    except BaseException as error:
-        of_other_sizes = isinstance(error, RuntimeError) and "ignore_mismatched_sizes" in str(error)
-        if not (isinstance(error, wrong) or of_other_sizes or is_panic(error)):
-            raise
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if of_other_sizes:
-            first_line = "its weights are of other sizes than config.json says"
-        elif isinstance(error, StrictDataclassError):  # what is wrong with the field is in the next line
-            first_line = f"config.json: {' '.join(str(error).split())}"
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{name}: cannot be read as a model: {first_line}",
-            "restore its files, or give another folder",
-        ) from error

@@ -1,5 +1,5 @@
 """Delta = tuned - base: file format, diff, apply, digest.
 
-Neighbours: imports config, errors, files, identity, json_files, portable; imported by cli, evaluation,
-export, personalization, privacy, quantization, registry, serving, soup, training.
+Neighbours: imports config, errors, files, identity, json_files, modeling, portable; imported by cli,
+evaluation, export, personalization, privacy, quantization, registry, serving, soup, training.
 """

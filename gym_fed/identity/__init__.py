@@ -1,5 +1,5 @@
 """Keys, signatures, canonical bytes.
 
 Neighbours: imports config, errors, files, text, wire; imported by base_files, cli, config, delta, evaluation,
-leaderboard, ledger, personalization, privacy, registry, serving, soup, webui.
+leaderboard, ledger, modeling, personalization, privacy, registry, serving, soup, webui.
 """

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.system_errors import is_panic
 from gym_fed.text import counted
 
 EXTRA_TENSORS = "GYM_EXTRA_TENSORS"
@@ -121,3 +123,38 @@ def _untied_head(model: Any, missing: list[str]) -> str:
 def _listed(names: Collection[str]) -> str:
     shown = ", ".join(list(names)[:_NAMES_SHOWN])[:300]
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+@contextmanager
+def readable_errors(name: str) -> Iterator[None]:
+    """Give what libraries raise for the broken files of a model as a ``GymError`` that names it.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    wrong = (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError)
+    try:
+        yield
+    except RecursionError as error:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: cannot be read as a model: a file of it is nested too deeply",
+            "restore its JSON files, or give another folder",
+        ) from error
+    except BaseException as error:
+        of_other_sizes = isinstance(error, RuntimeError) and "ignore_mismatched_sizes" in str(error)
+        if not (isinstance(error, wrong) or of_other_sizes or is_panic(error)):
+            raise
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if of_other_sizes:
+            first_line = "its weights are of other sizes than config.json says"
+        elif isinstance(error, StrictDataclassError):  # what is wrong with the field is in the next line
+            first_line = f"config.json: {' '.join(str(error).split())}"
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: cannot be read as a model: {first_line}",
+            "restore its files, or give another folder",
+        ) from error

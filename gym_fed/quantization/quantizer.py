@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from gym_quant.calibration import collect_input_moments, output_error
+from gym_quant.calibration import collect_input_moments
 from gym_quant.codec import CodecError
 from gym_quant.distill import Batch, divergence
 from gym_quant.registry import get_codec
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, checked_tensors
 from gym_fed.delta.budget import MENU, Sensitivity
-from gym_fed.delta.encode import EncodeReport, TensorReport, encode_source, energy_of, lora_delta
+from gym_fed.delta.encode import encode_source, energy_of, lora_delta
 from gym_fed.delta.factors import factors_on
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import parts_of
@@ -40,7 +40,8 @@ from gym_fed.quantization.refining import (
     calibration_batches,
     plain_sequences,
 )
-from gym_fed.quantization.report import LayerSafety, QuantizedTensor, QuantReport
+from gym_fed.quantization.report import LayerSafety, QuantReport
+from gym_fed.quantization.tensor_reports import tensor_reports
 
 Model: TypeAlias = "nn.Module | str"
 """A causal LM, or what ``gym_fed.models.load_model`` loads: ``gym-nano``, a folder, a name in the local cache."""
@@ -202,7 +203,7 @@ class Quantizer:
             report.size_bytes,
             report.norm,
             report.bits_per_weight,
-            _tensors(Path(out), report, deltas, moments),
+            tensor_reports(Path(out), report, deltas, moments),
             None if distiller is None else distiller.report,
             safety,
             layers,
@@ -358,45 +359,6 @@ def _sensitivity(
             return max(0.0, divergence(model, worse, tuned, chosen, "kl"))
 
     return cost
-
-
-def _tensors(
-    path: Path, report: EncodeReport, deltas: Mapping[str, Tensor], moments: Mapping[str, Tensor]
-) -> tuple[QuantizedTensor, ...]:
-    """Every tensor of the base, with the errors of what the file decodes to."""
-    encoded = {tensor.name: tensor for tensor in report.tensors}
-    found: list[QuantizedTensor] = []
-    with DeltaFile.open(path) as file:
-        for name, delta in sorted(deltas.items()):
-            tensor = encoded.get(name, TensorReport(name, None, "unchanged", 0, 0.0))
-            weights = [None, moments[name]] if name in moments else [None]
-            if name not in file:  # all of its change is lost, if there is one
-                lost = 1.0 if bool(delta.any()) else 0.0
-                energy = energy_of(name, delta)
-                output = lost if len(weights) > 1 else None
-                found.append(QuantizedTensor(name, None, {}, tensor.why, 0, energy, 0.0, lost, output))
-                continue
-            decoded = file.decode(name)
-            errors = [_relative(delta, decoded, weight) for weight in weights]
-            found.append(
-                QuantizedTensor(
-                    name,
-                    tensor.codec,
-                    file.record(name).params,
-                    tensor.why,
-                    tensor.payload_bytes,
-                    tensor.energy,
-                    8.0 * tensor.payload_bytes / delta.numel(),
-                    errors[0],
-                    errors[1] if len(errors) > 1 else None,
-                )
-            )
-    return tuple(found)
-
-
-def _relative(delta: Tensor, decoded: Tensor, weights: Tensor | None) -> float:
-    whole = output_error(delta, torch.zeros_like(delta), weights)
-    return math.sqrt(output_error(delta, decoded, weights) / whole) if whole else 0.0
 
 
 @contextmanager

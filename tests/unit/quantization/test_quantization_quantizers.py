@@ -30,7 +30,7 @@ from gym_fed.quantization import (
     QuantMethod,
     QuantReport,
 )
-from gym_fed.quantization.quantizer import _tensors
+from gym_fed.quantization.tensor_reports import tensor_reports
 
 EMBEDDINGS, NORM = "model.embed_tokens.weight", "model.norm.weight"
 MATRIX = "model.layers.1.mlp.down_proj.weight"
@@ -409,7 +409,7 @@ def test_a_changed_tensor_that_is_not_in_the_file_counts_as_an_error_of_all_of_i
     deltas["model.layers.0.input_layernorm.weight"].zero_()
     factors = {MATRIX: (torch.ones(1, deltas[MATRIX].shape[1]), torch.ones(deltas[MATRIX].shape[0], 1), 1.0)}
     written = lora_delta(factors, tmp_path / "d", BaseSpec.of(base, "base"))
-    rows = {tensor.name: tensor for tensor in _tensors(tmp_path / "d", written, deltas, {})}
+    rows = {tensor.name: tensor for tensor in tensor_reports(tmp_path / "d", written, deltas, {})}
     assert rows[MATRIX].codec == "lora"
     assert (rows[NORM].codec, rows[NORM].error) == (None, 1.0)
     assert rows["model.layers.0.input_layernorm.weight"].error == 0.0
