@@ -60,7 +60,8 @@ class Rule:
 
     Attributes:
         aggregator: Of the package.
-        kind: ``sum`` noises a sum of clipped updates, ``votes`` one of signs; ``local`` noises each update.
+        kind: ``sum`` noises a sum of clipped updates, ``votes`` one of signs; ``local`` noises each update; ``root``
+            hears nobody: the coordinator's own update is the soup.
         by_root: Whether the clip, and the noise with it, follow the norm of the coordinator's own update, in which no
             contributor has a part.
         trust: How an update counts by its cosine to the coordinator's own: ``""`` not at all, ``gate`` fully above
@@ -87,6 +88,7 @@ RULES = {
     "root_gate": Rule("mean", by_root=True, trust="gate"),
     "root_cosine": Rule("mean", by_root=True, trust="cosine"),
     "local, byzantine_robust": Rule("byzantine_robust", "local"),
+    "root alone": Rule("mean", "root"),
 }
 
 
@@ -110,6 +112,9 @@ class PrivateDefence(Defence):
 
     def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
         """The noised soup of one round."""
+        if self.private.kind == "root":
+            self.released += 1
+            return root, None
         if not self.noise_multiplier:
             return self.expected(updates, root), None
         self.released += 1
@@ -138,6 +143,8 @@ class PrivateDefence(Defence):
 
     def expected(self, updates: Tensor, root: Tensor) -> Tensor:
         """The soup without noise, which is what an attacker searches by."""
+        if self.private.kind == "root":
+            return root
         rows = self._bounded(updates, root)
         if self.local is not None:
             return self.local.merge(rows, root)[0]
@@ -179,6 +186,9 @@ def main() -> None:
                                 file.write(json.dumps([list(key), known[key]]) + "\n")
                     cells[rule, bound, attack] = known[key]
         _report(report, images, cells, arguments)
+        if arguments.plot:
+            draw(images, cells, arguments)
+    arguments.plot = None
     report.finish(arguments)
 
 
@@ -279,6 +289,43 @@ def _report(
             unit="%",
             better="higher",
         )
+
+
+def draw(images: str, cells: dict[Any, list[float]], arguments: argparse.Namespace) -> None:
+    """Accuracy under the worst attack by epsilon, a line for each rule; the shade is the spread over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(7, 4.2))
+    bounds = [bound for bound in arguments.epsilons if not math.isinf(bound)]
+    attacks = list(dict.fromkeys(attack for _, _, attack in cells))
+    for rule in arguments.rules:
+        worst = []
+        for bound in bounds:
+            name = min(attacks, key=lambda attack: fmean(cells[rule, bound, attack]))
+            worst.append([100 * one for one in cells[rule, bound, name]])
+        (line,) = panel.plot(bounds, [fmean(one) for one in worst], marker="o", label=rule)
+        panel.fill_between(
+            bounds,
+            [min(one) for one in worst],
+            [max(one) for one in worst],
+            alpha=0.15,
+            color=line.get_color(),
+        )
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(bounds, [f"{bound:g}" for bound in bounds])
+    panel.set_xlabel(f"epsilon of all {ROUNDS} rounds, delta {TARGET_DELTA:g}")
+    panel.set_ylabel("% right under the worst attack")
+    panel.set_title(f"{images}: {MALICIOUS} of {CONTRIBUTORS} contributors are malicious", fontsize=10)
+    panel.legend(fontsize=8)
+    figure.tight_layout()
+    several = len(arguments.images) > 1
+    file = arguments.plot.with_stem(f"{arguments.plot.stem}-{images}") if several else arguments.plot
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+    print(f"picture: {file}", file=sys.stderr)
 
 
 if __name__ == "__main__":

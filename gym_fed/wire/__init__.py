@@ -1,4 +1,4 @@
 """Generated gRPC stubs and the conversions to and from them.
 
-Neighbours: imports errors, version; imported by identity.
+Neighbours: imports errors, text, version; imported by identity.
 """
