@@ -104,7 +104,7 @@ class DeltaSoup:
             )
         self.config = config
         named = load_model(str(config.base_model)) if base is None else None
-        loaded = base if named is None else named.model
+        loaded: Any = base if named is None else named.model
         self._settings = SimpleNamespace(config=getattr(loaded, "config", None))
         self._tokenizer = None if named is None else named.tokenizer
         self._base = {name: tensor.detach().clone() for name, tensor in model_tensors(loaded).items()}

@@ -23,7 +23,10 @@ BITDELTA = [
 
 _PRIVACY = RefusedWord(
     "how much noise hides whom is for you to say; True says neither",
-    ("differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",),
+    (
+        "from gym_fed.config.hub.privacy import ReleasePrivacy",
+        "differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",
+    ),
 )
 
 
