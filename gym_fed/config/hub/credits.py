@@ -43,7 +43,7 @@ class ReputationConfig(StrictModel):
     """An update that a screen rejects (norm, held-out loss) multiplies it by this."""
 
     cheating: Factor = 0.0
-    """Proven cheating multiplies it by this: a near copy, a stale update, an A that is not the round's."""
+    """Proven cheating multiplies it by this: merged work of others that is sent again, an A that is not the round's."""
 
 
 class RewardsConfig(StrictModel):

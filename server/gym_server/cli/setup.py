@@ -16,6 +16,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder, write_atomically
 from gym_fed.kinds import AGGREGATORS
 from gym_fed.modeling.weight_count import count_stored_weights
+from gym_fed.serving.base_spec import require_all_tensors
 from gym_fed.wire.limits import DEFAULT_PORT
 from gym_server.federation import CONFIG_NAME, create_keys
 from gym_server.store.database import Database
@@ -261,9 +262,11 @@ def init_hub(
         The hub's id and its TLS fingerprint.
 
     Raises:
-        GymError: ``FILE_EXISTS`` when there is a hub already; ``CONFIG_INVALID`` for values the schema refuses.
+        GymError: ``FILE_EXISTS`` when there is a hub already; ``CONFIG_INVALID`` for values the schema refuses;
+            ``MODEL_INVALID`` for a base that lacks a tensor.
     """
     require_new(folder)
+    require_all_tensors(choices.base_model)
     make_folder(folder)
     text = choices.config_text()
     draft = folder / f".{CONFIG_NAME}.draft"

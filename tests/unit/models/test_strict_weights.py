@@ -58,6 +58,7 @@ def test_a_hub_is_not_made_on_a_base_that_lacks_a_tensor(lacking: Path, tmp_path
 
     with pytest.raises(GymError, match=NORM):
         init_hub(tmp_path / "hub", HubChoices(str(lacking), "h", "open"))
+    assert not (tmp_path / "hub").exists()
 
 
 @pytest.mark.parametrize(
