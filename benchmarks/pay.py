@@ -44,7 +44,10 @@ def main() -> None:
     report = Report("pay", peer="the whole pool every round")
     seeds, rounds = (1, 10) if arguments.quick else (arguments.seeds, ROUNDS)
     for data in SETS[:1] if arguments.quick else SETS:
-        ours, theirs, largest, late = [], [], [], []
+        ours: list[float] = []
+        theirs: list[float] = []
+        largest: list[float] = []
+        late: list[float] = []
         for seed in range(seeds):
             world = World(data, seed, arguments.heldout, rounds)
             played, scores = [], []

@@ -160,8 +160,10 @@ class PrivateDefence(Defence):
         if self.private.trust:
             cosine = (updates @ root) / norms / root.norm().clamp_min(1e-12)
             trust = (cosine > 0).float() if self.private.trust == "gate" else cosine.clamp_min(0.0)
-            return updates * (clip / norms * trust)[:, None]
-        return updates * (clip / norms).clamp_max(1.0)[:, None]
+        else:
+            trust = (norms / clip).clamp_max(1.0)
+        bounded: Tensor = updates * (clip / norms * trust)[:, None]
+        return bounded
 
     def _clip(self, root: Tensor) -> float:
         return min(self.clip, float(root.norm())) if self.private.by_root else self.clip

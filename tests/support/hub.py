@@ -157,7 +157,7 @@ def start_client(
     variables = {"GYM_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1"}
     with open(home / "client.log", "ab") as log:
         if environment is not None:
-            return started_cold(command, {**environment, **variables}, log, log)
+            return started_cold([*command], {**environment, **variables}, log, log)
         return WarmProcess(command, stdout=log, stderr=log, env={**os.environ, **variables})
 
 
