@@ -14,7 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow  # five rounds of four contributors that train
+@pytest.mark.slow  # three rounds of four contributors that train
 @pytest.mark.timeout(600)
 def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -30,7 +30,7 @@ def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_pat
     assert len(taught) == 3
     for task in taught:
         assert task["base"]["accuracy"] <= 0.05
-        assert task["merged"]["accuracy"] >= 0.5
+        assert task["merged"]["accuracy"] >= 0.9
     verdicts = {u["name"]: set() for r in result["rounds"] for u in r["updates"]}
     for update in (u for r in result["rounds"] for u in r["updates"]):
         verdicts[update["name"]].add(update["verdict"])
@@ -46,7 +46,7 @@ def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_pat
     assert result["heldout_loss"]["after"] < 0.5 * result["heldout_loss"]["before"]
     assert "learned: " in done.stdout
     assert "kept: " in done.stdout
-    assert "lost: " in done.stdout
+    assert "lost: none fell by more than 2 standard errors" in done.stdout
 
 
 def task(base: float, merged: float, error: float, taught_by: str | None = None) -> dict[str, Any]:
