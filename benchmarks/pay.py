@@ -44,8 +44,8 @@ def main() -> None:
     report = Report("pay", peer="the whole pool every round")
     seeds, rounds = (1, 10) if arguments.quick else (arguments.seeds, ROUNDS)
     for data in SETS[:1] if arguments.quick else SETS:
-        ours: list[float] = []
-        theirs: list[float] = []
+        ours: list[tuple[float, float]] = []
+        theirs: list[tuple[float, float]] = []
         largest: list[float] = []
         late: list[float] = []
         for seed in range(seeds):
