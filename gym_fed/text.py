@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 
@@ -22,7 +23,8 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of what follows."""
 
-_PATH = re.compile(r"(?<![\w/:.~])(~?/|[A-Za-z]:\\)(?:[^\s/\\:'\"]+[/\\])+([^\s/\\:'\"]+)")
+_FILE_URL = re.compile(r"(file|sqlite)://+(?=/)")
+_PATH = re.compile(r"(?<![\w/:.~])(~?/|[A-Za-z]:[\\/])(?:[^\s/\\:'\"]+[/\\])+([^\s/\\:'\"]+)")
 """An absolute path of two names or more; no part of a URL."""
 
 _PROGRAMS = frozenset({"gym", "gym-server", "gym-client", "pip", "make", "export"})
@@ -49,7 +51,7 @@ def plain(text: object, limit: int = MAX_TEXT) -> str:
 
 def without_folders(text: str) -> str:
     """``text`` with every absolute path cut down to its last name: what is published says nothing of this machine."""
-    return _PATH.sub(lambda found: found[2], text)
+    return _PATH.sub(lambda found: found[2], _FILE_URL.sub("", text).replace(str(Path.home()), "~"))
 
 
 def harmless(text: str) -> str:

@@ -16,7 +16,8 @@ _NOT_COMPUTED = frozenset(
     {
         "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label",
         "initializer_range", "label2id", "max_position_embeddings", "model_type", "output_attentions",
-        "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "quantization_config", "return_dict",
+        "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
+        "quantization_config", "return_dict", "router_aux_loss_coef",
         "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache", "vocab_size",
     }
 )  # fmt: skip
@@ -84,6 +85,13 @@ def _config_differences(base: Any, tuned: Any) -> Iterator[Difference]:
         yield Difference("model_type", f"{base.model_type} -> {tuned.model_type}")
         return
     old, new = (dict(_flat(config.to_dict())) for config in (base, tuned))
+    if not old.get("use_sliding_window", True) and not new.get("use_sliding_window", True):
+        for key in (
+            "max_window_layers",
+            "sliding_window",
+        ):  # then nothing reads them, and families differ in them
+            old.pop(key, None)
+            new.pop(key, None)
     for key in sorted(old.keys() & new.keys() | {key for key in old.keys() ^ new.keys() if "rope" in key}):
         if old.get(key) != new.get(key):
             yield Difference(key, f"{old.get(key)} -> {new.get(key)}"[:200])

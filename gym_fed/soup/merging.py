@@ -279,7 +279,7 @@ def _beside_root(updates: Sequence[DeltaFile], root: DeltaFile, spec: BaseSpec, 
     """Which updates point to the root update's side."""
     norms = [update.norm() for update in updates]
     products = _products_with_root(updates, norms, root, spec, version)[len(updates), : len(updates)]
-    return RootGateView(tuple(float(product) > 0.0 for product in products), root.norm())
+    return RootGateView(tuple(float(product) > 0.0 for product in products), root)
 
 
 def _refuse_unaccounted(private: PrivateMerge, recipe: SoupRecipe) -> None:

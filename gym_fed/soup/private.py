@@ -78,11 +78,11 @@ class RootGateView:
 
     Attributes:
         admitted: For each update, whether it points to the root update's side.
-        root_norm: L2 norm of the root update.
+        root: The root update.
     """
 
     admitted: Sequence[bool]
-    root_norm: float
+    root: DeltaFile
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,10 @@ class NoisedStack(DecodedStack):
         ]
         return math.sqrt(math.fsum(squares))
 
+    def root_norm(self, root: DeltaFile) -> float:
+        """L2 norm of the coordinator's own update."""
+        return self.update_norm(root)
+
 
 class NoisedFactors(FactorStack):
     """The B of a LoRA tensor whose A the round's task names (FFA-LoRA, Sun et al. 2024, arXiv:2403.12313).
@@ -256,6 +260,13 @@ class NoisedFactors(FactorStack):
         """L2 norm of an update's B."""
         b = self.b_of(update)
         return 0.0 if b is None else math.sqrt(sum_of_squares(b))
+
+    def root_norm(self, root: DeltaFile) -> float:
+        """L2 norm of the B of the coordinator's own update, whose A may be stored in another dtype."""
+        if self.name not in root:
+            return 0.0
+        found = LowRank.of(root.payload(self.name), root.record(self.name))
+        return math.sqrt(sum_of_squares(found.b))
 
     def merged(self, plan: CombinationWeights, rule: Aggregator) -> LowRank:
         draw = self.query.begin(self.name)
@@ -305,9 +316,9 @@ def private_stacks(
         stack.rows * (len(stack.shared) if isinstance(stack, NoisedFactors) else stack.cols) for stack in made
     )
     clipping_norm = private.privacy.clipping_norm
-    if gate is not None and gate.root_norm > 0.0:
+    if gate is not None and (root_norm := whole_norm([stack.root_norm(gate.root) for stack in made])) > 0.0:
         # No contributor has a part in the root update's norm, so that the clip, and the noise with it, may follow it.
-        length = min(clipping_norm, gate.root_norm)
+        length = min(clipping_norm, root_norm)
         private = replace(private, privacy=private.privacy.model_copy(update={"clipping_norm": length}))
     query: Query
     if private.privacy.mechanism == "discrete_gaussian":

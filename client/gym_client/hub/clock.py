@@ -6,17 +6,22 @@ that time, so neither a wrong clock nor one that is set in the middle of a round
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gym_client.display import Display
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import readable_seconds
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 TOLERANCE_SECONDS = 60.0
 """Clocks that differ by less are called equal."""
+
+_END_OF_TIME = 253_402_300_800.0
+"""The year 10000, in Unix seconds: beyond it no calendar can show a time."""
 
 _FEW_CLOCKS = 2
 """So many other contributors decide who is right."""
@@ -128,6 +133,11 @@ class HubTime:
         began = self._steady()
         reply = call()
         half = (self._steady() - began) / 2
+        said = (reply.hub_seconds, reply.clock_seconds, reply.contributors_ahead_seconds)
+        if not all(math.isfinite(one) and abs(one) < _END_OF_TIME for one in said):
+            raise GymError(
+                ErrorCode.INTERNAL, "the hub gives a time that is none", "report it to the coordinator"
+            )
         if reply.hub_seconds:  # a hub of before does not say
             self._measured = (reply.hub_seconds + half, self._steady())
             known = reply.num_clocks >= _FEW_CLOCKS

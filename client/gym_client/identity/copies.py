@@ -14,8 +14,9 @@ from gym_client.identity.home import Home
 from gym_fed.files import write_atomically
 
 MACHINE_ID = Path("/etc/machine-id")
-_RANDOM_NODE = 1 << 40
-"""Set in what ``uuid.getnode`` makes up where it finds no network card."""
+_NO_CARD = (1 << 40) | (1 << 41)
+"""Bits that are set in what ``uuid.getnode`` makes up where it finds no network card, and in the addresses that
+containers are given anew at each start."""
 
 
 def adopt_copy(home: Home) -> str:
@@ -51,6 +52,6 @@ def _machine() -> str:
         text = MACHINE_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         text = ""
-    if not text and not (node := uuid.getnode()) & _RANDOM_NODE:
+    if not text and not (node := uuid.getnode()) & _NO_CARD:
         text = f"{node:012x}"
     return hashlib.sha256(f"gym-fed home {text}".encode()).hexdigest()[:32] if text else ""

@@ -101,7 +101,15 @@ def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
     if proxy.credentials:
         token = base64.b64encode(unquote(proxy.credentials).encode()).decode()
         lines.append(f"Proxy-Authorization: Basic {token}")
-    stream.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
+    try:
+        request = "\r\n".join([*lines, "", ""]).encode("ascii")
+    except UnicodeEncodeError as error:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"a proxy cannot be given the host name {address.host!r}",
+            "write it in its ASCII form (xn--...)",
+        ) from error
+    stream.sendall(request)
     answer = b""
     while not answer.endswith(b"\r\n\r\n") and len(answer) < _MAX_ANSWER_BYTES:
         byte = stream.recv(1)  # what follows the empty line is the hub's

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gym_fed.errors import ErrorCode, GymError
 
@@ -38,7 +38,8 @@ def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[],
             raise KeyboardInterrupt
         # Not through the console: the signal may have come while it was writing.
         text = f"\nstopping after this step{keeping}; {_NAMES[signal.Signals(number)]} again stops at once\n"
-        os.write(sys.stderr.fileno(), text.encode())
+        with suppress(OSError, ValueError):  # its reader may have been ended by the same Ctrl-C
+            os.write(sys.stderr.fileno(), text.encode())
 
     def should_stop() -> bool:
         nonlocal has_begun

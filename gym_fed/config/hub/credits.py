@@ -165,6 +165,11 @@ class RewardsConfig(StrictModel):
                 f"quality_weight: score {self.score} measures no quality; set it to 0, or choose a score such as "
                 "estimate"
             )
+        if self.measures and self.weights[0] == 0.0:
+            raise ValueError(
+                f"quality_weight: 0 pays nothing by score {self.score}, and taking part is paid from what was gained; "
+                "use score: participation"
+            )
         if self.score_options and not CONTRIBUTIONS.type_of(self.score).Config.model_fields:
             raise ValueError(f"score_options: score {self.score!r} has none")
         return self

@@ -97,7 +97,8 @@ def pay_by_score(
 def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]) -> dict[str, Vector]:
     """Scores of a round in which each group counts as one contributor, who has the mean of the members' scores.
 
-    The sum stays as it was: many keys took weight from the others in the soup, who get it back.
+    The sum of what helped stays as it was: many keys took weight from the others in the soup, who get it back. Scores
+    below zero have no part in that, or a sum near zero would make the factor as large as one likes.
 
     Args:
         parts: ``[k]`` scores by contributor.
@@ -107,6 +108,6 @@ def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]
     for group in groups:
         mean = np.mean([parts[who] for who in group], axis=0)
         found |= dict.fromkeys(group, mean / len(group))
-    before, after = (float(sum(one.sum() for one in some.values())) for some in (parts, found))
-    factor = before / after if groups and after > 0.0 < before else 1.0
+    before, after = (sum(max(0.0, float(one.sum())) for one in some.values()) for some in (parts, found))
+    factor = before / after if groups and after > 0.0 else 1.0
     return {who: factor * one for who, one in found.items()}

@@ -30,7 +30,7 @@ _PACKAGES = (
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
-_REF = re.compile(r"refs/[A-Za-z0-9._/-]{1,200}", re.ASCII)
+_REF = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]{1,200}")
 _MOST_READ, _MOST_PACKED = 4096, 1 << 20
 """Bytes of a file of a repository that are looked at."""
 
@@ -147,8 +147,8 @@ def _git() -> dict[str, str] | None:
     Read from its files: ``git`` itself executes what a repository's own config names (``core.fsmonitor``, filters), and
     the working directory may be a stranger's.
     """
-    here = Path.cwd()
     try:
+        here = Path.cwd()
         folder = next((at / ".git" for at in (here, *here.parents) if (at / ".git").exists()), None)
         if folder is None:
             return None
@@ -172,7 +172,8 @@ def _commit_of(folder: Path, ref: str) -> str | None:
     packed = common / "packed-refs"
     if not packed.is_file():
         return None
-    lines = packed.read_bytes()[:_MOST_PACKED].decode("utf-8", "replace").splitlines()
+    with packed.open("rb") as opened:
+        lines = opened.read(_MOST_PACKED).decode("utf-8", "replace").splitlines()
     return next((line.split(" ")[0] for line in lines if line.endswith(f" {ref}")), None)
 
 

@@ -276,6 +276,12 @@ def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set
             "storage.database of the backup is not inside the hub's folder, and the backup is of SQLite",
             "pass --database sqlite:///hub.db",
         )
+    if manifest.database == "postgresql" and not database.startswith("postgresql"):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "storage.database of the backup is no PostgreSQL database, and the backup is of one",
+            "pass --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
+        )
     is_remote = objects.partition("://")[0] in _REMOTE and "::" not in objects
     if "objects" not in given and not is_remote and not is_inside(objects):
         raise GymError(

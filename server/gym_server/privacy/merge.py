@@ -29,10 +29,13 @@ from gym_server.store.tables import privacy_seeds
 _RECORDED = ("mechanism", "noise_multiplier", "clipping_norm", "clipping", "adaptive_clipping")
 
 
-def begin_merge(fed: Federation, spec: TaskSpec | None, merging: Sequence[str]) -> PrivateMerge | None:
+def begin_merge(
+    fed: Federation, spec: TaskSpec | None, merging: Sequence[str], root: str | None = None
+) -> PrivateMerge | None:
     """What makes the merge of these updates private; None where the hub promises nothing.
 
-    The same list, merged by the same rules, gets the same seed; another one another.
+    The same list, merged by the same rules with the same root update (its sha256), gets the same seed; another one
+    another.
     """
     privacy = fed.config.privacy
     if privacy is None or spec is None:
@@ -43,6 +46,8 @@ def begin_merge(fed: Federation, spec: TaskSpec | None, merging: Sequence[str]) 
         "privacy": {key: settings[key] for key in _RECORDED},
         "soup": fed.config.soup.model_dump(mode="json"),
     }
+    if root is not None:
+        rules["root"] = {"sha256": root}
     seed = draw_seed(fed, spec.server_round, canonical_digest({"merging": sorted(merging), **rules}))
     return private_round(rules["privacy"], spec, fed.base, seed)
 

@@ -139,6 +139,9 @@ def _by_score(
 ) -> tuple[dict[str, int], dict[str, RunningScore], RunningScore]:
     """Credits by score, and the running scores after them. A round that lowered no loss pays nothing."""
     parts, chance = paid_as_one(measured.parts, groups), dict(measured.chance)
+    for group in groups:  # the members' parts are a share of their mean, and so is what may be chance in it
+        mean = sum(measured.chance[who] for who in group) / len(group)
+        chance |= dict.fromkeys(group, mean / len(group))
     for who, others in same_work.items():
         everyone = [who, *others]
         parts |= dict.fromkeys(everyone, parts[who] / len(everyone))

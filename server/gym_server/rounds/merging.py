@@ -157,14 +157,15 @@ def _ingredients(
     fed: Federation, model: HubModel, current: Round, kept: Sequence[ScreenedUpdate]
 ) -> Ingredients:
     manifests = [UpdateManifest.parse(update.row.manifest) for update in kept]
+    root, ids = root_update(fed, model, current), [update.row.update_id for update in kept]
     return Ingredients(
         server_round=current.server_round,
         parent=fed.round_store.head(),
         recipe=fed.config.soup.for_round(current.server_round),
         manifests=manifests,
-        root=root_update(fed, model, current),
+        root=root,
         weights=reputation_weights(fed, [update.row.contributor for update in kept]),
-        private=private_merge.begin_merge(fed, current.spec, [update.row.update_id for update in kept]),
+        private=private_merge.begin_merge(fed, current.spec, ids, root),
         secure=secure_ingredient(fed, current, manifests),
     )
 

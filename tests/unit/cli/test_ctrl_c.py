@@ -55,6 +55,16 @@ def test_a_signal_before_the_first_step_stops_at_once(number: signal.Signals) ->
         load_forever()
 
 
+def test_a_signal_is_kept_when_nobody_reads_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as broken, stop_on_ctrl_c() as should_stop:
+        monkeypatch.setattr("sys.stderr", broken)
+        assert not should_stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert should_stop()
+
+
 def test_handlers_and_other_errors_are_left_as_they_were() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     other = GymError(ErrorCode.DATA_INVALID, "a row")

@@ -66,6 +66,13 @@ def test_the_hubs_time_is_that_of_the_middle_of_the_call_and_goes_on_when_this_c
     assert found.now() == pytest.approx(NOW + 62)
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300])
+def test_a_time_that_no_clock_shows_is_refused(seconds: float) -> None:
+    for key in ("hub_seconds", "clock_seconds"):
+        with pytest.raises(GymError, match="a time that is none"):
+            HubTime().measure(lambda key=key: pb.StatusReply(**{"hub_seconds": NOW, key: seconds}))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(("issued_at", "side"), [(NOW + 6 * HOUR, "ahead of"), (NOW - 6 * HOUR, "behind")])
 def test_a_request_signed_at_another_time_is_refused_with_the_right_sign(issued_at: float, side: str) -> None:
     with pytest.raises(GymError, match=f"6 h 0 min {side} the hub's") as caught:

@@ -125,3 +125,15 @@ def test_a_fine_tune_whose_config_names_another_dtype_and_version_is_no_other_mo
         str(tiny_base), str(tuned), out=tmp_path / "new.gymdelta", progress=False
     )
     assert report.not_in_file == ()
+
+
+def test_window_settings_that_nothing_reads_are_no_difference() -> None:
+    from transformers import Qwen2Config
+
+    from gym_fed.modeling.differences import _config_differences
+
+    def config(**changes: Any) -> Any:
+        return Qwen2Config(num_hidden_layers=2, use_sliding_window=False, **changes)
+
+    assert list(_config_differences(config(max_window_layers=24), config(max_window_layers=21))) == []
+    assert list(_config_differences(config(rms_norm_eps=1e-5), config(rms_norm_eps=1e-6)))

@@ -71,6 +71,7 @@ def test_what_an_error_quotes_reaches_the_wire_without_control_characters() -> N
         ),
         ("'~/secret/base' has digest sha256:0", "'base' has digest sha256:0"),
         (r"C:\Users\ada\root.jsonl is missing", "root.jsonl is missing"),
+        ("sqlite:////srv/hub/hub.db and file:///srv/hub/x", "hub.db and x"),
         ("https://example.org/a/b and 1/2 and a/b/c stay", "https://example.org/a/b and 1/2 and a/b/c stay"),
     ],
 )

@@ -37,6 +37,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"open({str(tmp_path / 'executed')!r}, 'w').close()\nraise SystemExit(9)\n"
         )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # a command that ran in this process has set it
     return tmp_path / "executed"
 
 
@@ -108,6 +109,18 @@ def test_a_head_that_names_no_commit_gives_none(
         (tmp_path / ".git" / "HEAD").write_text(head)
     monkeypatch.chdir(tmp_path)
     assert _git() is None
+
+
+@pytest.mark.parametrize("branch", ["feature/#12", "fix+speed", "größe"])
+def test_branches_of_any_name_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, branch: str
+) -> None:
+    file = tmp_path / ".git" / "refs" / "heads" / branch
+    file.parent.mkdir(parents=True)
+    file.write_text(COMMIT)
+    (tmp_path / ".git" / "HEAD").write_text(f"ref: refs/heads/{branch}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert _git() == {"commit": COMMIT}
 
 
 def test_commits_of_packed_branches_and_of_work_trees_are_found(

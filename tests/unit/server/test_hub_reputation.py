@@ -202,6 +202,7 @@ def test_harm_is_made_good_before_anything_more_is_earned() -> None:
     [
         ({"split": "equal"}, "split is now called score: write `score: participation`"),
         ({"quality_weight": 0.5}, "participation measures no quality"),
+        ({"score": "estimate", "quality_weight": 0}, "use score: participation"),
         ({"score": "estimate", "quality_weight": 0.5, "participation_weight": 0.6}, "do not sum to 1"),
         ({"score": "improvement", "score_options": {"seed": 1}}, "score 'improvement' has none"),
         ({"score": "gtg"}, "set gate.heldout"),

@@ -15,6 +15,7 @@ from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.credit.running_score import paid_as_one
 from gym_fed.soup.sybils.similarity import beyond, compare, groups_of, torn_apart
 from tests.support.measured import measured_round
 
@@ -106,6 +107,14 @@ def test_who_is_paid_as_one_gets_one_part_and_the_mean_score() -> None:
     assert asked == [{"ann", "ann2", "bob"}], "an update without a score above chance is not compared"
     assert found.credits == {"ann": 125 + 84, "ann2": 125 + 83, "ann3": 167, "bob": 250 + 166}
     assert sum(found.credits.values()) + found.left == 1000
+
+
+def test_scores_below_zero_do_not_inflate_what_a_group_is_paid() -> None:
+    parts = {"a": 0.6, "b": 0.6, "c": -0.29, "d": -0.309}
+    found = paid_as_one({who: np.array([value]) for who, value in parts.items()}, [["a", "b"]])
+    assert {who: float(one[0]) for who, one in found.items()} == pytest.approx(
+        {"a": 0.6, "b": 0.6, "c": -0.58, "d": -0.618}
+    )
 
 
 def test_many_keys_take_nothing_from_the_others_where_scores_are_paid() -> None:
