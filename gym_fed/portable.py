@@ -8,7 +8,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
@@ -61,6 +62,15 @@ def on_stop_signals(call: Callable[[int], object]) -> Callable[[], None]:
             one()
 
     return release
+
+
+@contextmanager
+def memory_given_back() -> Iterator[None]:
+    """Call ``give_back_memory`` at the end of the block, or of the function that this decorates."""
+    try:
+        yield
+    finally:
+        give_back_memory()
 
 
 def give_back_memory() -> None:

@@ -163,7 +163,7 @@ def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> 
     rate = scale * TUNING.type_of(finetuning).default_learning_rate
     rate *= ALGORITHMS.type_of(algorithm).learning_rate_scale
     reason = f"for {finetuning} under {algorithm}"
-    return float(f"{rate:.3g}"), reason if optimizer == "adamw" else f"{reason} with {optimizer}"
+    return float(f"{rate:.3g}"), reason if scale == 1.0 else f"{reason} with {optimizer}"
 
 
 def _needs_full(config: TrainingConfig) -> str | None:

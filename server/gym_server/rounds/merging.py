@@ -22,6 +22,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import RowLosses
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.portable import memory_given_back
 from gym_fed.text import counted
 from gym_server.evaluations.gate import RoundEvaluation, evaluation_of
 from gym_server.evaluations.safety import RoundSafety, safety_of
@@ -40,6 +41,7 @@ from gym_server.rounds.soups import RESIDUAL, Ingredients, Soup, discard, make_s
 log = logging.getLogger("gym_server")
 
 
+@memory_given_back()
 def merge_round(
     fed: Federation, model: HubModel, current: Round, should_stop: Callable[[], bool] = lambda: False
 ) -> None:

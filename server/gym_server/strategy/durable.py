@@ -19,7 +19,6 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.portable import give_back_memory
 from gym_fed.system_errors import system_error
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.federation import Federation
@@ -374,8 +373,6 @@ class DurableDeltaSoup(Strategy):
             if self._fed.round_store.require(current.server_round).state != ABORTED:
                 raise
             discard(self._fed, current.server_round)
-        finally:
-            give_back_memory()
 
     # ---- helpers ----
 

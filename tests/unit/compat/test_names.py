@@ -348,6 +348,7 @@ def privacy_without_numbers(tmp_path: Path) -> None:
         )
     refused(
         error,
+        "from gym_fed.config.hub.privacy import ReleasePrivacy",
         "differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",
     )
     privacy = ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0)

@@ -380,12 +380,12 @@ def test_a_manifest_that_names_a_path_outside_is_refused(scene: Scene, name: str
     ("key", "value"),
     [
         ("database", "sqlite:///../../home/.bashrc"),
-        ("database", "sqlite:////root/.bashrc"),
+        ("database", "sqlite:////etc/gym.db"),
         ("database", "sqlite:///file:x?uri=true"),
         ("objects", "../../home"),
-        ("objects", "file:///root/objects"),
-        ("objects", "simplecache::file:///root/objects"),
-        ("objects", "local:///root/objects"),
+        ("objects", "file:///etc/objects"),
+        ("objects", "simplecache::file:///etc/objects"),
+        ("objects", "local:///etc/objects"),
     ],
 )
 def test_a_config_that_names_a_place_outside_is_refused_before_anything_is_written_there(
