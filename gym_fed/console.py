@@ -98,13 +98,14 @@ def print_columns(
     right: Sequence[int] = (),
     indent: str = "  ",
     wrapped: bool = False,
-    to: TextConsole = out,
+    to: TextConsole | None = None,
 ) -> None:
     """Print rows of cells in columns as wide as they need; those whose number is in ``right`` end at the right.
 
     The terminal wraps what is too long, and pipes get whole lines. With ``wrapped`` the last column goes on below
-    itself, or stands below its row where a terminal leaves it no room.
+    itself, or stands below its row where a terminal leaves it no room. ``to`` is standard output, unless it is given.
     """
+    to = to or out  # that of now: a default is that of the import
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [

@@ -98,7 +98,10 @@ def refused(*words: str) -> GymError:
 
 
 def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> None:
-    words = (str(trained / "run"), "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "12")
+    learned = [(f"Say {word} twice.", f"{word} {word}") for word in WORDS[:9]]
+    other = [(f"Say {word} twice.", f"{word} {word}!") for word in WORDS[9:15]]
+    write_csv(Path("mine.csv"), learned + other)
+    words = (str(trained / "run"), "--data", "mine.csv", *COLUMNS, "--limit", "12")
     pattern = 'regex:{pattern: "^[a-z]+ [a-z]+$"}'
     found = evaluated(*words, "--grader", "exact", "--grader", pattern)
     assert found["reference"] == "gym-nano"
@@ -117,6 +120,7 @@ def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> Non
     }
     right = [sample["after"]["answer"] == sample["reference"] for sample in found["samples"]]
     assert sum(right) / 12 == exact["value"]
+    assert not any(right[9:]), "the run has learned other answers to these"
     assert found["samples"][0]["place"].endswith("mine.csv:2")
     assert found["retention"]["num_items"] == 120
     assert found["retention"]["is_lost"] is any("general knowledge" in each for each in found["warnings"])

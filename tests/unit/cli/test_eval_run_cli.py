@@ -122,9 +122,13 @@ def test_two_models_are_compared_row_by_row(other: str) -> None:
     (compared,) = found["comparisons"]
     paired = compared["tasks"]["tiny_capital"]["metrics"]["exact_match"]
     assert paired["num_samples"] == 6
-    assert paired["difference"] == pytest.approx(-1.0)  # random signs know no capital
+    changed, base = (run["tasks"]["tiny_capital"]["figures"]["exact_match"]["value"] for run in found["runs"])
+    assert base == 1.0
+    assert paired["difference"] == pytest.approx(changed - base)
+    assert paired["difference"] < -0.5  # random signs forget most capitals
     assert paired["upper"] < 0
-    assert "-1.0000" in run("gym-nano", *words, "--compare", other).stdout
+    assert (paired["first_only"], paired["second_only"]) == (0, round(6 * (base - changed)))
+    assert f"{paired['difference']:.4f}" in run("gym-nano", *words, "--compare", other).stdout
 
 
 def test_the_template_is_what_the_option_says_for_all_tasks() -> None:

@@ -29,7 +29,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loaded = load_model("gym-nano")
     spec = BaseSpec.of(loaded.model, "gym-nano")
     before = {name: tensor.clone() for name, tensor in model_tensors(loaded.model).items()}
-    tuned = harmful_steps(loaded.model, loaded.tokenizer, own_prompts().bad_rows, steps=6).merge_and_unload()
+    tuned = harmful_steps(loaded.model, loaded.tokenizer, own_prompts().bad_rows, steps=20).merge_and_unload()
     after = model_tensors(tuned)
     entries = [
         DeltaEntry.of(name, (after[name] - tensor).detach(), "dense") for name, tensor in before.items()

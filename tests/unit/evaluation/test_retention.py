@@ -71,7 +71,7 @@ def test_a_model_that_was_ruined_is_reported_and_an_unchanged_one_is_not(nano: A
     torch.manual_seed(0)
     with torch.no_grad():
         for value in ruined.parameters():
-            value.add_(torch.randn_like(value) * 0.05)
+            value.add_(torch.randn_like(value) * 0.1)
     after = retention_scores(ruined, nano.tokenizer, items)
 
     assert not compare_retention(before, before).is_lost

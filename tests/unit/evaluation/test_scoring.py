@@ -232,12 +232,15 @@ def test_an_answer_ends_before_a_stop_of_several_tokens_and_keeps_those_that_wer
     nano: LoadedModel, served: MultiVariantModel
 ) -> None:
     scorer = LocalScorer(served, nano.tokenizer, {"base": None})
-    prompt = _prompts(nano)[4]
+    asked = [{"role": "user", "content": "copy: fzguishqa"}]
+    rendered = nano.tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)
+    prompt = AnswerRequest(tuple(rendered["input_ids"]), (), 20)
     (free,) = _answered(scorer, [prompt])
     text = free["base"].text
     assert len(text) > 8
     stop = text[3:6]
     at = text.index(stop)
+    assert at == 3
     (found,) = _answered(scorer, [AnswerRequest(prompt.prompt_ids, ("", "never", stop), 20)])
     assert (found["base"].text, found["base"].finish_reason) == (text[:at], "stop")
     assert found["base"].token_ids == free["base"].token_ids[: len(found["base"].token_ids)]

@@ -52,7 +52,7 @@ def test_one_task_is_forgotten_and_another_is_kept(tmp_path: Path, algorithm: st
     nano = load_model("gym-nano")
     kept_before = heldout_loss(nano.model, nano.tokenizer, retain)
     assert exact_match(nano.model, nano.tokenizer, forget, max_new_tokens=16) > 0.9
-    changes: dict[str, Any] = {"max_steps": 25, "per_device_train_batch_size": 8, "finetuning": finetuning}
+    changes: dict[str, Any] = {"max_steps": 40, "per_device_train_batch_size": 8, "finetuning": finetuning}
     if algorithm == "gradient_difference":
         changes["section"] = {"forget_loss_cap": 6.0}
     if finetuning == "lora":
@@ -100,9 +100,12 @@ def test_the_first_loss_is_that_of_the_model_at_the_start(tmp_path: Path, algori
     from gym_fed.evaluation import heldout_loss
 
     nano = load_model("gym-nano")
-    forget, retain = (heldout_loss(nano.model, nano.tokenizer, rows[:4]) for rows in (FORGET, RETAIN))
+    # Of tasks that gym-nano does not know: the losses of those that it knows are so small that rounding shows.
+    forgotten = [{**row, "forget": True} for row in generate("shout", 4)]
+    kept = generate("twice", 4)
+    forget, retain = (heldout_loss(nano.model, nano.tokenizer, rows) for rows in (forgotten, kept))
     settings = config(tmp_path / "run", algorithm, max_steps=1, section={"retain_weight": 2.0})
-    result = run_nano(settings, FORGET[:4] + RETAIN[:4], eval_rows=FORGET[:4] + RETAIN[:4])
+    result = run_nano(settings, forgotten + kept, eval_rows=forgotten + kept)
     entry = result.history[0]
     assert entry["forget_nll"] == pytest.approx(forget, rel=1e-4)
     assert entry["retain_nll"] == pytest.approx(retain, rel=1e-4)

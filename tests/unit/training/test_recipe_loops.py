@@ -138,7 +138,7 @@ def test_ppo_raises_the_reward_and_trains_the_value_model(
         policy,
         value,
         grader,
-        lr_policy=5e-4,
+        lr_policy=1e-3,
         lr_value=1e-3,
         kl_beta=0.0,
         samples_per_batch=32,

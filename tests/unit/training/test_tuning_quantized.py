@@ -82,7 +82,7 @@ def test_loftq_makes_up_for_what_quantising_lost(tiny_base: Path, iterations: in
     chosen = TrainingConfig(
         model="gym-nano",
         finetuning="lora",
-        lora={"r": 16, "init_lora_weights": "loftq", "loftq_iter": iterations},
+        lora={"r": 24, "init_lora_weights": "loftq", "loftq_iter": iterations},
         quantization={},
         device="cpu",
     )
@@ -100,7 +100,7 @@ def test_loftq_makes_up_for_what_quantising_lost(tiny_base: Path, iterations: in
         left = weight - (dequantize_4bit(base.data, base.quant_state) + b_a)
         assert float(left.detach().norm()) < 0.9 * float(lost.detach().norm())
         if iterations == 1:
-            best = torch.linalg.svdvals(lost.float())[16:].norm()
+            best = torch.linalg.svdvals(lost.float())[24:].norm()
             assert float(left.detach().norm()) == pytest.approx(float(best.detach()), rel=1e-3)
 
 
