@@ -220,6 +220,8 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
         "version": None,
         "heldout_before": None,
         "verdicts": {text: 1},
+        "tasks": 2,
+        "working": 1,
         "reason": text,
         "updates": [update],
         "set_aside": [update],

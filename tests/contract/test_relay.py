@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,8 +150,8 @@ def test_a_session_token_ends_with_its_time_and_no_hub_gives_one_for_longer(
     ann.call("Account", pb.AccountRequest())
     session = ann._session
     begun = hub.fed.accounts.session(session).expires
-    assert begun <= time.time() + SESSION_SECONDS
-    monkeypatch.setattr("gym_server.accounts.accounts.time.time", lambda: begun + 1)
+    assert begun <= hub.fed.clock.now() + SESSION_SECONDS
+    monkeypatch.setattr(hub.fed.clock, "wall", lambda: begun + 1)
     with pytest.raises(GymError, match="expired") as caught:
         hub.fed.accounts.session(session)
     assert caught.value.code is ErrorCode.UNAUTHENTICATED

@@ -321,7 +321,9 @@ def test_a_hub_keeps_no_more_than_it_has_room_for_and_none_where_it_keeps_none(
 
 
 def test_a_variant_from_the_future_is_refused(ann: HubClient, delta: Path) -> None:
-    refused(ErrorCode.STALE, put, ann, sign_variant(ann, manifest_of(delta, issued_at=2**40)))
+    ahead = manifest_of(delta, owner=ann.pin.contributor, issued_at=2**40)
+    late = refused(ErrorCode.CLOCK_SKEWED, put, ann, SignedVariant.sign(ahead, ann.home.key))
+    assert "gym variant push" in late.hint
 
 
 def test_a_replaced_key_puts_nothing_new_and_what_it_signed_stays_good(

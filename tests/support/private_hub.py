@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -99,7 +98,7 @@ class PrivateRounds:
     def send(self, name: str, number: int, path: Path) -> Receipt:
         """One update through admission."""
         key, size = self.keys[name], path.stat().st_size
-        issued, expires = lifetime(time.time())
+        issued, expires = lifetime(self.fed.clock.now())
         manifest = UpdateManifest(
             contributor=key.contributor,
             server=self.fed.server,

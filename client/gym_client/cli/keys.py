@@ -247,7 +247,7 @@ def transfer(
             amount=amount,
             server=client.pin.server,
             tls=client.pin.fingerprint,
-            issued_at=int(client.now()),
+            issued_at=int(client.now("Transfer")),
         )
         request = pb.TransferRequest(statement_json=order.to_json(), signature=client.sign(order.signed()))
         accepted = from_hub.document(

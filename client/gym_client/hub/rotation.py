@@ -111,7 +111,7 @@ def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymErr
                 new_key=new.public_key.hex(),
                 server=pin.server,
                 tls=client.pin.fingerprint,
-                issued_at=int(client.now()),
+                issued_at=int(client.now("RotateKey")),
             )
             request = pb.RotateKeyRequest(
                 new_public_key=new.public_key,
@@ -138,7 +138,7 @@ def _declare(home: Home, pin: ServerPin, signer: SigningKey) -> GymError | None:
                 key=signer.public_key.hex(),
                 server=pin.server,
                 tls=pin.fingerprint,
-                issued_at=int(client.now()),
+                issued_at=int(client.now("RevokeKey")),
             )
             request = pb.RevokeKeyRequest(
                 contributor=pin.account,

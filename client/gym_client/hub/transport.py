@@ -146,8 +146,16 @@ class HubClient:
             self._session, self._expires_at = reply.session, reply.expires_at_seconds
             self.node_id = reply.node_id
 
-    def now(self) -> float:
-        """The hub's time in Unix seconds, for what is signed; measured first where that was not done yet."""
+    def now(self, method: str = "Status") -> float:
+        """The hub's time in Unix seconds, for what is signed; measured first where that was not done yet.
+
+        Args:
+            method: The call that it is signed for.
+
+        Raises:
+            GymError: ``LEDGER_FORKED`` where that call would be refused: also of a hub that cannot be asked.
+        """
+        self._require_one_ledger(method)
         if not self._time.is_known:
             self._measure()
         return self._time.now()

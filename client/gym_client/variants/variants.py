@@ -72,7 +72,8 @@ class PulledVariant:
 
 def sign_variant(client: HubClient, manifest: VariantManifest) -> SignedVariant:
     """Sign with the key that the hub knows, in the name of the account there."""
-    own = manifest.model_copy(update={"owner": client.pin.contributor, "issued_at": int(client.now())})
+    issued_at = int(client.now("PutVariant"))
+    own = manifest.model_copy(update={"owner": client.pin.contributor, "issued_at": issued_at})
     return SignedVariant.sign(own, key_for(client.home, client.pin))
 
 

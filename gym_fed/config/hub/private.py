@@ -40,8 +40,8 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.root is not None and not (rule.bounds_one and rule.needs_root()):
         yield Problem(
             "root",
-            f"{config.soup.aggregator} weighs updates by how all of them lie to the root update; remove it, or write "
-            "soup: {aggregator: root_gate}, which judges each by itself",
+            f"{config.soup.aggregator} does not judge each update against the root update by itself; remove it, or "
+            "write soup: {aggregator: root_gate}, which does",
         )
     if config.recipe.sends_factors and not config.recipe.lora.freeze_a:
         yield Problem(

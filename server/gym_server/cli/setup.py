@@ -162,6 +162,7 @@ storage:
   database: sqlite:///hub.db    # or postgresql+psycopg://USER@HOST/DATABASE, the password in PGPASSFILE
   objects: objects              # a folder, or s3://BUCKET/PREFIX (docs/coordinate.md)
   # max_local_copy_bytes: 8589934592 # of what is on S3: copies on this machine
+  # reserve_bytes: 268435456    # free space left on the disks: below it no upload begins and no round opens
 
 # Pages for the browser beside the rounds (docs/dashboard.md); as `gym-server run --dashboard`.
 # dashboard:

@@ -67,7 +67,7 @@ class VariantChecks:
             raise GymError(
                 ErrorCode.CLOCK_SKEWED,
                 f"the variant's manifest was signed at a time {readable_seconds(ahead)} ahead of the hub's",
-                "set the clock of the machine that signed it, and sign it again (gym-client variants push)",
+                "set the clock of the machine that signed it, and sign it again (gym variant push)",
             )
         self.base_of(tx, manifest.base_digest, refuse=True)
         self._check_room(tx, manifest)

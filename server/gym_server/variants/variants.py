@@ -95,8 +95,8 @@ class HubVariants:
         Raises:
             GymError: ``PERMISSION_DENIED`` for another's name, a hub without variants, or what was taken down;
                 ``SIGNATURE_INVALID``, ``KEY_REVOKED``, ``BASE_MISMATCH``, ``TOO_LARGE`` over a limit, ``STALE`` for an
-                older revision, ``REPLAYED`` for one that was used, ``NOT_FOUND`` for an unknown reader,
-                ``DELTA_INVALID``.
+                older revision, ``REPLAYED`` for one that was used, ``CLOCK_SKEWED`` for one from the future,
+                ``NOT_FOUND`` for an unknown reader, ``DELTA_INVALID``.
         """
         if not self._is_enabled:
             raise GymError(

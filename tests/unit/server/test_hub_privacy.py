@@ -70,7 +70,17 @@ def change(hub: PrivateRounds, section: str, **values: Any) -> None:
         ({"admission": {}}, r"write admission: \{norm_ratio: null\}"),
         ({"admission": {"norm_ratio": None, "max_norm": 3.0}}, r"write admission: \{max_norm: null\}"),
         ({"gate": {}}, r"write gate: \{screen_updates: false\}"),
-        ({"root": {"data": "root.jsonl"}}, "root weighs updates"),
+        (
+            {"root": {"data": "root.jsonl"}},
+            r"root mean does not judge each update .* by itself; .* write soup: \{aggregator: root_gate\}",
+        ),
+        (
+            {
+                "root": {"data": "root.jsonl"},
+                "soup": {"aggregator": "fltrust", "num_malicious_nodes": 0},
+            },
+            r"root fltrust does not judge each update .* by itself; .* write soup: \{aggregator: root_gate\}",
+        ),
         ({"recipe": {"finetuning": "lora"}}, r"write recipe: \{lora: \{freeze_a: true\}\}"),
         (
             {"rewards": {"score": "shapley"}, "gate": {"heldout": "h", "screen_updates": False}},
@@ -86,6 +96,7 @@ def change(hub: PrivateRounds, section: str, **values: Any) -> None:
         "max_norm",
         "screen_updates",
         "root",
+        "root of another rule",
         "lora",
         "scores",
         "similarity",

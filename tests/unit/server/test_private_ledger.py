@@ -59,12 +59,12 @@ class Run:
     def __init__(self, folder: Path, copy: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.receipts = clock, dict[str, Receipt]()
         self._patch = monkeypatch
-        monkeypatch.setattr(tests.support.private_hub, "lifetime", lambda: (HOUR, HOUR + 86_400))
+        monkeypatch.setattr(tests.support.private_hub, "lifetime", lambda now: (HOUR, HOUR + 86_400))
         monkeypatch.setattr(gym_server.privacy.merge.os, "urandom", lambda count: SEED[:count])
         self.folder = folder.parent / copy
         shutil.copytree(folder, self.folder)
         self.fed = Federation.open(self.folder)
-        self.fed.ledger._clock = self.fed.keys._clock = clock
+        self.fed.clock.wall = clock
         self.hub = PrivateRounds(self.fed)
         self.hub.keys = KEYS
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -27,6 +28,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.loss import RowLosses
 from gym_fed.files import file_sha256
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
@@ -122,6 +124,11 @@ def version_entries(hub: Federation) -> list[dict[str, Any]]:
     return [entry.body for entry in hub.ledger.entries() if entry.kind == "version"]
 
 
+def one_row(loss: float) -> RowLosses:
+    """What the gate measures where one row with one token is held out."""
+    return RowLosses(np.array([loss]), np.ones(1))
+
+
 def test_the_ledger_names_the_state_that_every_version_leaves(hub: Federation, model: HubModel) -> None:
     numbers = [merge_next(hub, model), merge_next(hub, model)]
     for number, entry in zip(numbers, version_entries(hub), strict=True):
@@ -204,8 +211,8 @@ def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
     left = state_of(hub)
     with monkeypatch.context() as patched:
         patched.setattr(HubModel, "has_gate", True)
-        patched.setattr(HubModel, "loss", lambda self: 1.0)
-        patched.setattr(HubModel, "loss_with", lambda self, path: 9.0)
+        patched.setattr(HubModel, "losses", lambda self: one_row(1.0))
+        patched.setattr(HubModel, "losses_with", lambda self, path: one_row(9.0))
         number = merge_next(hub, model)
     reason = hub.round_store.history()[number - 1]["reason"]
     assert "rolled back: the soup takes the held-out loss from" in reason
@@ -258,8 +265,8 @@ def test_a_round_whose_loss_at_the_gate_is_no_number_is_rolled_back(
     hub: Federation, model: HubModel, monkeypatch: pytest.MonkeyPatch, before: float, after: float
 ) -> None:
     monkeypatch.setattr(HubModel, "has_gate", True)
-    monkeypatch.setattr(HubModel, "loss", lambda self: before)
-    monkeypatch.setattr(HubModel, "loss_with", lambda self, path: after)
+    monkeypatch.setattr(HubModel, "losses", lambda self: one_row(before))
+    monkeypatch.setattr(HubModel, "losses_with", lambda self, path: one_row(after))
     number = merge_next(hub, model)
     line = hub.round_store.history()[number - 1]
     assert line["state"] == "aborted"
