@@ -67,7 +67,7 @@ class Rule:
         trust: How an update counts by its cosine to the coordinator's own: ``""`` not at all, ``gate`` fully above
             zero and not at all below, ``cosine`` by it where it is above zero. Either keeps every update within the
             clip, whatever the others send, so that the sensitivity stays the clip.
-        kept: Of ``votes``: sums below so many standard deviations of the noise move nothing.
+        kept: For ``votes``: sums smaller than this many standard deviations of the noise are set to zero.
     """
 
     aggregator: str

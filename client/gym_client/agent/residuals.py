@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".staged"
 _ACCEPTED = ("merged", "duplicate")
-"""Of a duplicate an equal update was merged, so that what its encoding lost is still to come."""
+"""Verdicts after which the residual is kept. For a duplicate an equal update was merged in its place."""
 _OPEN = "admitted"
 
 

@@ -24,7 +24,7 @@ _END_OF_TIME = 253_402_300_800.0
 """The year 10000, in Unix seconds: beyond it no calendar can show a time."""
 
 _FEW_CLOCKS = 2
-"""So many other contributors decide who is right."""
+"""At least this many other contributors are needed before their clocks decide which side is wrong."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Clocks:
         return abs(self.ahead) > TOLERANCE_SECONDS
 
     def note(self, earliest: float) -> str:
-        """What is wrong with the clocks and on which side; empty where they agree.
+        """Describe how the clocks differ and which side is wrong; empty if they agree.
 
         Args:
             earliest: No right clock shows less (Unix seconds).

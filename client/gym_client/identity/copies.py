@@ -15,8 +15,8 @@ from gym_fed.files import write_atomically
 
 MACHINE_ID = Path("/etc/machine-id")
 _NO_CARD = (1 << 40) | (1 << 41)
-"""Bits that are set in what ``uuid.getnode`` makes up where it finds no network card, and in the addresses that
-containers are given anew at each start."""
+"""Multicast and locally administered bits. One is set if ``uuid.getnode`` found no network card or a virtual one, whose
+address may change at each start."""
 
 
 def adopt_copy(home: Home) -> str:

@@ -115,11 +115,14 @@ def establish(
             f"{address} has the key {found}, not {expected}",
             "this is not the server whose fingerprint you have; ask its coordinator for the fingerprint",
         )
-    elsewhere = pin_with_key(home, found) if pin is None else None
-    if pin is None and elsewhere is None and expected is None and not confirm(found):
-        raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {address} was not accepted")
-    known = pin or elsewhere or ServerPin(address=str(address), fingerprint=found, certificate_pem="")
-    known = known.but(address=str(address))  # a hub is its key: at another address it is the same account
+    known = pin or pin_with_key(home, found)
+    if known is None:
+        if expected is None and not confirm(found):
+            raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {address} was not accepted")
+        known = ServerPin(address=str(address), fingerprint=found, certificate_pem="")
+    known = known.but(
+        address=str(address)
+    )  # the key identifies the hub, so another address has the same account
     return _saved(home, address, known.but(certificate_pem=pem.decode("ascii")), pin)
 
 
