@@ -59,6 +59,12 @@ def _libraries_are_no_garbage() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _working_folder_on_the_path() -> None:
+    """A command that ran in this process shut the working folder out of all later child processes."""
+    os.environ.pop("PYTHONSAFEPATH", None)
+
+
 @pytest.fixture(scope="session")
 def shared_folder() -> Path:
     """The team's models and data."""

@@ -37,7 +37,6 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"open({str(tmp_path / 'executed')!r}, 'w').close()\nraise SystemExit(9)\n"
         )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # a command that ran in this process has set it
     return tmp_path / "executed"
 
 
