@@ -28,6 +28,7 @@ from typer.core import TyperArgument
 
 from gym_fed.child_process import shut_out_working_folder
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.library_env import bound_spinning
 from gym_fed.other_words import OtherWordNote
 from gym_fed.renamed import RenamedWarning
 from gym_fed.system_errors import system_error
@@ -193,6 +194,7 @@ _keep_help_of_arguments()
 def run_app(app: typer.Typer) -> NoReturn:
     """Run a typer app; a ``GymError`` becomes two readable lines (JSON with ``--json``) and an exit code."""
     shut_out_working_folder()
+    bound_spinning()
     warnings.showwarning = _readable_warnings(warnings.showwarning)
     # Torch and transformers make a million objects that stay; Python's own threshold goes through them seven times.
     gc.set_threshold(5_000, 10, 10)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,3 +69,16 @@ def test_a_package_that_does_not_work_says_so_each_time(package: str) -> None:
         module.ANSWER  # noqa: B018
     with pytest.raises(RuntimeError, match="does not work here"):
         importlib.import_module("late_broken")
+
+
+def test_a_command_bounds_the_spinning_of_openmp_before_torch_is_there_and_keeps_the_users_value() -> None:
+    code = (
+        "import os, sys, typer; from gym_fed.console import run_app; app = typer.Typer(); "
+        "app.command()(lambda: print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)); run_app(app)"
+    )
+    given = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    answers = [
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.split()
+        for env in (given, given | {"GOMP_SPINCOUNT": "7"})
+    ]
+    assert answers == [["10000", "False"], ["7", "False"]]
