@@ -68,10 +68,15 @@ class PacedRoom:
         self.fed.clock.start()
         self.strategy, self.grid = DurableDeltaSoup(self.fed), HubGrid(self.fed)
         self._hub = Hub(self.fed, Wakeups())
-        self.members = {member.name: member for member in members}
-        for member in members:
-            self._enrol(member)
+        self.members: dict[str, Member] = {}
+        self.join(members)
         self._base = model_tensors(self.strategy._hub_model().model)
+
+    def join(self, members: list[Member]) -> None:
+        """Enrol members; they stay connected."""
+        for member in members:
+            self.members[member.name] = member
+            self._enrol(member)
 
     def run(self, num_rounds: int, most_seconds: float = 20_000) -> list[Round]:
         """Rounds until so many have ended."""

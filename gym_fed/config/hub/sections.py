@@ -41,7 +41,8 @@ class RoundsConfig(StrictModel):
     """The least quorum: a round with fewer admitted updates at its deadline is aborted."""
     quorum_share: float = Field(0.5, ge=0.5, lt=1)
     """More than this share of the contributors that were given the task must answer, so that no minority, however fast,
-    forms a round. Who failed or went away is not counted."""
+    forms a round. Contributors that failed, went away, or stopped three of the last ten rounds by not answering are not
+    counted."""
     deadline_seconds: float = Field(1800, gt=0)
     lease_seconds: float = Field(60, ge=1)
     """A contributor that is silent for this long loses its task."""

@@ -118,6 +118,7 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
             name = members.get(owner.contributor, owner.contributor) if owner else str(row.node_id)
             tasks[row.node_id] = TaskProgress(name, row.outcome, *_progress(row.progress or ""))
         sent = tx.execute(select(updates).where(updates.c.server_round >= number - 1)).all()
+        num_counted = fed.lease_histories.num_counted(tx, number)
         pause = pause_of(tx)
         version = head_of(tx, fed.base.digest).height
         newest = versions.c.height.in_(newest_to(tx, version, _VERSIONS))
@@ -143,7 +144,7 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         version=version,
         committed=committed,
         num_rounds=fed.config.rounds.num_rounds,
-        quorum=fed.config.rounds.quorum(sum(task.outcome in ("", "replied") for task in tasks.values())),
+        quorum=fed.config.rounds.quorum(num_counted),
         reason=current.reason if current else "",
         pause=str(pause) if pause else "",
     )

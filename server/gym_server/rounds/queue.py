@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, sel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 from gym_server.store.database import Database, rerun
-from gym_server.store.tables import accounts, messages, nodes
+from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds
 
 LOST, LATE, SET_ASIDE = "lost", "late", "set-aside"
 _OVER = (LOST, LATE)
@@ -325,9 +325,23 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
         )
     # The new row comes before the old ones go, so that SQLite gives it a number that none of them had.
     result = tx.execute(nodes.insert().values(contributor=contributor, instance=instance))
+    new = int(result.inserted_primary_key[0])  # type: ignore[index]
+    for node_id in forgotten:
+        _hand_over_tasks(tx, node_id, new)
     if forgotten:
         tx.execute(delete(nodes).where(nodes.c.node_id.in_(forgotten)))
-    return int(result.inserted_primary_key[0])  # type: ignore[index]
+    return new
+
+
+def _hand_over_tasks(tx: Connection, node_id: int, new: int) -> None:
+    """Move a forgotten node's tasks of ended rounds to a new node, so that the account keeps its record.
+
+    Otherwise an account would lose the tasks that it left unanswered by enrolling new installations.
+    """
+    ended = select(rounds.c.server_round).where(rounds.c.state.in_(("committed", "aborted")))
+    taken = select(round_tasks.c.server_round).where(round_tasks.c.node_id == new)
+    mine = (round_tasks.c.node_id == node_id) & round_tasks.c.server_round.in_(ended)
+    tx.execute(update(round_tasks).where(mine, round_tasks.c.server_round.not_in(taken)).values(node_id=new))
 
 
 def _idle(tx: Connection, contributor: str, most: int, now: float) -> list[int]:

@@ -1,16 +1,21 @@
-"""How long contributors take for a task: what each one's own leases show, whether or not they were merged.
+"""What contributors' earlier tasks show: how long they take, and which of them leave tasks unanswered.
 
-A lease that was answered shows it, in time or too late. One that the end of its round cut off shows it by its last
-heartbeat: the seconds so far, and how many of the training steps were done.
+An answered lease shows how long its owner takes, in time or too late. One that the end of its round cut off shows it by
+its last heartbeat: the seconds so far, and how many of the training steps were done.
+
+A round needs answers from more than half of those at work, so accounts that never answer could stop every round. An
+account therefore stops counting after ``MAX_BLOCKED_ROUNDS`` rounds that ended at their deadline without a quorum while
+it held a task. Being late in a round that was merged does not matter: otherwise fast accounts could remove slow ones
+from the quorum. Accounts without an answer in time share one count, or new accounts could stop rounds for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, or_, select
+from sqlalchemy import Column, Connection, Select, and_, or_, select
 
 from gym_fed.errors import ErrorCode
 from gym_fed.text import whole_number
@@ -21,6 +26,8 @@ from gym_server.store.tables import messages, nodes, round_tasks, rounds, update
 LEARNED_ROUNDS = 10
 MAX_UNANSWERED = 3
 """Tasks in a row that a contributor may leave unanswered before rounds stop waiting for it."""
+MAX_BLOCKED_ROUNDS = 3
+"""Rounds of the last ``LEARNED_ROUNDS`` that an account may stop before it no longer counts in the quorum."""
 
 _TRAINING = "train"
 
@@ -45,17 +52,74 @@ class OpenTask:
 
 @dataclass
 class Leases:
-    """What the past tasks of one contributor show, the latest last."""
+    """The past tasks of one contributor.
+
+    Attributes:
+        seconds: Durations of tasks that were answered or measured by heartbeats.
+        unanswered: How many of the latest tasks in a row were unanswered when their round ended.
+        num_in_time: Tasks answered before their round ended.
+        blocked: Rounds that ended at the deadline without a quorum while the contributor held a task.
+    """
 
     seconds: list[float] = field(default_factory=list)
-    """Of those that it answered or that its heartbeats measure."""
     unanswered: int = 0
-    """How many of the last ones in a row it left unanswered until their round ended."""
+    num_in_time: int = 0
+    blocked: set[int] = field(default_factory=set)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether rounds wait for it beyond the least grace period."""
+        """True if rounds wait for it beyond the least grace period."""
         return self.unanswered < MAX_UNANSWERED
+
+
+@dataclass
+class LeaseHistory:
+    """The tasks of the last ``LEARNED_ROUNDS`` rounds before one.
+
+    Attributes:
+        by_contributor: What each contributor's tasks show.
+        blocked_by_newcomers: Rounds that ended at the deadline without a quorum while a contributor that had
+            answered nothing in time held a task.
+    """
+
+    by_contributor: dict[str, Leases] = field(default_factory=dict)
+    blocked_by_newcomers: set[int] = field(default_factory=set)
+
+    def of(self, task: OpenTask) -> Leases:
+        """The earlier tasks of the contributor that holds a task."""
+        return self.by_contributor.get(task.contributor, Leases())
+
+    def counts(self, task: OpenTask) -> bool:
+        """True if the holder of a task counts in the quorum: it has answered, or it is at work and expected to."""
+        if task.outcome:
+            return task.outcome == "replied"
+        leases = self.of(task)
+        stopped = leases.blocked if leases.num_in_time else self.blocked_by_newcomers
+        return len(stopped) < MAX_BLOCKED_ROUNDS
+
+    def num_counted(self, tasks: Sequence[OpenTask]) -> int:
+        """How many contributors count in the quorum."""
+        return sum(self.counts(task) for task in tasks)
+
+
+class LeaseHistories:
+    """The history before each round. Ended rounds do not change, so it is read once a round."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self.lease_seconds = lease_seconds
+        self._newest = (0, LeaseHistory())
+
+    def before(self, tx: Connection, server_round: int) -> LeaseHistory:
+        """The history before a round."""
+        number, found = self._newest
+        if number != server_round:
+            found = lease_history(tx, server_round, self.lease_seconds)
+            self._newest = (server_round, found)
+        return found
+
+    def num_counted(self, tx: Connection, server_round: int) -> int:
+        """How many contributors count in the quorum of a round that is under way."""
+        return self.before(tx, server_round).num_counted(open_tasks(tx, server_round, self.lease_seconds))
 
 
 def open_tasks(tx: Connection, server_round: int, lease_seconds: float) -> list[OpenTask]:
@@ -73,27 +137,46 @@ def open_tasks(tx: Connection, server_round: int, lease_seconds: float) -> list[
     ]
 
 
-def lease_histories(tx: Connection, server_round: int, lease_seconds: float) -> Mapping[str, Leases]:
-    """What the tasks of the rounds before this one show, by contributor."""
-    last = (
-        select(rounds.c.server_round)
-        .where(rounds.c.state.in_((COMMITTED, ABORTED)), rounds.c.server_round < server_round)
-        .order_by(rounds.c.server_round.desc())
-        .limit(LEARNED_ROUNDS)
+def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> LeaseHistory:
+    """Read what the tasks of the rounds before one show."""
+    over = rounds.c.state.in_((COMMITTED, ABORTED)) & (rounds.c.server_round < server_round)
+    last = select(rounds).where(over).order_by(rounds.c.server_round.desc()).limit(LEARNED_ROUNDS)
+    blocked = {row.server_round: _ended_without_quorum(row) for row in tx.execute(last)}
+    history = LeaseHistory()
+    # An update that came too late counts as much as one that was merged; one that was refused for itself does not.
+    of_task = and_(
+        updates.c.message_id == round_tasks.c.message_id,
+        or_(updates.c.verdict != "refused", updates.c.code == ErrorCode.STALE.value),
     )
-    found: dict[str, Leases] = {}
-    query = _tasks().where(round_tasks.c.server_round.in_(last)).order_by(round_tasks.c.server_round)
+    query = (
+        _tasks(updates.c.received_at)
+        .outerjoin(updates, of_task)
+        .where(round_tasks.c.server_round.in_(list(blocked)))
+        .order_by(round_tasks.c.server_round)
+    )
     for row in tx.execute(query):
-        leases = found.setdefault(row.contributor or str(row.node_id), Leases())
+        leases = history.by_contributor.setdefault(row.contributor or str(row.node_id), Leases())
+        is_late = row.state == LATE
         if row.received_at is not None and row.created_at is not None:
             leases.seconds.append(max(0.0, row.received_at - row.created_at))
             leases.unanswered = 0
-        elif row.state == LATE:
+            leases.num_in_time += not is_late
+        elif is_late:
             leases.unanswered += 1
             projected = _projected(row, lease_seconds)
             if projected is not None:
                 leases.seconds.append(projected)
-    return found
+        if is_late and blocked[row.server_round]:
+            leases.blocked.add(row.server_round)
+            if not leases.num_in_time:
+                history.blocked_by_newcomers.add(row.server_round)
+    return history
+
+
+def _ended_without_quorum(row: Any) -> bool:
+    """True for a round that collected until its deadline and was not merged."""
+    is_unmerged = row.state == ABORTED and row.merging is None
+    return is_unmerged and row.deadline is not None and float(row.closed_at or 0.0) >= float(row.deadline)
 
 
 def expected_seconds(task: OpenTask, leases: Leases) -> float | None:
@@ -102,14 +185,10 @@ def expected_seconds(task: OpenTask, leases: Leases) -> float | None:
     return max((*leases.seconds, *now), default=None)
 
 
-def _tasks() -> Select[Any]:
-    # An update that came too late counts as much as one that was merged; one that was refused for itself does not.
-    counts = and_(
-        updates.c.message_id == round_tasks.c.message_id,
-        or_(updates.c.verdict != "refused", updates.c.code == ErrorCode.STALE.value),
-    )
+def _tasks(*more: Column[Any]) -> Select[Any]:
     return (
         select(
+            round_tasks.c.server_round,
             round_tasks.c.node_id,
             round_tasks.c.message_id,
             round_tasks.c.outcome,
@@ -118,11 +197,10 @@ def _tasks() -> Select[Any]:
             messages.c.state,
             messages.c.progress,
             messages.c.lease_until,
-            updates.c.received_at,
+            *more,
         )
         .outerjoin(messages, messages.c.message_id == round_tasks.c.message_id)
         .outerjoin(nodes, nodes.c.node_id == round_tasks.c.node_id)
-        .outerjoin(updates, counts)
     )
 
 

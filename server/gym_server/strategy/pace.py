@@ -2,14 +2,14 @@
 
 A round that waits for everybody is as slow as the one contributor that sends heartbeats and nothing else. One that is
 content with a fixed number belongs to the fastest. So the quorum is a share of the tasks that were handed out,
-and those still at work get a grace period by the history of their own leases.
+and those still at work get a grace period by the history of their own leases. Accounts that stopped earlier rounds by
+not answering no longer count (``gym_server.strategy.lease_history``).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sqlalchemy import Select, select
 
@@ -20,11 +20,11 @@ from gym_server.rounds.round_store import COMMITTED, Round
 from gym_server.store.tables import rounds, secure_messages, secure_stages
 from gym_server.strategy.lease_history import (
     LEARNED_ROUNDS,
+    MAX_BLOCKED_ROUNDS,
     MAX_UNANSWERED,
-    Leases,
+    LeaseHistory,
     OpenTask,
     expected_seconds,
-    lease_histories,
     open_tasks,
 )
 
@@ -63,8 +63,8 @@ class Pace:
 
     def __init__(self, fed: Federation) -> None:
         self._fed = fed
-        self._known: dict[tuple[int, str], list[float]] = {}
-        self._leases: tuple[int, Mapping[str, Leases]] = (0, {})
+        self._stage: tuple[int, str, list[float]] = (0, "", [])
+        """Round and stage of secure aggregation that were last looked at, and the stage's seconds in earlier rounds."""
         self._abandoned: tuple[int, float] = (0, 0.0)
         """Round whose tasks are all lost or failed, and since when."""
         self._logged_quorum = 0
@@ -94,7 +94,8 @@ class Pace:
         assert current.spec is not None
         tasks = self._tasks(current.server_round)
         admitted = len(self._fed.round_store.admitted(current.server_round))
-        needed = self._fed.config.rounds.quorum(_num_counted(tasks))
+        history = self._history(current.server_round)
+        needed = self._fed.config.rounds.quorum(history.num_counted(tasks))
         short = f"{admitted} of {counted(needed, 'update')}"
         outcomes = [task.outcome for task in tasks]
         working = outcomes.count("")
@@ -130,7 +131,7 @@ class Pace:
             (began if task.given_at is None else task.given_at)
             + config.grace_factor * (self._expected(current, task) or FIRST_SHARE * config.deadline_seconds)
             for task in self._tasks(current.server_round)
-            if not task.outcome and self._of(current.server_round, task).is_awaited
+            if not task.outcome and self._history(current.server_round).of(task).is_awaited
         ]
         most = (
             config.grace_max_seconds if config.grace_max_seconds is not None else config.deadline_seconds / 2
@@ -161,28 +162,25 @@ class Pace:
         with self._fed.database.reading() as tx:
             return open_tasks(tx, server_round, self._fed.config.rounds.lease_seconds)
 
-    def _of(self, server_round: int, task: OpenTask) -> Leases:
-        """The earlier tasks of who has a task."""
-        if self._leases[0] != server_round:
-            with self._fed.database.reading() as tx:
-                found = lease_histories(tx, server_round, self._fed.config.rounds.lease_seconds)
-            self._leases = (server_round, found)
-        return self._leases[1].get(task.contributor, Leases())
+    def _history(self, server_round: int) -> LeaseHistory:
+        """The tasks of the rounds before one."""
+        with self._fed.database.reading() as tx:
+            return self._fed.lease_histories.before(tx, server_round)
 
     def _expected(self, current: Round, task: OpenTask) -> float | None:
         """Seconds that an open task takes; None where nothing is known of it."""
-        return expected_seconds(task, self._of(current.server_round, task))
+        return expected_seconds(task, self._history(current.server_round).of(task))
 
     def _quorum_at(self, current: Round, quorum: int | None = None) -> float | None:
         """When there were as many updates as the round needs; None before that.
 
         Who is given the task after that moment does not move it.
         """
-        tasks = self._tasks(current.server_round)
+        tasks, history = self._tasks(current.server_round), self._history(current.server_round)
         received = sorted(row.received_at for row in self._fed.round_store.admitted(current.server_round))
         for number, at in enumerate(received, start=1):
             before = [task for task in tasks if task.given_at is None or task.given_at <= at]
-            needed = self._fed.config.rounds.quorum(_num_counted(before)) if quorum is None else quorum
+            needed = self._fed.config.rounds.quorum(history.num_counted(before)) if quorum is None else quorum
             if number >= needed:
                 return float(at)
         return None
@@ -197,8 +195,15 @@ class Pace:
             return
         self._logged_quorum = server_round
         text = "round %d: quorum, %d updates of %s; %d still at work, waited for %.0f s at most%s"
-        silent = sum(not self._of(server_round, task).is_awaited for task in working)
+        history = self._history(server_round)
+        silent = sum(not history.of(task).is_awaited for task in working)
         note = f" ({silent} of them left their last {MAX_UNANSWERED} tasks unanswered)" if silent else ""
+        ignored = sum(not history.counts(task) for task in working)
+        if ignored:
+            note += (
+                f"; the quorum does not count {ignored} of them, by {MAX_BLOCKED_ROUNDS} of the last "
+                f"{LEARNED_ROUNDS} rounds that ended at the deadline without their answers"
+            )
         handed_out = counted(len(tasks), "task")
         log.info(text, server_round, len(admitted), handed_out, len(working), max(0.0, seconds), note)
 
@@ -222,18 +227,11 @@ class Pace:
             .where(secure_messages.c.server_round.in_(_last(server_round)))
             .where(secure_messages.c.stage == stage, secure_messages.c.outcome == "replied")
         )
-        return self._learned((server_round, stage), query)
-
-    def _learned(self, key: tuple[int, str], query: Select[Any]) -> list[float]:
-        if key not in self._known:
+        if self._stage[:2] != (server_round, stage):
             with self._fed.database.reading() as tx:
-                self._known[key] = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
-        return self._known[key]
-
-
-def _num_counted(tasks: Sequence[OpenTask]) -> int:
-    """Contributors that count towards a quorum: those who answered and those at work, not who failed or went away."""
-    return sum(task.outcome in ("", "replied") for task in tasks)
+                found = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
+            self._stage = (server_round, stage, found)
+        return self._stage[2]
 
 
 def _last(server_round: int) -> Select[tuple[int]]:

@@ -84,7 +84,7 @@ def snapshot(fed: Federation) -> dict[str, Any]:
             "opened_at": current.opened_at if current else None,
             "deadline": current.deadline if current else None,
             "reason": current.reason if current else "",
-            "quorum": fed.config.rounds.quorum(by_outcome.get("", 0) + by_outcome.get("replied", 0)),
+            "quorum": fed.config.rounds.quorum(fed.lease_histories.num_counted(tx, number)),
             "connected": tx.scalar(connected.where(nodes.c.connected_until > fed.clock.now())),
             "accounts": tx.scalar(select(func.count()).select_from(accounts)),
             "num_tasks": sum(by_outcome.values()),

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_server.rounds.queue import node_of
 from gym_server.rounds.round_store import ABORTED, COMMITTED
+from gym_server.strategy.lease_history import lease_history
+from gym_server.strategy.pace import Pace
 
 from gym_fed.config.hub.sections import RoundsConfig
 from tests.support.paced_room import Member, PacedRoom
@@ -97,3 +100,94 @@ def test_a_quorum_is_more_than_half_of_the_tasks_and_at_least_the_number(
     least: int, tasks: int, quorum: int
 ) -> None:
     assert RoundsConfig(min_contributors=least).quorum(tasks) == quorum
+
+
+def stalling(count: int, wave: int = 1) -> list[Member]:
+    return [Member(f"stalls{wave}-{i}", math.inf) for i in range(count)]
+
+
+SHORT = {"deadline_seconds": 200}
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_newcomers_that_stall_as_many_as_the_honest_or_twice_as_many_stop_three_rounds_and_no_more(
+    opened: Open, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    room = opened([*fast(4), *stalling(count)], **SHORT)
+    ended = room.run(8)
+    assert [one.state for one in ended] == [ABORTED] * 3 + [COMMITTED] * 5
+    assert f"the quorum does not count {count} of them" in caplog.text
+
+
+def test_a_second_wave_of_stalling_newcomers_stops_no_round(opened: Open) -> None:
+    room = opened([*fast(4), *stalling(4)], **SHORT)
+    assert [one.state for one in room.run(4)] == [ABORTED] * 3 + [COMMITTED]
+    room.join(stalling(4, wave=2))
+    assert [one.state for one in room.run(3)] == [COMMITTED] * 3
+
+
+def test_members_that_stall_after_answering_stop_three_rounds_and_count_again_only_after_ten(
+    opened: Open,
+) -> None:
+    room = opened([*fast(4), *(Member(f"turns{i}", 20) for i in range(4))], **SHORT)
+    assert [one.state for one in room.run(2)] == [COMMITTED] * 2
+    for i in range(4):
+        room.members[f"turns{i}"].seconds = math.inf
+    assert [one.state for one in room.run(3)] == [ABORTED] * 3
+    for i in range(4):
+        room.members[f"turns{i}"].seconds = 20  # one answer does not buy three more rounds
+    assert [one.state for one in room.run(1)] == [COMMITTED]
+    for i in range(4):
+        room.members[f"turns{i}"].seconds = math.inf
+    assert [one.state for one in room.run(3)] == [COMMITTED] * 3
+
+
+def test_members_that_are_late_for_merged_rounds_still_count_so_that_the_fast_do_not_remove_them(
+    opened: Open,
+) -> None:
+    room = opened(
+        [*fast(3), *(Member(f"slow{i}", 80 + 20 * i) for i in range(5))],
+        **SHORT,
+        grace_min_seconds=0,
+        grace_max_seconds=1,
+    )
+    ended = room.run(6)
+    assert [one.state for one in ended] == [COMMITTED] * 6
+    assert min(len(one.merging) for one in ended) >= 5
+
+
+def test_rounds_that_the_coordinator_ends_count_against_nobody(opened: Open) -> None:
+    room = opened([*fast(3), *(Member(f"slow{i}", 100) for i in range(5))], **SHORT)
+    for _ in range(4):
+        room.step()
+        room.step()
+        room.fed.steering.skip("a trial")
+        current = room.fed.round_store.current()
+        assert current is not None
+        room.strategy._finish(current)
+    (ended,) = room.run(1)
+    assert ended.state == COMMITTED
+    assert len(ended.merging) == 8
+
+
+def test_an_account_that_enrols_new_installations_keeps_the_tasks_that_it_left_unanswered(
+    opened: Open,
+) -> None:
+    room = opened([*fast(4), *stalling(4)], **SHORT)
+    room.run(3)
+    fed = room.fed
+    stalled = room.members["stalls1-0"]
+    fed.accounts.connected(stalled.node, fed.clock.now() - 1)
+    with fed.database.transaction() as tx:
+        new = node_of(tx, stalled.key.contributor, "another-instance", 1, fed.clock.now())
+        history = lease_history(tx, 4, 60)
+    assert new != stalled.node
+    assert history.by_contributor[stalled.key.contributor].blocked == {1, 2, 3}
+
+
+def test_a_hub_of_two_hundred_secure_rounds_keeps_the_figures_of_one_stage(opened: Open) -> None:
+    pace = Pace(opened(fast(1)).fed)
+    for server_round in range(1, 201):
+        assert pace._of_stage(server_round, "share") == []
+    kept = [value for value in vars(pace).values() if isinstance(value, dict | list | tuple)]
+    assert sum(len(value) for value in kept) < 10
