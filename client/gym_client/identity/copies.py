@@ -1,49 +1,122 @@
-"""A home that was copied to another machine: it gets an installation of its own there.
+"""Recognises a home folder that was copied, and one that several machines share.
 
-Two machines with one ``instance`` are one node to a hub, and each work stream ends the other's.
+A copy has the ``instance`` of its original. To a hub both are then one installation, and each work stream ends the
+other's. So a copy gets an instance of its own. A home on a network file system that another machine used last is no
+copy: its tasks exist once, and continue.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from gym_client.identity.home import Home
 from gym_fed.files import write_atomically
 
 MACHINE_ID = Path("/etc/machine-id")
+MOUNTS = Path("/proc/self/mountinfo")
 _NO_CARD = (1 << 40) | (1 << 41)
 """Multicast and locally administered bits. One is set if ``uuid.getnode`` found no network card or a virtual one, whose
 address may change at each start."""
+_SHARED_TYPES = re.compile(
+    r"nfs4?|cifs|smb3?|lustre|gpfs|beegfs|ceph|afs|orangefs|glusterfs|9p|virtiofs|fuse\..+"
+)
+"""File systems that several machines may have mounted."""
+_MAX_RECORD_CHARS = 10_000
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a home was used last; kept in its file ``machine``, a line each."""
+
+    machine: str
+    """A digest that names the machine; empty where nothing names it."""
+    files: str = ""
+    """Inode numbers that a copy does not have."""
+    folder: str = ""
+
+    @classmethod
+    def here(cls, home: Home) -> _Place:
+        return cls(_machine(), _inodes(home.tasks.parent), str(home.folder))
+
+    @classmethod
+    def recorded(cls, home: Home) -> _Place | None:
+        path = home.folder / "machine"
+        if not path.exists():
+            return None
+        lines = path.read_text(encoding="utf-8", errors="replace")[:_MAX_RECORD_CHARS].splitlines()
+        return cls(*(line.strip() for line in lines[:3])) if lines else None
+
+    def exists_elsewhere(self, here: _Place) -> bool:
+        """True if the folder that was recorded is still there, next to the one that is used now."""
+        return bool(self.folder) and self.folder != here.folder and _inodes(Path(self.folder)) == self.files
 
 
 def adopt_copy(home: Home) -> str:
-    """Make a home that was copied from another machine an installation of this one. The caller holds its lock.
+    """Make a home that is a copy an installation of its own. The caller holds its lock.
 
     Returns:
-        What was done, for the person; empty for a home that is no copy.
+        What was found and done, for the person; empty for a home that is used where it was used before.
     """
-    here, path = _machine(), home.folder / "machine"
-    if not here:
-        return ""
-    before = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
+    here, before = _Place.here(home), _Place.recorded(home)
     if before == here:
         return ""
     note = ""
-    if before:
-        tasks = [task for task in home.tasks.iterdir() if task.is_dir()]
-        for task in tasks:
-            shutil.rmtree(task)  # the other machine has these tasks, and answers them
-        (home.folder / "instance").unlink(missing_ok=True)
-        left = f"; {len(tasks)} begun there stay there" if tasks else ""
-        note = (
-            f"{home.folder} was copied from another machine, and is an installation of its own from now on{left}. "
-            "Both have the same account, which has one task a round: for an account of its own, join with --home FOLDER"
-        )
-    write_atomically(path, here.encode())
+    if before is not None and before.machine != here.machine and before.machine and here.machine:
+        if before.files == here.files and _is_shared(home.folder):
+            note = (
+                f"{home.folder} is shared with another machine, which used it last; its tasks continue here. Use it "
+                "on one machine at a time. To work on both at once, join on one of them with --home FOLDER"
+            )
+        else:
+            note = _separate(home, "another machine")
+    elif before is not None and before.files != here.files and before.exists_elsewhere(here):
+        note = _separate(home, before.folder)
+    write_atomically(home.folder / "machine", f"{here.machine}\n{here.files}\n{here.folder}\n".encode())
     return note
+
+
+def _separate(home: Home, original: str) -> str:
+    """Take a copy's instance and tasks from it; its original has them, and answers them."""
+    tasks = [task for task in home.tasks.iterdir() if task.is_dir()]
+    for task in tasks:
+        shutil.rmtree(task)
+    (home.folder / "instance").unlink(missing_ok=True)
+    left = f"; {len(tasks)} begun there stay there" if tasks else ""
+    return (
+        f"{home.folder} was copied from {original}, and is an installation of its own from now on{left}. "
+        "Both have the same account, which has one task a round: for an account of its own, join with --home FOLDER"
+    )
+
+
+def _inodes(folder: Path) -> str:
+    """The inode numbers of a home and its tasks; they are the same on every machine that mounts it."""
+    try:
+        return " ".join(str(path.stat().st_ino) for path in (folder, folder / "tasks"))
+    except OSError:
+        return ""
+
+
+def _is_shared(folder: Path) -> bool:
+    """True if a folder is on a file system that several machines may have mounted (Linux)."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    kind, longest = "", -1
+    for line in lines:  # ID PARENT DEVICE ROOT MOUNT-POINT OPTIONS ... - TYPE SOURCE OPTIONS
+        left, _, right = line.partition(" - ")
+        fields, types = left.split(" "), right.split(" ")
+        if len(fields) < 5:
+            continue
+        point = Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4]))
+        if folder.resolve().is_relative_to(point) and len(point.parts) >= longest:
+            kind, longest = types[0], len(point.parts)
+    return _SHARED_TYPES.fullmatch(kind) is not None
 
 
 def _machine() -> str:

@@ -56,6 +56,79 @@ def test_a_home_that_was_copied_to_a_second_machine_is_another_node_of_the_same_
             assert second.node_id != first.node_id
 
 
+def mounted(kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mountinfo"
+    point = str(folder).replace(" ", "\\040")
+    path.write_text(
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        f"40 22 0:50 / {point} rw,relatime shared:2 - {kind} server:/export rw\n"
+    )
+    monkeypatch.setattr(copies, "MOUNTS", path)
+
+
+def test_a_home_on_a_shared_file_system_keeps_its_tasks_and_says_that_another_machine_used_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted("nfs4", tmp_path / "net work", tmp_path, monkeypatch)
+    on_machine("first", tmp_path, monkeypatch)
+    home = Home.open(tmp_path / "net work" / "ann")
+    instance = home.instance
+    assert copies.adopt_copy(home) == ""
+    (home.tasks / "begun").mkdir()
+    for name in ("second", "first"):
+        on_machine(name, tmp_path, monkeypatch)
+        note = copies.adopt_copy(home)
+        assert "is shared with another machine, which used it last; its tasks continue here" in note
+        assert "one machine at a time" in note
+        assert copies.adopt_copy(home) == "", "once"
+        assert (home.tasks / "begun").is_dir()
+        assert home.instance == instance
+
+
+def test_a_disk_that_was_cloned_for_another_machine_holds_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted("xfs", tmp_path, tmp_path, monkeypatch)
+    on_machine("first", tmp_path, monkeypatch)
+    home = Home.open(tmp_path / "ann")
+    instance = home.instance
+    copies.adopt_copy(home)
+    on_machine("clone", tmp_path, monkeypatch)
+    assert "was copied from another machine" in copies.adopt_copy(home)
+    assert home.instance != instance
+
+
+def test_a_second_copy_of_a_home_on_one_machine_is_another_installation_and_the_first_keeps_its_tasks(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    with hub.client(tmp_path / "ann") as first:
+        copies.adopt_copy(first.home)
+        (first.home.tasks / "begun").mkdir()
+        shutil.copytree(tmp_path / "ann", tmp_path / "copy")
+        copy = Home.open(tmp_path / "copy")
+        note = copies.adopt_copy(copy)
+        assert f"was copied from {tmp_path / 'ann'}" in note
+        assert "1 begun there stay there" in note
+        assert list(copy.tasks.iterdir()) == []
+        assert copies.adopt_copy(first.home) == copies.adopt_copy(copy) == "", "once"
+        assert (first.home.tasks / "begun").is_dir()
+        with hub.client(tmp_path / "copy") as second:
+            assert second.node_id != first.node_id
+
+
+def test_a_home_that_was_moved_or_restored_keeps_its_tasks(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "ann")
+    instance = home.instance
+    copies.adopt_copy(home)
+    (home.tasks / "begun").mkdir()
+    shutil.copytree(tmp_path / "ann", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "ann")
+    moved = Home.open(tmp_path / "moved")
+    assert copies.adopt_copy(moved) == ""
+    assert (moved.tasks / "begun").is_dir()
+    assert moved.instance == instance
+
+
 def test_a_home_is_no_copy_where_nothing_names_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
