@@ -35,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         federation.check_soup()
         check_promise(federation)
         by_reference = isinstance(grid, HubGrid)
-        cap = federation.config.admission.max_update_bytes
+        cap = federation.max_update_bytes
         DurableDeltaSoup(federation, ByReference() if by_reference else Inline(federation.store, cap)).start(
             grid
         )

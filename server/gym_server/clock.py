@@ -55,6 +55,16 @@ class HubClock:
             self._offset = self._stored()  # a dashboard stays open while the hub's machine is set
         return self.wall() + self._offset
 
+    def least(self) -> float:
+        """The least time that it can be now, for deciding what is old enough to be deleted.
+
+        While a round is under way that is no later than the last trace of it: a machine's clock that was set forward,
+        even while no hub ran, ages nothing of an open round.
+        """
+        with self._database.reading() as tx:
+            active = _last_activity(tx)
+        return self.now() if active is None else min(self.now(), active)
+
     def start(self) -> None:
         """Run from here on, as a hub does that holds its lock."""
         wall = self.wall()

@@ -76,6 +76,8 @@ class Federation:
         self.config = config
         self.base = base
         self.database = database
+        self.sends_arrays = False
+        """True where another strategy than DeltaSoup runs: tasks and replies then hold arrays instead of deltas."""
         self.clock = HubClock(database)
         self.contributor_clocks = ContributorClocks()
         self.traffic = HubTraffic()
@@ -235,6 +237,13 @@ class Federation:
             yield lock
         finally:
             lock.release()
+
+    @property
+    def max_update_bytes(self) -> int:
+        """The largest object that a contributor may send; other strategies' arrays need not be the base's weights."""
+        if self.sends_arrays:
+            return self.config.admission.max_update_bytes
+        return self.config.max_update_bytes(self.base.shapes)
 
     @property
     def hides_updates(self) -> bool:

@@ -1,4 +1,4 @@
-"""What one account may leave on the hub's disk that nothing names: bounded, reported, and given back by use."""
+"""What one account may leave on the hub's disk that is never merged: bounded, reported, and given back by use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from gym_client.hub.transfers import upload
 from gym_client.hub.transport import HubClient
+from gym_server.backup.gc import gc
 from gym_server.store.rights import FORMERLY, give_up, usage_of
-from gym_server.store.tables import readers
+from gym_server.store.tables import objects, readers, updates
 from gym_server.store.usage import needed
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.v1 import hub_pb2 as pb
-from tests.support.loopback_hub import LoopbackHub
+from tests.support.contributor import RawContributor
+from tests.support.loopback_hub import LoopbackHub, some_delta, task_of_open_round, update_of
 
 QUOTA = 1 << 20
 
@@ -84,6 +86,57 @@ def test_giving_up_the_right_to_read_does_not_give_back_the_share(hub: LoopbackH
             assert sha256 not in needed(tx, time.time()), "gc may delete it"
         with pytest.raises(GymError, match="no object"):
             _read(ann, sha256)
+
+
+def test_a_refused_update_counts_against_the_quota_and_its_file_goes_after_the_stated_time(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    raw = RawContributor(hub.address).enrol()
+    who, delta = raw.key.contributor, bytes(QUOTA)
+    task = task_of_open_round(hub, raw.session)
+    raw.upload(delta)
+    manifest = update_of(hub, who, task, delta)
+    assert raw.submit(task, manifest)["verdict"] == "refused"
+    with pytest.raises(GymError, match=f"{QUOTA} bytes here that no merged update") as caught:
+        raw.upload(b"another one")
+    assert (caught.value.code, "deleted after 24 h 0 min" in caught.value.hint) == (
+        ErrorCode.QUOTA_EXCEEDED,
+        True,
+    )
+    assert gc(hub.fed)["objects"] == 0, "it is young"
+    with hub.fed.database.transaction() as tx:
+        tx.execute(objects.update().values(created_at=time.time() - 86400 - 10))
+    assert gc(hub.fed)["object_bytes"] == QUOTA
+    raw.upload(b"another one")
+    raw.close()
+
+
+def test_an_update_counts_until_it_is_merged(hub: LoopbackHub, tmp_path: Path) -> None:
+    raw = RawContributor(hub.address).enrol()
+    who, delta = raw.key.contributor, some_delta(tmp_path, 1).read_bytes()
+    task = task_of_open_round(hub, raw.session)
+    raw.upload(delta)
+    assert raw.submit(task, update_of(hub, who, task, delta))["verdict"] == "admitted"
+    raw.close()
+    counts = {"admitted": len(delta), "rejected": len(delta), "aborted": len(delta), "merged": 0}
+    for verdict, num_bytes in counts.items():
+        with hub.fed.database.transaction() as tx:
+            tx.execute(updates.update().values(verdict=verdict))
+            assert usage_of(tx, who).finished == num_bytes, verdict
+
+
+def test_nothing_larger_than_the_base_s_weights_can_need_is_taken(tmp_path: Path) -> None:
+    hub = LoopbackHub(tmp_path / "hub")
+    weights = 16 * 64 + 8 * 32
+    most = (1 << 20) + 2 * 1024 + 8 * weights
+    raw = RawContributor(hub.address).enrol()
+    assert raw.status.max_update_bytes == most, "contributors are shown it before they join"
+    raw.call(raw.stub.BeginUpload, pb.BeginUploadRequest(sha256="1" * 64, size_bytes=most))
+    with pytest.raises(GymError, match=f"takes 1 to {most}") as caught:
+        raw.call(raw.stub.BeginUpload, pb.BeginUploadRequest(sha256="2" * 64, size_bytes=most + 1))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    raw.close()
+    hub.close()
 
 
 def _read(client: HubClient, sha256: str) -> None:

@@ -167,6 +167,21 @@ def test_an_upload_whose_end_a_kill_cut_off_needs_no_byte_more(
     assert begun == [size]
 
 
+def test_variants_of_one_account_are_limited_by_their_bytes_too(tmp_path: Path) -> None:
+    first, second = some_delta(tmp_path, seed=1), some_delta(tmp_path, seed=2)
+    size = first.stat().st_size
+    hub = LoopbackHub(tmp_path / "hub", variants={"max_bytes_per_contributor": 2 * size - 1})
+    with hub.client(tmp_path / "ann") as ann, hub.client(tmp_path / "bob") as bob:
+        pushed(ann, first, name="one")
+        error = refused(ErrorCode.TOO_LARGE, pushed, ann, second, name="two")
+        assert f"has {size} bytes in 1 variant here; with the {size} of two" in error.message
+        assert "variants.max_bytes_per_contributor" in error.message
+        assert "gym variant hub remove" in error.hint
+        pushed(ann, second, name="one", revision=2)  # takes the first one's place
+        pushed(bob, first, name="one")
+    hub.close()
+
+
 def test_a_newer_revision_takes_the_place_and_no_older_one_comes_back(
     ann: HubClient, delta: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ Its base is a description, so that nothing heavy is loaded; contributors are rea
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from pathlib import Path
@@ -25,9 +26,11 @@ from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.store.database import Database
+from gym_server.store.tables import rounds
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.service import add_hub
@@ -117,6 +120,40 @@ def manifest_of(path: Path, name: str = "mine", **changes: Any) -> VariantManife
         "size_bytes": path.stat().st_size,
     }
     return VariantManifest(**{**said, **changes})
+
+
+def task_of_open_round(hub: LoopbackHub, session: str, number: int = 1) -> str:
+    """Open a round that collects updates, and lease its task to the node of a session; gives the task's id."""
+    spec = json.dumps({"version_digest": hub.fed.base.digest})
+    now = hub.fed.clock.now()
+    row = {"server_round": number, "state": "collecting", "base_height": 0, "opened_at": now}
+    with hub.fed.database.transaction() as tx:
+        tx.execute(rounds.insert().values(**row, reason="", spec=spec))
+    node = hub.fed.accounts.session(session).node_id
+    task = hub.fed.queue.push(node, str(number), "train", now, 3600, b"")
+    hub.fed.queue.lease(node)
+    return task
+
+
+def update_of(
+    hub: LoopbackHub, contributor: str, task: str, delta: bytes, number: int = 1, **changes: Any
+) -> UpdateManifest:
+    """The manifest of an update for ``task_of_open_round``."""
+    issued, expires = lifetime(hub.fed.clock.now())
+    fields: dict[str, Any] = {
+        "contributor": contributor,
+        "server": hub.fed.server,
+        "task": task,
+        "server_round": number,
+        "base_digest": hub.fed.base.digest,
+        "delta_sha256": hashlib.sha256(delta).hexdigest(),
+        "delta_bytes": len(delta),
+        "nonce": new_nonce(),
+        "issued_at_seconds": issued,
+        "expires_at_seconds": expires,
+        "num_examples": 1,
+    }
+    return UpdateManifest(**{**fields, **changes})
 
 
 def forged(signed: SignedVariant) -> SignedVariant:

@@ -79,6 +79,8 @@ class AdmissionConfig(StrictModel):
     """What an update may be at most."""
 
     max_update_bytes: int = Field(2 << 30, ge=1024)
+    """Of one update. The hub also takes none larger than the base's weights need in any codec: 8 bytes for each weight
+    and about 1 MiB, which is the cap that contributors are shown where it is lower."""
     max_norm: float | None = Field(None, gt=0)
     """L2 norm above which an update is refused outright."""
     norm_ratio: float | None = Field(4.0, gt=1)
@@ -129,6 +131,8 @@ class VariantsConfig(StrictModel):
     max_per_contributor: int = Field(100, ge=1)
     max_bytes: int | None = Field(None, ge=1024)
     """Of one variant; by default what an update may have, ``admission.max_update_bytes``."""
+    max_bytes_per_contributor: int = Field(4 << 30, ge=1024)
+    """Of all variants that one contributor has here."""
     max_total_bytes: int = Field(64 << 30, ge=1024)
     """Of all variants that the hub has now. Files of replaced and removed ones, and uploads that nothing was made of,
     are bounded by ``limits.unreferenced_bytes_per_account``."""
@@ -169,7 +173,8 @@ class LimitsConfig(StrictModel):
     transfers_per_hour: int = Field(60, ge=1)
     """Transfers of credits that one account may ask for: each is two entries of the ledger."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
-    """Bytes of uploads that no update and no variant names, unfinished ones included."""
+    """Bytes of one account's uploads that no merged update and no variant names: unfinished ones, updates that wait
+    for their round, and refused or rejected ones until they are deleted (``storage.keep_unneeded_seconds``)."""
 
 
 class StorageConfig(StrictModel):
@@ -183,6 +188,9 @@ class StorageConfig(StrictModel):
     """Of a remote object store: copies beyond it go from this machine, those unused for longest first."""
     reserve_bytes: int = Field(256 << 20, ge=0)
     """Free space that the hub leaves on its disks: below it no upload begins and no round opens."""
+    keep_unneeded_seconds: float = Field(86400, ge=3600)
+    """For how long the hub keeps what nothing needs any more: refused updates, uploads that were never used, files of
+    replaced and removed variants. It looks every ten minutes; ``gym-server gc`` looks at once."""
 
 
 class DashboardConfig(StrictModel):

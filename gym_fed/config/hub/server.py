@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 from pydantic import field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
@@ -13,15 +16,35 @@ from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.schema.problems import Problem, Problems
 from gym_fed.errors import GymError
 
+_DELTA_BYTES_PER_WEIGHT = 8
+"""More than any codec needs: dense float32 has 4, masked votes at most 8."""
+_DELTA_BYTES_PER_TENSOR = 1 << 10
+_DELTA_HEADER_BYTES = 1 << 20
+
 
 class ServerConfig(ServerSections):
     """The whole of ``gym-server.yaml``."""
 
-    @property
-    def max_variant_bytes(self) -> int:
-        """What one variant may have."""
-        most = self.variants.max_bytes
-        return self.admission.max_update_bytes if most is None else most
+    def max_update_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
+        """The largest update that this hub takes.
+
+        Args:
+            shapes: Of the base's tensors, by name.
+
+        Returns:
+            Bytes: the least of ``admission.max_update_bytes``, an account's share of the disk, and what the base's
+            weights can take up in any codec.
+        """
+        weights = sum(math.prod(shape) for shape in shapes.values())
+        of_base = (
+            _DELTA_HEADER_BYTES + _DELTA_BYTES_PER_TENSOR * len(shapes) + _DELTA_BYTES_PER_WEIGHT * weights
+        )
+        return min(self.admission.max_update_bytes, self.limits.unreferenced_bytes_per_account, of_base)
+
+    def max_variant_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
+        """The largest variant that this hub keeps, in bytes."""
+        most = self.max_update_bytes(shapes)
+        return most if self.variants.max_bytes is None else min(most, self.variants.max_bytes)
 
     def recipe_at(self, num_soups: int) -> TrainingRecipe:
         """The recipe of the round that starts from a version of so many soups."""
@@ -62,7 +85,7 @@ class ServerConfig(ServerSections):
                     )
                 ],
             )
-        if self.max_variant_bytes > self.admission.max_update_bytes:
+        if (self.variants.max_bytes or 0) > self.admission.max_update_bytes:
             what = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
             raise Problems("", [Problem("variants.max_bytes", what)])
         check_secure(self)

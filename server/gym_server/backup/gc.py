@@ -1,43 +1,85 @@
-"""`gym-server gc`: delete files that nothing refers to any more, beside a running hub.
+"""Delete files that nothing refers to any more: in every running hub by itself, and by `gym-server gc`.
 
-Objects that no version, ledger entry, variant, upload, message or counted update names
-(``gym_server.store.usage``), parts of uploads that nobody declared, copies of remote objects, and what killed
-merges, replays and backups left in ``staging/``, and records of evaluations of what is no more. Nothing younger than
-the grace age is touched.
+Objects that no version, ledger entry, variant, upload, message or counted update names (``gym_server.store.usage``),
+uploads that stopped, copies of remote objects, what killed merges, replays and backups left in ``staging/``, and
+records of evaluations of what is no more. Nothing younger than the grace age is touched.
+
+Ages are by the hub's clock, which a step of the machine's clock does not move (``HubClock.least``). An object's row has
+the hub's time. A file's own time is the machine's, so a file is old only by the earlier of both clocks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shutil
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import counted, readable_bytes
 from gym_server.backup.backup import care_lock
 from gym_server.backup.records import unneeded_records
 from gym_server.federation import Federation
+from gym_server.rounds.round_store import MERGING
 from gym_server.store.objects import StoredObject
 from gym_server.store.tables import objects, readers, rounds, uploads
 from gym_server.store.usage import needed
 
-GRACE_SECONDS = 7 * 86400.0
+log = logging.getLogger("gym_server")
+
+PASS_SECONDS = 600.0
+"""How often a running hub looks."""
+_PASS_OBJECTS = 2000
+"""Objects that one of its passes deletes."""
 _TEMPORARY = re.compile(r"(replay|rescore|backup)-.*|restored-[0-9a-f]{64}|.*\.(copy|fetch|partial)")
 _OF_ROUND = re.compile(r"(soup|root)-(\d+)(\.gymdelta)?")
 _BATCH = 200
 _OVER = ("committed", "aborted")
 
 
-def gc(fed: Federation, grace_seconds: float = GRACE_SECONDS, dry_run: bool = False) -> dict[str, Any]:
+class _Before(NamedTuple):
+    """What is not older stays: rows by the hub's clock, files by the earlier of its and the machine's."""
+
+    rows: float
+    files: float
+
+
+def gc_pass(fed: Federation) -> None:
+    """The running hub's pass: delete a bounded number of objects, and log what was deleted."""
+    try:
+        found = gc(fed, max_objects=_PASS_OBJECTS)
+    except GymError as error:
+        if error.code is not ErrorCode.STATE_LOCKED:
+            raise
+        return  # a backup runs, or somebody's `gym-server gc`
+    freed = found["object_bytes"] + found["staging_bytes"] + found["record_bytes"]
+    if found["objects"] or found["staging"] or found["records"]:
+        log.info(
+            "gc: %s freed; %s, %s and %s of evaluations deleted",
+            readable_bytes(freed),
+            counted(found["objects"], "object"),
+            counted(found["staging"], "leftover"),
+            counted(found["records"], "file"),
+        )
+
+
+def gc(
+    fed: Federation,
+    grace_seconds: float | None = None,
+    dry_run: bool = False,
+    max_objects: int | None = None,
+) -> dict[str, Any]:
     """Delete what is not needed.
 
     Args:
         fed: The hub, running or not.
-        grace_seconds: What is younger stays.
+        grace_seconds: What is younger stays; None: ``storage.keep_unneeded_seconds``.
         dry_run: Delete nothing, only count.
+        max_objects: Delete at most this many objects, the oldest first; None: all.
 
     Returns:
         ``objects`` and ``object_bytes``, ``staging`` and ``staging_bytes``, ``records`` and ``record_bytes`` that were
@@ -46,11 +88,14 @@ def gc(fed: Federation, grace_seconds: float = GRACE_SECONDS, dry_run: bool = Fa
     Raises:
         GymError: ``STATE_LOCKED`` while a backup or another gc runs on the folder.
     """
-    before = time.time() - grace_seconds
+    grace = fed.config.storage.keep_unneeded_seconds if grace_seconds is None else grace_seconds
     with care_lock(fed.folder):
-        gone, gone_bytes, kept, kept_bytes = _objects(fed, before, dry_run)
-        parts, part_bytes = _staging(fed, before, dry_run)
-        records, record_bytes = _records(fed, before, dry_run)
+        now = fed.clock.least()
+        before = _Before(now - grace, min(now, fed.clock.wall()) - grace)
+        stopped = _stopped_uploads(fed, before, dry_run)
+        gone, gone_bytes, kept, kept_bytes = _objects(fed, before, dry_run, max_objects)
+        parts, part_bytes = _staging(fed, before.files, stopped, dry_run)
+        records, record_bytes = _records(fed, before.files, dry_run)
     return {
         "objects": gone,
         "object_bytes": gone_bytes,
@@ -64,20 +109,42 @@ def gc(fed: Federation, grace_seconds: float = GRACE_SECONDS, dry_run: bool = Fa
     }
 
 
-def _objects(fed: Federation, before: float, dry_run: bool) -> tuple[int, int, int, int]:
+def _stopped_uploads(fed: Federation, before: _Before, dry_run: bool) -> set[str]:
+    """Withdraw declarations of uploads that got no byte for the grace age; returns the names of their parts."""
+    with fed.database.reading() as tx:
+        old = tx.execute(select(uploads).where(uploads.c.created_at <= before.rows)).all()
+    stopped = set()
+    for row in old:
+        part = fed.store.part_path(row.contributor, row.sha256)
+        if part.exists() and part.stat().st_mtime > before.files:
+            continue
+        stopped.add(part.name)
+        if not dry_run:
+            with fed.database.transaction() as tx:
+                of = (uploads.c.contributor == row.contributor) & (uploads.c.sha256 == row.sha256)
+                tx.execute(uploads.delete().where(of))
+    return stopped
+
+
+def _objects(
+    fed: Federation, before: _Before, dry_run: bool, max_objects: int | None
+) -> tuple[int, int, int, int]:
     stored = fed.store.listed()
     stale = fed.config.rewards.stale_rounds
     with fed.database.reading() as tx:
-        names = needed(tx, fed.clock.now(), stale)
+        names = needed(tx, fed.clock.least(), stale)
         rows = {row.sha256: row.created_at for row in tx.execute(select(objects)).all()}
-    old = [name for name, item in stored.items() if item.modified_at <= before]
-    old += [name for name, created in rows.items() if name not in stored and created <= before]
-    wanted = [name for name in old if name not in names]
+        merging = tx.execute(select(rounds.c.server_round).where(rounds.c.state == MERGING)).first()
+    age = {name: created for name, created in rows.items() if created <= before.rows}
+    if merging is None:  # a merge puts soups into the store before anything names them
+        loose = {name: item.modified_at for name, item in stored.items() if name not in rows}
+        age |= {name: modified for name, modified in loose.items() if modified <= before.files}
+    wanted = sorted((name for name in age if name not in names), key=age.__getitem__)[:max_objects]
     if not dry_run:
         wanted = [
             name
             for start in range(0, len(wanted), _BATCH)
-            for name in _delete(fed, wanted[start : start + _BATCH], before, stored)
+            for name in _delete(fed, wanted[start : start + _BATCH], before.rows, stored)
         ]
     gone = [name for name in wanted if name in stored]
     gone_bytes = sum(stored[name].size_bytes for name in gone)
@@ -87,8 +154,9 @@ def _objects(fed: Federation, before: float, dry_run: bool) -> tuple[int, int, i
 
 def _delete(fed: Federation, names: list[str], before: float, stored: dict[str, StoredObject]) -> list[str]:
     """Delete objects with their rows, in one transaction, so that nothing comes to name one meanwhile."""
+    now = fed.clock.least()
     with fed.database.transaction() as tx:
-        still = needed(tx, fed.clock.now(), fed.config.rewards.stale_rounds)
+        still = needed(tx, now, fed.config.rewards.stale_rounds)
         young = objects.c.sha256.in_(names) & (objects.c.created_at > before)
         kept = {*still, *tx.scalars(select(objects.c.sha256).where(young))}
         gone = [name for name in names if name not in kept]
@@ -100,11 +168,11 @@ def _delete(fed: Federation, names: list[str], before: float, stored: dict[str, 
     return gone
 
 
-def _staging(fed: Federation, before: float, dry_run: bool) -> tuple[int, int]:
+def _staging(fed: Federation, before: float, stopped: set[str], dry_run: bool) -> tuple[int, int]:
     with fed.database.reading() as tx:
         open_parts = {
             fed.store.part_path(row.contributor, row.sha256).name for row in tx.execute(select(uploads))
-        }
+        } - stopped
         living = set(tx.scalars(select(rounds.c.server_round).where(rounds.c.state.not_in(_OVER))))
     gone = gone_bytes = 0
     for path in sorted(fed.store.staging.iterdir()):

@@ -204,15 +204,20 @@ def check(
 
 def gc(
     folder: Folder = DEFAULT_FOLDER,
-    grace: Annotated[str, typer.Option(help="Keep files younger than this: 7d, 12h.")] = "7d",
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep files younger than this: 7d, 12h.", show_default="storage.keep_unneeded_seconds"
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete objects and leftovers that nothing names any more. The hub may be running."""
+    """Delete objects and leftovers that nothing names any more, as a running hub does by itself."""
     with opened(folder) as fed, waiting("looking for what nothing names"):
         from gym_server.backup.gc import gc as run_gc
 
-        found = run_gc(fed, parse_duration(grace), dry_run)
+        found = run_gc(fed, None if grace is None else parse_duration(grace), dry_run)
     if as_json:
         print_json(found)
         return

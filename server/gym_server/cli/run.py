@@ -19,10 +19,11 @@ from gym_fed.config.hub.sections import DashboardConfig, GateConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.open_files import raise_file_limit
 from gym_fed.portable import on_stop_signals
-from gym_fed.text import counted
+from gym_fed.text import counted, readable_seconds
 from gym_fed.waiting import waiting
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.service import add_hub
+from gym_server.backup.gc import PASS_SECONDS, gc_pass
 from gym_server.certificate import note_on_certificate, served_pair
 from gym_server.cli.checks_at_start import check_at_start
 from gym_server.clock_watch import ClockWatch
@@ -34,6 +35,7 @@ from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.connections import ConnectionLimiter, require_free
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
+from gym_server.rpc.threads import heavily
 from gym_server.store.away import StoreAway
 from gym_server.store.hub_lock import HubLock
 from gym_server.strategy.durable import DurableDeltaSoup
@@ -117,6 +119,7 @@ def run_hub(
             if line := gate_line(federation.config.gate):
                 log.info("%s", line)
         else:
+            federation.sends_arrays = True
             federation.check_soup()
             privacy.check_promise(federation)
         if server_app is not None and federation.config.privacy is not None:
@@ -220,6 +223,7 @@ class _Server:
         stop_waiter = asyncio.create_task(stopping.wait())
         hub_lock_keeper = asyncio.create_task(self._keep_hub_lock(done))
         clock_keeper = asyncio.create_task(self._keep_clock())
+        collector = asyncio.create_task(self._collect_garbage())
         await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
         if done.is_set() and self._failure is None:
             ending = await asyncio.to_thread(privacy.end_of_run, self._fed)
@@ -235,6 +239,7 @@ class _Server:
                 await stop_waiter
         hub_lock_keeper.cancel()
         clock_keeper.cancel()
+        collector.cancel()
         self._stop.set()
         with waiting("closing connections"):
             await server.stop(_GRACE_SECONDS)
@@ -298,6 +303,17 @@ class _Server:
                 await asyncio.to_thread(watch.look)
             except (StoreAway, OSError, SQLAlchemyError) as error:
                 log.debug("%s", error)  # the strategy says so
+
+    async def _collect_garbage(self) -> None:
+        """Delete what nothing needs any more, on the threads for long work."""
+        keep = readable_seconds(self._fed.config.storage.keep_unneeded_seconds)
+        log.info("what no round, version or variant needs is deleted after %s", keep)
+        while True:
+            try:
+                await heavily(gc_pass, self._fed)
+            except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
+                log.warning("gc: nothing was deleted this time: %s", error)
+            await asyncio.sleep(PASS_SECONDS)
 
     def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
         try:

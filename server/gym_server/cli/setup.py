@@ -138,6 +138,7 @@ rewards:
 # Variants that contributors keep here for themselves and each other (docs/coordinate.md).
 # variants:
 #   max_per_contributor: 100
+#   max_bytes_per_contributor: 4294967296
 #   max_total_bytes: 68719476736
 
 # What one account, or one address, may use of the hub (docs/coordinate.md).
@@ -156,12 +157,13 @@ rewards:
 #   enrolment_work_bits: 20     # policy open: proof of work, about a second of one core
 #   account_changes_per_hour: 12 # how often one account may replace its key, or come back after it left
 #   transfers_per_hour: 60      # of credits, by one account
-#   unreferenced_bytes_per_account: 4294967296 # uploads that nothing names
+#   unreferenced_bytes_per_account: 4294967296 # uploads that were not merged
 
 storage:
   database: sqlite:///hub.db    # or postgresql+psycopg://USER@HOST/DATABASE, the password in PGPASSFILE
   objects: objects              # a folder, or s3://BUCKET/PREFIX (docs/coordinate.md)
   # max_local_copy_bytes: 8589934592 # of what is on S3: copies on this machine
+  # keep_unneeded_seconds: 86400 # refused updates and unused uploads are deleted when they are older
   # reserve_bytes: 268435456    # free space left on the disks: below it no upload begins and no round opens
 
 # Pages for the browser beside the rounds (docs/dashboard.md); as `gym-server run --dashboard`.

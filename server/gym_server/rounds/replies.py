@@ -44,7 +44,7 @@ def check_reply(
     Args:
         task: What the contributor was sent.
         reply: Its answer.
-        max_bytes: Cap of all that a plain reply may expand to (``admission.max_update_bytes``).
+        max_bytes: Cap of all that a plain reply may expand to (``Federation.max_update_bytes``).
         size_of: Bytes of a stored object by its sha256; raises ``NOT_FOUND``. Called for plain replies only.
 
     Raises:
@@ -106,7 +106,7 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
                 f"the reply names object {sha256[:12]} {times} times; its task names none more than {repeats} times",
                 "name every object once",
             )
-    expands = sum(ref.size_bytes for ref in found if ref.stype != DELTA_STYPE)
+    expands = sum(ref.size_bytes for ref in found)
     task_bytes = sum(ref.size_bytes for ref in sent if ref.stype != DELTA_STYPE)
     allowed = min(max(MAX_RECORDS_BYTES, EXPANSION * task_bytes), max_bytes)
     if expands > allowed:

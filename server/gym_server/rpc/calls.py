@@ -73,7 +73,7 @@ class CallsBesideRounds:
             num_connected=connected,
             finished=self.finished.is_set(),
             recipe_json=json.dumps(recipe),
-            max_update_bytes=fed.config.admission.max_update_bytes,
+            max_update_bytes=fed.max_update_bytes,
             join_download_bytes=join_bytes,
             round_download_bytes=round_bytes,
             privacy_json=privacy.status_json(fed),

@@ -58,10 +58,11 @@ class Hub(CallsBesideRounds):
         self._transfers = Transfers(
             federation.database,
             federation.store,
-            config.admission,
+            federation.max_update_bytes,
             private,
             config.limits,
-            config.storage.reserve_bytes,
+            config.storage,
+            federation.clock.now,
         )
         self._commitments = Commitments(
             federation.database, federation.key, federation.server, federation.clock.now
@@ -209,7 +210,7 @@ class Hub(CallsBesideRounds):
             self._transfers.check_sent(contributor, sha256)
             return self._fed.store.size(sha256)
 
-        cap = self._fed.config.admission.max_update_bytes
+        cap = self._fed.max_update_bytes
         check_reply(pb.Records.FromString(message.content), request, cap, size_of)
 
     def _submission(

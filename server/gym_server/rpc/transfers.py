@@ -16,9 +16,10 @@ from typing import BinaryIO
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from gym_fed.config.hub.sections import AdmissionConfig, LimitsConfig, StorageConfig
+from gym_fed.config.hub.sections import LimitsConfig, StorageConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_fed.text import readable_seconds
 from gym_fed.wire.limits import CHUNK_BYTES
 from gym_fed.wire.references import references
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -35,24 +36,34 @@ _SLOWEST_BYTES_PER_SECOND = 4 << 10
 
 
 class Transfers:
-    """Moves objects between contributors and the store."""
+    """Moves objects between contributors and the store.
+
+    Args:
+        database: Holds declarations and who brought what.
+        store: Gets the objects.
+        max_bytes: Cap of one object.
+        private: Report whether the hub holds an object only to its senders and readers; to others it would confirm a
+            guess at what somebody sent.
+        limits: Quota and pace of one account.
+        storage: Free space to leave on the disk, and for how long unneeded objects stay.
+        clock: The hub's, Unix seconds.
+    """
 
     def __init__(
         self,
         database: Database,
         store: ObjectStore,
-        caps: AdmissionConfig,
+        max_bytes: int,
         private: bool = False,
         limits: LimitsConfig | None = None,
-        reserve_bytes: int = StorageConfig().reserve_bytes,
+        storage: StorageConfig | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """``private``: whether the hub holds an object is reported only to its senders and readers; to others it
-        would confirm a guess at what somebody sent. ``reserve_bytes``: free space to leave on the disk."""
-        self._limits, self._reserve_bytes = limits or LimitsConfig(), reserve_bytes
+        self._limits, self._storage, self._clock = limits or LimitsConfig(), storage or StorageConfig(), clock
         self._private = private
         self._database = database
         self._store = store
-        self._caps = caps
+        self._max_bytes = max_bytes
         self._busy: set[tuple[str, str]] = set()
 
     def begin(self, contributor: str, sha256: str, size_bytes: int) -> pb.UploadState:
@@ -64,14 +75,13 @@ class Transfers:
         """
         if self._may_know(contributor, sha256):  # nothing is granted: knowing a hash is not a right to read
             return pb.UploadState(offset=size_bytes, complete=True)
-        cap = self._caps.max_update_bytes
-        if not 0 < size_bytes <= cap:
+        if not 0 < size_bytes <= self._max_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"object {sha256[:12]} is declared as {size_bytes} bytes; this hub takes 1 to {cap}",
+                f"object {sha256[:12]} is declared as {size_bytes} bytes; this hub takes 1 to {self._max_bytes}",
                 "use a smaller codec or fewer trained weights",
             )
-        if shutil.disk_usage(self._store.staging).free < size_bytes + self._reserve_bytes:
+        if shutil.disk_usage(self._store.staging).free < size_bytes + self._storage.reserve_bytes:
             raise GymError(
                 ErrorCode.DISK_FULL, "the hub's disk is full", "it goes on when its coordinator has made room"
             )
@@ -84,7 +94,10 @@ class Transfers:
                     self._drop_oldest(tx, contributor)
                 tx.execute(
                     uploads.insert().values(
-                        contributor=contributor, sha256=sha256, size_bytes=size_bytes, created_at=time.time()
+                        contributor=contributor,
+                        sha256=sha256,
+                        size_bytes=size_bytes,
+                        created_at=self._clock(),
                     )
                 )
             elif declared != size_bytes:
@@ -105,15 +118,15 @@ class Transfers:
         return pb.UploadState(offset=offset, complete=False)
 
     def _check_quota(self, tx: Connection, contributor: str, size_bytes: int) -> None:
-        """What nothing names is bounded, so that nobody fills the disk with what is of no use."""
+        """Refuse an upload beyond the account's quota, so that nobody fills the disk with what is never merged."""
         most, held = self._limits.unreferenced_bytes_per_account, usage_of(tx, contributor)
         if held.total + size_bytes > most:
             raise GymError(
                 ErrorCode.QUOTA_EXCEEDED,
-                f"{contributor} has {held.finished} bytes here that no update or variant names, and {held.declared} "
-                f"declared and not finished; with these {size_bytes} it would be more than {most}",
-                "use what was uploaded, or ask the coordinator (`gym-server gc`, "
-                "limits.unreferenced_bytes_per_account)",
+                f"{contributor} has {held.finished} bytes here that no merged update or variant names, and "
+                f"{held.declared} declared and not finished; with these {size_bytes} it would be more than {most}",
+                f"wait: what is not used is deleted after {readable_seconds(self._storage.keep_unneeded_seconds)}; "
+                "or ask the coordinator (limits.unreferenced_bytes_per_account)",
             )
 
     async def receive(
@@ -233,7 +246,7 @@ class Transfers:
             self._forget(contributor, sha256)
             raise
         with self._database.transaction() as tx:
-            insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=time.time())
+            insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=self._clock())
             insert_if_absent(tx, readers, sha256=sha256, contributor=contributor)
         self._forget(contributor, sha256)
 

@@ -1,4 +1,4 @@
-"""Who may read an object, and how many bytes of an account no update, version or reply refers to.
+"""Who may read an object, and how many bytes an account has here that no merged update, version or variant names.
 
 Readers are its senders, those whom a task or version names it to, and a variant's readers.
 The right to read that an upload gives (``readers``) is the record of who brought an object. ``FORMERLY`` marks who gave
@@ -33,7 +33,7 @@ _EVERYONE = "*"
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of finished objects that nothing names, and of uploads that are declared and not finished."""
+    """Bytes of finished objects that count against the quota, and of uploads that are declared and not finished."""
 
     finished: int
     declared: int
@@ -45,11 +45,14 @@ class Usage:
 
 
 def usage_of(tx: Connection, contributor: str) -> Usage:
-    """What an account has brought or declared, and nothing names."""
+    """The bytes that count against an account's quota: what it brought or declared, unless something kept names it.
+
+    An update counts until it is merged: one that is refused would otherwise keep its file for nothing.
+    """
     mine = select(readers.c.sha256).where(readers.c.contributor.in_((contributor, FORMERLY + contributor)))
     rows = tx.execute(
         select(objects.c.sha256, objects.c.size_bytes).where(
-            objects.c.sha256.in_(mine), objects.c.sha256.not_in(_NAMED)
+            objects.c.sha256.in_(mine), objects.c.sha256.not_in(_KEPT)
         )
     ).all()
     replied = _in_plain_replies(tx, contributor) if rows else set()
@@ -65,10 +68,14 @@ def give_up(tx: Connection, contributor: str, sha256: str) -> None:
         tx.execute(readers.insert().values(sha256=sha256, contributor=FORMERLY + contributor))
 
 
-_NAMED = select(updates.c.delta_sha256).union(
-    select(versions.c.soup_sha256),
-    select(variants.c.delta_sha256).where(variants.c.document.is_not(None)),
-    select(readers.c.sha256).where(readers.c.contributor == _EVERYONE),  # named by a task
+_KEPT = (
+    select(updates.c.delta_sha256)
+    .where(updates.c.verdict == "merged")
+    .union(
+        select(versions.c.soup_sha256),
+        select(variants.c.delta_sha256).where(variants.c.document.is_not(None)),
+        select(readers.c.sha256).where(readers.c.contributor == _EVERYONE),  # named by a task
+    )
 )
 
 

@@ -1,4 +1,4 @@
-"""Which objects the hub still needs; `gym-server gc` deletes the others.
+"""Which objects the hub still needs; gc, the hub's own and `gym-server gc`, deletes the others.
 
 Needed is: what a version, the ledger, a variant or an unfinished upload names; the delta of every update that was
 merged, waits for its round, or is compared with by later rounds; and what a message of a living round refers to. What
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, select
 
 from gym_fed.wire.references import references
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_server.store.tables import ledger, messages, updates, uploads, variants, versions
+from gym_server.store.tables import ledger, messages, rounds, updates, uploads, variants, versions
 
 STALE_ROUNDS = 10
 """Updates of so many rounds are kept whatever their verdict, since later ones may be compared with them."""
@@ -56,7 +56,8 @@ def _essential(tx: Connection) -> Iterator[tuple[str, str]]:
 
 
 def _in_use(tx: Connection, now: float, stale_rounds: int) -> Iterator[tuple[str, str]]:
-    newest = int(tx.scalar(select(func.max(updates.c.server_round))) or 0)
+    # By rounds: with a quota full of rejected updates nobody could send one that would let the old ones go.
+    newest = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
     open_or_young = (updates.c.verdict == "admitted") | (
         (updates.c.server_round > newest - stale_rounds) & (updates.c.verdict != "refused")
     )

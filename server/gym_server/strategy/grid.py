@@ -188,7 +188,7 @@ class HubGrid(Grid):
         if reply.HasField("error"):
             code = int(reply.error.code)
             return {"error": Error(FAILED if code in (LOST, MALFORMED) else code, _line(reply.error.reason))}
-        cap = self._fed.config.admission.max_update_bytes
+        cap = self._fed.max_update_bytes
         check_reply(pb.Records.FromString(message.content), reply, cap, self._fed.store.size)
         return {"content": from_wire(reply.content, self._read)}
 

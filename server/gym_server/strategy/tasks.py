@@ -33,7 +33,7 @@ def new_task(fed: Federation, server_round: int) -> TaskSpec:
         pay=fed.config.rewards.terms(),
         plugins=plugins_of_round(fed, recipe),
         evaluated_on=announced_suites(fed.config.gate, fed.folder),
-        max_update_bytes=fed.config.admission.max_update_bytes,
+        max_update_bytes=fed.max_update_bytes,
         deadline_seconds=fed.clock.now() + fed.config.rounds.deadline_seconds,
         secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
     )

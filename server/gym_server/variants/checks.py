@@ -14,7 +14,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
 from gym_fed.identity.statements import CLOCK_SKEW_SECONDS
 from gym_fed.identity.variant import SignedVariant, VariantManifest
-from gym_fed.text import readable_seconds
+from gym_fed.text import counted, readable_seconds
 from gym_server.accounts.keys import REVOKED, ROTATED, RevokedKey, key_row
 from gym_server.ledger.pace import require_pace
 from gym_server.store.objects import ObjectStore
@@ -49,7 +49,7 @@ class VariantChecks:
         self._store = store
         self._base = base
         self._config = config.variants
-        self._max_bytes = config.max_variant_bytes
+        self._max_bytes = config.max_variant_bytes(base.shapes)
         self._clock = clock
 
     def check(self, tx: Connection, signed: SignedVariant, names: Sequence[str] | None) -> bool:
@@ -85,12 +85,21 @@ class VariantChecks:
         other = variants.c.document.is_not(None) & ~(
             (variants.c.owner == manifest.owner) & (variants.c.name == name)
         )
-        mine = select(func.count()).select_from(variants).where(other, variants.c.owner == manifest.owner)
-        if int(tx.scalar(mine) or 0) >= self._config.max_per_contributor:
+        mine = select(func.count(), func.coalesce(func.sum(variants.c.size_bytes), 0))
+        count, used = tx.execute(mine.where(other, variants.c.owner == manifest.owner)).one()
+        if count >= self._config.max_per_contributor:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{manifest.owner} has {self._config.max_per_contributor} variants here, and may have no more",
+                f"{manifest.owner} has {count} variants here, and may have no more (variants.max_per_contributor)",
                 "remove one: gym variant hub remove NAME",
+            )
+        most = self._config.max_bytes_per_contributor
+        if used + size > most:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"{manifest.owner} has {used} bytes in {counted(count, 'variant')} here; with the {size} of {name} it "
+                f"would be more than {most} (variants.max_bytes_per_contributor)",
+                "remove one: gym variant hub remove NAME; or use a smaller codec, or LoRA",
             )
         total = int(tx.scalar(select(func.sum(variants.c.size_bytes)).where(other)) or 0)
         if total + size > self._config.max_total_bytes:

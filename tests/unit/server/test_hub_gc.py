@@ -1,9 +1,10 @@
-"""`gym-server gc` deletes what nothing names any more, beside a running hub; a full disk loses nothing."""
+"""What nothing names any more is deleted, by the hub itself and by `gym-server gc`; a full disk loses nothing."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import time
@@ -14,17 +15,26 @@ import pytest
 from gym_client.hub.transfers import upload
 from gym_client.variants.variants import push_variant, remove_variant, sign_variant
 from gym_server.backup.backup import care_lock
-from gym_server.backup.gc import _delete, gc
+from gym_server.backup.gc import _delete, gc, gc_pass
+from gym_server.clock import HubClock
 from gym_server.rounds.round_store import MERGING
-from gym_server.store.tables import objects, rounds
+from gym_server.store.tables import objects, rounds, uploads
+from sqlalchemy import select
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.variant import VariantManifest
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor
+from tests.support.hub import HubProcess
 from tests.support.judged_rounds import DENSE, Judged
-from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
+from tests.support.loopback_hub import (
+    LoopbackHub,
+    manifest_of,
+    some_delta,
+    task_of_open_round,
+    update_of,
+)
 
 
 @pytest.fixture
@@ -121,27 +131,8 @@ def test_an_update_whose_object_gc_deletes_while_it_is_checked_is_not_admitted_b
 ) -> None:
     raw, admission = RawContributor(hub.address).enrol(), hub.fed.admission
     delta = some_delta(tmp_path, 1).read_bytes()
-    with hub.fed.database.transaction() as tx:
-        spec = json.dumps({"version_digest": hub.fed.base.digest})
-        row = {"server_round": 1, "state": "collecting", "base_height": 0, "opened_at": time.time()}
-        tx.execute(rounds.insert().values(**row, reason="", spec=spec))
-    node = hub.fed.accounts.session(raw.session).node_id
-    task = hub.fed.queue.push(node, "1", "train", time.time(), 3600, b"")
-    hub.fed.queue.lease(node)
-    issued, expires = lifetime(time.time())
-    manifest = UpdateManifest(
-        contributor=raw.key.contributor,
-        server=raw.server,
-        task=task,
-        server_round=1,
-        base_digest=hub.fed.base.digest,
-        delta_sha256=hashlib.sha256(delta).hexdigest(),
-        delta_bytes=len(delta),
-        nonce=new_nonce(),
-        issued_at_seconds=issued,
-        expires_at_seconds=expires,
-        num_examples=1,
-    )
+    task = task_of_open_round(hub, raw.session)
+    manifest = update_of(hub, raw.key.contributor, task, delta)
     raw.upload(delta)
     look, runs = admission._inspect, []
 
@@ -160,6 +151,87 @@ def test_an_update_whose_object_gc_deletes_while_it_is_checked_is_not_admitted_b
     assert raw.submit(task, manifest)["verdict"] == "admitted"
     assert hub.fed.store.has(manifest.delta_sha256)
     raw.close()
+
+
+def test_a_clock_that_was_set_forward_ages_nothing_of_an_open_round(hub: LoopbackHub, tmp_path: Path) -> None:
+    """The upload has come and is not submitted yet; the hub runs first, and is then stopped with its round open."""
+    hub.fed.clock.start()
+    raw = RawContributor(hub.address).enrol()
+    task_of_open_round(hub, raw.session)
+    uploaded = some_delta(tmp_path, 1).read_bytes()
+    raw.upload(uploaded)
+    raw.call(raw.stub.BeginUpload, pb.BeginUploadRequest(sha256="1" * 64, size_bytes=100))
+    soup = hub.fed.store.put_bytes(b"a soup whose version is not committed yet")
+    sha256 = hashlib.sha256(uploaded).hexdigest()
+    raw.close()
+    hub.fed.clock.wall = lambda: time.time() + 60 * 86400
+    assert gc(hub.fed)["objects"] == 0
+    stopped = HubClock(hub.fed.database, wall=lambda: time.time() + 60 * 86400)
+    hub.fed.clock = stopped
+    assert stopped.now() > time.time() + 59 * 86400
+    assert gc(hub.fed)["objects"] == 0
+    assert [hub.fed.store.has(name) for name in (sha256, soup)] == [True, True]
+    with hub.fed.database.reading() as tx:
+        assert tx.execute(select(uploads)).first() is not None, "the upload that has begun can go on"
+
+
+def test_a_clock_that_was_set_back_does_not_age_what_is_written_after(hub: LoopbackHub) -> None:
+    hub.fed.clock.start()
+    hub.fed.clock.wall = lambda: time.time() - 60 * 86400
+    soup = hub.fed.store.put_bytes(b"a soup whose version is not committed yet")
+    then = time.time() - 60 * 86400
+    os.utime(hub.fed.store.local_path(soup), (then, then))
+    gc(hub.fed)
+    assert hub.fed.store.has(soup)
+
+
+def test_an_upload_that_stopped_is_withdrawn_and_its_part_deleted(hub: LoopbackHub, tmp_path: Path) -> None:
+    raw = RawContributor(hub.address).enrol()
+    for sha256 in ("1" * 64, "2" * 64):
+        raw.call(raw.stub.BeginUpload, pb.BeginUploadRequest(sha256=sha256, size_bytes=100))
+    raw.close()
+    old = time.time() - 2 * 86400
+    stopped, living = (hub.fed.store.part_path(raw.key.contributor, c * 64) for c in "12")
+    os.utime(stopped, (old, old))
+    with hub.fed.database.transaction() as tx:
+        tx.execute(uploads.update().values(created_at=old))
+    assert gc(hub.fed, dry_run=True)["staging"] == 1
+    assert gc(hub.fed)["staging"] == 1
+    assert [path.exists() for path in (stopped, living)] == [False, True]
+    with hub.fed.database.reading() as tx:
+        assert tx.scalars(select(uploads.c.sha256)).all() == ["2" * 64]
+
+
+def test_a_pass_deletes_a_bounded_number_the_oldest_first_and_logs_what_was_freed(
+    hub: LoopbackHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = [hub.fed.store.put_bytes(bytes([fill]) * 1000) for fill in range(3)]
+    for days, sha256 in enumerate(stored, 2):
+        then = time.time() - days * 86400
+        os.utime(hub.fed.store.local_path(sha256), (then, then))
+    assert gc(hub.fed, max_objects=1)["objects"] == 1
+    assert [hub.fed.store.has(sha256) for sha256 in stored] == [True, True, False]
+    with caplog.at_level(logging.INFO, "gym_server"):
+        gc_pass(hub.fed)
+        gc_pass(hub.fed)
+    assert [record.getMessage() for record in caplog.records] == [
+        "gc: 2.0 kB freed; 2 objects, 0 leftovers and 0 files of evaluations deleted"
+    ]
+
+
+def test_a_running_hub_deletes_by_itself_what_nothing_needs(tmp_path: Path) -> None:
+    hub = HubProcess(tmp_path / "hub")
+    orphan = hub.folder / "objects" / "ab" / ("ab" * 32)
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(bytes(1000))
+    os.utime(orphan, (0, 0))
+    hub.start()
+    try:
+        hub.wait_for("gc", lambda: not orphan.exists())
+        hub.wait_for("its line in the log", lambda: "gc: 1.0 kB freed" in hub.log())
+        assert "is deleted after" in hub.log()
+    finally:
+        hub.stop()
 
 
 def test_gc_and_backup_wait_for_each_other(hub: LoopbackHub) -> None:

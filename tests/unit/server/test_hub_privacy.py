@@ -294,12 +294,12 @@ def test_a_guess_at_somebodys_file_is_not_confirmed(hub: PrivateRounds) -> None:
     number = hub.collect()
     data = hub.delta("bob", number).read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
-    transfers = Transfers(hub.fed.database, hub.fed.store, hub.fed.config.admission, private=True)
+    transfers = Transfers(hub.fed.database, hub.fed.store, hub.fed.max_update_bytes, private=True)
     assert transfers.begin("c-guesser", sha256, len(data)).complete is False
     for wanted in (sha256, "0" * 64):
         with pytest.raises(GymError, match="was not uploaded"):
             transfers.check_sent("c-guesser", wanted)
-    open_hub = Transfers(hub.fed.database, hub.fed.store, hub.fed.config.admission)
+    open_hub = Transfers(hub.fed.database, hub.fed.store, hub.fed.max_update_bytes)
     assert open_hub.begin("c-guesser", sha256, len(data)).complete is True
 
 

@@ -75,6 +75,12 @@ def test_what_is_declared_is_held_against_shape_dtype_and_the_object() -> None:
     assert "shape" in refusal(records(array(1, stype=DELTA_STYPE, shape=[1]))).message
 
 
+def test_deltas_that_a_plain_reply_names_count_like_its_arrays() -> None:
+    """They are not charged to the account's quota, so the task must bound them."""
+    delta = array(1, stype=DELTA_STYPE, size_bytes=CAP + 1, shape=[CAP + 1])
+    assert "its task allows" in refusal(records(delta), size=CAP + 1).message
+
+
 def test_an_update_is_one_delta_and_nothing_beside_it() -> None:
     delta = array(1, stype=DELTA_STYPE, shape=[BYTES])
     answer(update(delta))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gym_server.rpc.transfers import Transfers
 
-from gym_fed.config.hub.sections import AdmissionConfig, LimitsConfig
+from gym_fed.config.hub.sections import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
@@ -22,7 +22,7 @@ SIZE = 1 << 10
 def transfers(tmp_path: Path) -> Iterator[Transfers]:
     hub = LoopbackHub(tmp_path / "hub")
     limits = LimitsConfig(idle_upload_seconds=1.0)
-    made = Transfers(hub.fed.database, hub.fed.store, AdmissionConfig(), limits=limits)
+    made = Transfers(hub.fed.database, hub.fed.store, 2 << 30, limits=limits)
     made.begin("ann", NAME, SIZE)
     yield made
     hub.close()
