@@ -45,6 +45,24 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     fsync_folder(path.parent)
 
 
+def move_file(source: Path, target: Path) -> None:
+    """Move a file to ``target``, whole or not at all; the caller syncs the folder.
+
+    A rename between two file systems fails (``EXDEV``). The bytes are then copied next to ``target`` first.
+
+    Raises:
+        GymError: ``DISK_FULL`` when a copy does not fit; ``source`` is still there.
+    """
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with open(source, "rb") as file, atomic_file(target, source.stat().st_mode & 0o777) as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+        source.unlink()
+
+
 @contextmanager
 def whole_or_not_at_all(path: Path) -> Iterator[Path]:
     """A new folder beside ``path`` that takes its name if the block ends well, else is removed.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_client.identity.home import Home
-from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.files import fsync_folder, move_file, write_atomically
 from gym_fed.text import whole_number
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Residuals:
     def stage(self, residual: Path, update: str) -> None:
         """Take over the residual of an update that was sent; its verdict decides what becomes of it."""
         if residual.exists():
-            os.replace(residual, self.folder / f"{update}{_SUFFIX}")
+            move_file(residual, self.folder / f"{update}{_SUFFIX}")
             fsync_folder(self.folder)
 
     def accept(self, update: str, server_round: int | None = None) -> None:

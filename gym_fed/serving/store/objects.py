@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.files import fsync_folder, full_disk_named, make_folder
+from gym_fed.files import fsync_folder, full_disk_named, make_folder, move_file
 from gym_fed.portable import O_BINARY, O_NONBLOCK
 
 SUFFIX = ".gymdelta"
@@ -115,7 +115,7 @@ class DeltaObjects:
                 if target.parent not in changed:
                     target.parent.mkdir(0o700, exist_ok=True)
                     changed.add(target.parent)
-                os.replace(staged.path, target)
+                move_file(staged.path, target)
             with self._lock:
                 self._hashed[staged.sha256] = _identity(os.stat(target))
         failpoint("variants-renamed")
@@ -142,7 +142,7 @@ class DeltaObjects:
             make_folder(target.parent, 0o700)
             if not staged.is_synced:  # the object was there, and went meanwhile
                 self.sync([staged.path])
-            os.replace(staged.path, target)
+            move_file(staged.path, target)
             failpoint("variant-renamed")
             fsync_folder(target.parent)
         with self._lock:

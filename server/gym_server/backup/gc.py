@@ -175,7 +175,7 @@ def _staging(fed: Federation, before: float, stopped: set[str], dry_run: bool) -
         } - stopped
         living = set(tx.scalars(select(rounds.c.server_round).where(rounds.c.state.not_in(_OVER))))
     gone = gone_bytes = 0
-    for path in sorted(fed.store.staging.iterdir()):
+    for path in [*sorted(fed.store.staging.iterdir()), *fed.store.left()]:
         with contextlib.suppress(FileNotFoundError):  # the hub finishes uploads meanwhile
             if path.stat().st_mtime > before or not _is_left(path, open_parts, living):
                 continue

@@ -81,7 +81,8 @@ class Transfers:
                 f"object {sha256[:12]} is declared as {size_bytes} bytes; this hub takes 1 to {self._max_bytes}",
                 "use a smaller codec or fewer trained weights",
             )
-        if shutil.disk_usage(self._store.staging).free < size_bytes + self._storage.reserve_bytes:
+        free = min(shutil.disk_usage(folder).free for folder in self._store.folders)
+        if free < size_bytes + self._storage.reserve_bytes:
             raise GymError(
                 ErrorCode.DISK_FULL, "the hub's disk is full", "it goes on when its coordinator has made room"
             )

@@ -19,7 +19,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, fsync_folder, make_folder
+from gym_fed.files import file_sha256, fsync_folder, make_folder, move_file
 from gym_fed.hashed_file import BLOCK_BYTES, HashedFile
 from gym_server.store.remote import RemoteObjects
 
@@ -93,6 +93,15 @@ class ObjectStore:
                 for path, details in paths.items()
                 if len(path.rpartition("/")[2]) == 64
             }
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that an upload needs room in: they may be on two disks."""
+        return [self.staging, Path(self._root)] if self._remote is None else [self.staging]
+
+    def left(self) -> list[Path]:
+        """Copies that a kill cut short while they were moved here from another disk."""
+        return [] if self._remote is not None else sorted(Path(self._root).glob("*/.*.partial"))
 
     def delete(self, sha256: str) -> None:
         """Delete an object, and the local copy of a remote one."""
@@ -168,7 +177,7 @@ class ObjectStore:
         target = self._path(sha256)
         if self._remote is None:
             make_folder(Path(target).parent)
-            os.replace(part, target)
+            move_file(part, Path(target))  # staging may be on another disk
             fsync_folder(Path(target).parent)
         else:
             self._remote.put(part, target, sha256)
