@@ -20,7 +20,7 @@ from gym_fed.identity.history import History
 from gym_fed.identity.keys import server_id
 from gym_fed.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
 from gym_fed.ledger.evaluations import EvaluationCheck
-from gym_fed.ledger.heads import SignedHead
+from gym_fed.ledger.heads import HEADS_BEFORE, SignedHead
 from gym_fed.ledger.lineage import LineageCheck
 from gym_fed.ledger.merkle import Frontier
 from gym_fed.ledger.restored import KIND as RESTORED
@@ -72,6 +72,11 @@ class LedgerCheck:
     def entry(self, entry: Entry) -> None:
         """The next entry."""
         body = self._chain.add(entry)
+        if (before := body.get(HEADS_BEFORE, self._heads)) != self._heads:
+            raise corrupt(
+                f"{before} heads were signed before entry {entry.sequence}, as it says, and {self._heads} of them are "
+                "here"
+            )
         self.frontier.append(entry.hash)
         self.history.add(entry.kind, body)
         self._evaluations.add(entry, body)

@@ -18,6 +18,8 @@ from gym_fed.ledger.merkle import verify_inclusion
 
 FORMAT = "gym-head-1"
 FORK_FORMAT = "gym-fork-1"
+HEADS_BEFORE = "heads"
+"""Key of an entry's body: how many heads were signed before it. A head that was deleted is missed by it."""
 _SIGNATURE = re.compile(r"[0-9a-f]{128}", re.ASCII)
 
 

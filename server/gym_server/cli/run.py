@@ -102,6 +102,7 @@ def run_hub(
         _dashboard_of(federation, dashboard) as pages,
     ):
         federation.clock.start()
+        federation.ledger.check_heads()
         if insecure and not federation.config.listen.startswith(_LOOPBACK):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -18,14 +18,14 @@ from sqlalchemy import Connection, func, select
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, server_id, verify_signature
 from gym_fed.ledger.entries import GENESIS_HASH, Chain, Entry, canonical_text, corrupt, subjects
-from gym_fed.ledger.heads import FORMAT, EntryProof, Head, SignedHead
+from gym_fed.ledger.heads import FORMAT, HEADS_BEFORE, EntryProof, Head, SignedHead
 from gym_fed.ledger.merkle import Frontier, Tree
 from gym_fed.ledger.restored import FORMAT as RESTORED_FORMAT
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.ledger.restored import MAX_REASON, Restored, SignedRestored
 from gym_server.ledger.anchor import Anchor, restored_entries
 from gym_server.ledger.checks import verify_database
-from gym_server.ledger.rows import entries_from, entry_of, hash_of, heads_from, newest_head
+from gym_server.ledger.rows import entries_from, entry_of, hash_of, heads_from, newest_head, signed_heads
 from gym_server.ledger.times import stamp
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger, ledger_heads, ledger_signatures, ledger_subjects, rounds
@@ -83,7 +83,7 @@ class Ledger:
         ).first()
         previous = (last.sequence, last.hash) if last else None
         when = stamp(tx, kind, body, self._clock(), self.private)
-        entry = Entry.following(previous, kind, {**body, **when})
+        entry = Entry.following(previous, kind, {**body, **when, HEADS_BEFORE: signed_heads(tx)})
         self._appended.setdefault(tx, {})[entry.sequence] = entry
         tx.execute(
             ledger.insert().values(
@@ -354,6 +354,22 @@ class Ledger:
                     self._tree.append(entry_hash)
 
     # ---- verification ----
+
+    def check_heads(self) -> None:
+        """Check, in a moment, that no signed head was deleted; ``verify`` checks everything.
+
+        Raises:
+            GymError: ``STATE_CORRUPT``.
+        """
+        with self._database.reading() as tx:
+            stored = int(tx.scalar(select(func.count()).select_from(ledger_heads)) or 0)
+            newest = int(tx.scalar(select(func.max(ledger_heads.c.size))) or 0)
+            entries = int(tx.scalar(select(func.max(ledger.c.sequence))) or 0)
+            signed = signed_heads(tx)
+        if entries > newest:
+            raise corrupt(f"entries {newest + 1} to {entries} are under no signed head")
+        if stored != signed:
+            raise corrupt(f"{signed} heads were signed by entry {newest}, and {stored} of them are here")
 
     def verify(self) -> dict[str, int]:
         """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.checks``."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
-from gym_fed.ledger.entries import Entry
-from gym_fed.ledger.heads import SignedHead
+from gym_fed.ledger.entries import Entry, parsed
+from gym_fed.ledger.heads import HEADS_BEFORE, SignedHead
 from gym_server.store.tables import ledger, ledger_heads
 
 
@@ -30,6 +30,19 @@ def newest_head(tx: Connection) -> SignedHead | None:
     """The newest head that was signed."""
     text = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
     return SignedHead.from_json(text) if text else None
+
+
+def signed_heads(tx: Connection) -> int:
+    """How many heads have been signed, by the entry under the newest one; by the rows for a ledger of before.
+
+    The rows alone would not show that one was deleted.
+    """
+    newest = tx.scalar(select(func.max(ledger_heads.c.size)))
+    text = tx.scalar(select(ledger.c.body).where(ledger.c.sequence == newest)) if newest is not None else None
+    body = parsed(text) if text is not None else None
+    if isinstance(body, dict) and isinstance(before := body.get(HEADS_BEFORE), int):
+        return before + 1
+    return int(tx.scalar(select(func.count()).select_from(ledger_heads)) or 0)
 
 
 def newest_entry(tx: Connection, *kinds: str) -> Any:

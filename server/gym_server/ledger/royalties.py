@@ -13,6 +13,7 @@ from sqlalchemy import Connection, select
 
 from gym_fed.config.hub.amounts import MAX_ROYALTIES
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger.heads import HEADS_BEFORE
 from gym_fed.ledger.royalties import (
     Policy,
     RoundShare,
@@ -132,7 +133,8 @@ def record(fed: Federation, usage: str, found: Attribution) -> bool:
             known = json.loads(text)
             total += known["amount"]
             if known["usage"] == usage:
-                del known["at"]
+                for added in ("at", HEADS_BEFORE):
+                    known.pop(added, None)
                 if known == body:
                     return False
                 raise GymError(

@@ -137,7 +137,7 @@ def test_a_kept_head_that_was_changed_on_disk_accuses_nobody(real: RealLedger, h
 
 @pytest.mark.parametrize("later", [True, False], ids=["a head of its size follows", "none of its size"])
 def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
-    real: RealLedger, heads: Heads, tmp_path: Path, later: bool
+    real: RealLedger, heads: Heads, tmp_path: Path, later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its hash is right, and an entry that never was can be proved under its root."""
     for name in ("one", "two"):
@@ -148,6 +148,8 @@ def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
     tree = Tree([entries[0].hash, "ab" * 32, good.head.hash])
     heads.see(SignedHead.sign(KEY, replace(good.head, root=tree.root(3))), real.ledger.proof)
     if not later:
+        # The hub hides its head of size 3, and has the key to leave it out of the count in the next entry, too.
+        monkeypatch.setattr("gym_server.ledger.chain.signed_heads", lambda tx: 2)
         real.append("four")
         entries, signed = list(real.ledger.entries()), list(real.ledger.heads())
         signed = [head for head in signed if head.size != 3]

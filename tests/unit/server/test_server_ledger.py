@@ -168,6 +168,63 @@ def test_an_entry_that_is_missing_changed_or_made_up_is_named(written: Ledger, d
         written.verify()
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_signed_head_that_was_deleted_is_missed_by_verify_by_the_start_and_by_an_export(
+    written: Ledger, database: Database, tmp_path: Path, size: int
+) -> None:
+    with database.transaction() as tx:
+        written.append(tx, "note", {"contributor": ANN})
+    written.check_heads()
+    with database.transaction() as tx:
+        tx.execute(ledger_heads.delete().where(ledger_heads.c.size == size))
+    missed = "heads were signed before entry" if size == 2 else "heads were signed before entry 5"
+    with pytest.raises(GymError, match=missed):
+        written.verify()
+    with pytest.raises(GymError, match="3 heads were signed by entry 5, and 2 of them are here"):
+        written.check_heads()
+    path = tmp_path / "ledger.jsonl"
+    text = [first_line(written.public_key), *lines(written.entries(), written.heads())]
+    path.write_bytes("".join(line + "\n" for line in text).encode())
+    with pytest.raises(GymError, match=missed):
+        verify_file(path)
+    with database.transaction() as tx:
+        written.append(tx, "note", {"contributor": BOB})  # counts on from the entries, not from the rows
+    with pytest.raises(GymError, match="4 heads were signed by entry 6, and 3 of them are here"):
+        written.check_heads()
+
+
+def test_the_newest_head_that_was_deleted_is_missed_at_the_start(written: Ledger, database: Database) -> None:
+    with database.transaction() as tx:
+        tx.execute(ledger_heads.delete().where(ledger_heads.c.size == 4))
+    with pytest.raises(GymError, match="entries 3 to 4 are under no signed head"):
+        written.check_heads()
+
+
+def test_a_ledger_whose_entries_do_not_count_heads_is_counted_from_its_rows(tmp_path: Path) -> None:
+    """A ledger of before has heads that no entry counts; those signed before the first count cannot be missed."""
+    database = Database.open("sqlite:///hub.db", tmp_path)
+    found = Ledger(database, SigningKey.generate())
+    with pytest.MonkeyPatch.context() as patched:
+        follow = Entry.following
+        patched.setattr(
+            Entry,
+            "following",
+            lambda previous, kind, body: follow(
+                previous, kind, {k: v for k, v in body.items() if k != "heads"}
+            ),
+        )
+        for _ in range(3):
+            with database.transaction() as tx:
+                found.append(tx, "note", {"contributor": ANN})
+    for _ in range(2):
+        with database.transaction() as tx:
+            found.append(tx, "note", {"contributor": ANN})
+    assert [entry.body.get("heads") for entry in found.entries()] == [None, None, None, 3, 4]
+    assert found.verify()["heads"] == 5
+    found.check_heads()
+    database.close()
+
+
 def test_a_credit_that_the_ledger_does_not_have_is_named(written: Ledger, database: Database) -> None:
     with database.transaction() as tx:
         tx.execute(credits.insert().values(server_round=3, contributor=ANN, amount=7))
@@ -233,7 +290,7 @@ def rewrite(database: Database, after: int) -> None:
         rows = tx.execute(select(ledger).order_by(ledger.c.sequence)).all()
         previous = (after, rows[after - 1].hash) if after else None
         for row in rows[after:]:
-            entry = Entry.following(previous, row.kind, {**json.loads(row.body), "amount": 10**6})
+            entry = Entry.following(previous, row.kind, {**json.loads(row.body), "amount": 10**6, "heads": after // 2})
             previous = (entry.sequence, entry.hash)
             fields = {"body": entry.body_json, "previous_hash": entry.previous_hash, "hash": entry.hash}
             tx.execute(ledger.update().where(ledger.c.sequence == row.sequence).values(**fields))
