@@ -117,9 +117,8 @@ def _hub(played: list[PlayedRound], scores: list[Scores]) -> Credits:
             scored.block_weights,
             running_scores,
             run,
-            carried,
         )
-        found = split(config, {who: reputations[who] for who in one.present}, measured)
+        found = split(config, {who: reputations[who] for who in one.present}, measured, carried=carried)
         assert found.run is not None
         running_scores, run, carried = running_scores | found.running_scores, found.run, found.left
         how = config.reputation

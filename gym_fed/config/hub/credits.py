@@ -100,7 +100,7 @@ class RewardsConfig(StrictModel):
 
     stale_threshold: Cosine | None = 0.999
     """From this cosine on an update is rejected as somebody else's merged work of an earlier round, or as a soup. It
-    stays where the accounts' own updates of different rounds are that similar too. One's own merged update is found
+    stays where the authors' own updates of different rounds are that similar too. One's own merged update is found
     only where it is the same but for scale and codec, and costs no reputation. Null: not looked for."""
 
     stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3

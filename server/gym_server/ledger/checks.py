@@ -168,11 +168,14 @@ CHECKS: list[TableCheck] = [
         "running_scores",
         ("contribution",),
         lambda kind, body: [
-            ((who, body["heldout"]), (one["earned"], one["digest"]))
+            ((who, body["heldout"], body["height"]), (one["earned"], one["digest"]))
             for who, one in body.get("running_scores", {}).items()
         ],
         select(running_scores),
-        lambda row: ((row.contributor, row.heldout), (row.earned, row_digest(row.parts, row.chance))),
+        lambda row: (
+            (row.contributor, row.heldout, row.height),
+            (row.earned, row_digest(row.parts, row.chance)),
+        ),
     ),
     TableCheck(
         "round_reputations",

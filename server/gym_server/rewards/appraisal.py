@@ -20,6 +20,7 @@ from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
 from gym_server.rewards.split import MeasuredRound, certainty, split
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.round_store import PAID_VERDICTS, Judgement
+from gym_server.rounds.versions import head_of
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,10 @@ def appraise(
         return [[who[update] for update in group] for group in joined(groups)]
 
     scored = None
-    if config.measures and losses is not None:
-        with fed.database.reading() as tx:
-            scored = _measured_round(tx, model, measured, who, losses)
+    with fed.database.reading() as tx:
+        carried = carried_over(tx)
+        if config.measures and losses is not None:
+            scored = _measured_round(tx, fed, model, measured, who, losses)
     found = split(
         config,
         {name: before[name] for name in paid.values()},
@@ -99,6 +101,7 @@ def appraise(
         together,
         same_work,
         {who[u]: score for u, score in evals.items()} if evals is not None else None,
+        carried,
     )
     measurement = dict(measured.measurement)
     running_scores = found.running_scores | ({RUN: found.run} if found.run else {})
@@ -136,7 +139,7 @@ def appraise(
         groups = [[update_of[one] for one in group] for group in found.together]
         account = RoundContributions(height, contributions, measurement, clusters, groups, found.left)
         record(tx, fed.ledger, server_round, account, config.reputation)
-        keep(tx, model.heldout, running_scores)
+        keep(tx, model.heldout, height, running_scores)
 
     judgements = [
         replace(j, credit=found.credits.get(j.contributor, 0) if j.verdict in PAID_VERDICTS else 0)
@@ -195,6 +198,7 @@ def _measured(
 
 def _measured_round(
     tx: Connection,
+    fed: Federation,
     model: HubModel,
     measured: RoundScores,
     who: Mapping[str, str],
@@ -204,7 +208,8 @@ def _measured_round(
     before, after = losses
     gain = before.gain_to(after)
     nothing = 0.0 * gain
-    running_scores = running_scores_on(tx, model.heldout)
+    head = head_of(tx, fed.round_store.base_digest)
+    running_scores = running_scores_on(tx, model.heldout, head.height, nothing)
     return MeasuredRound(
         {contributor: measured.parts.get(update, nothing) for update, contributor in who.items()},
         {contributor: measured.luck.get(update, 0.0) for update, contributor in who.items()},
@@ -213,7 +218,6 @@ def _measured_round(
         before.block_weights,
         {name: one for name, one in running_scores.items() if name != RUN},
         running_scores.get(RUN, RunningScore(nothing)),
-        carried_over(tx),
     )
 
 

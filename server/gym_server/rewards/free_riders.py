@@ -233,13 +233,14 @@ def _repeated_work(
     files: dict[str, DeltaFile],
     earlier: dict[int, list[_Earlier]],
 ) -> float:
-    """How alike honest work on the same rows is here: the largest similarity of one account's updates of two rounds.
+    """Measure how alike honest work on the same rows is: the largest similarity of one author's updates of two rounds.
 
-    The accounts are the accused one and those that ``old`` is by; each may have an update in this round and merged
-    ones before. 0 where no account has two.
+    The authors are the accounts that ``old`` is by, without the accused: a copier that repeats its copy would otherwise
+    set the bar that it is measured by. Each may have an update in this round and merged ones before. 0 where no author
+    has two.
     """
     largest = 0.0
-    for who in {row.contributor, *old.contributors}:
+    for who in old.contributors - {row.contributor}:
         merged = [one for of_round in earlier.values() for one in of_round if one.contributors == {who}]
         with _all_opened(fed, [one for one in merged if not one.soup]) as opened:
             mine = [files[one.update_id] for one in rows if one.contributor == who]

@@ -1,7 +1,7 @@
-"""Running scores as they are kept: what each contributor, and the run, brought on the current held-out rows.
+"""Store running scores: what each contributor, and the run, brought on the current held-out rows.
 
-Other held-out rows are another measure, so there is a set of running scores for each set of rows, which begins at
-nothing. Credits that were earned stay.
+Each set of held-out rows has running scores of its own, which begin at zero. Every version adds a row for those who
+took part, so that a rollback ends the scores of the abandoned versions. The credits paid for them stay paid.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from gym_fed.soup.credit.certainty import Vector
 from gym_fed.soup.credit.running_score import RunningScore
 from gym_server.ledger.rows import newest_entry
-from gym_server.store.tables import running_scores
+from gym_server.rounds.versions import heights_to
+from gym_server.store.tables import running_scores, versions
 
 RUN = ""
 """In the place of a contributor: all rounds together."""
@@ -27,23 +29,41 @@ _DIGITS = 12
 """To which parts are rounded, in nats: far below the digits of scores, so that sums over rounds lose nothing."""
 
 
-def running_scores_on(tx: Connection, heldout: str) -> dict[str, RunningScore]:
-    """The running scores of everybody, and of the run under ``RUN``, on these held-out rows."""
-    rows = tx.execute(select(running_scores).where(running_scores.c.heldout == heldout)).all()
-    return {
-        row.contributor: RunningScore(np.array(json.loads(row.parts)), row.chance, row.earned) for row in rows
-    }
+def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector) -> dict[str, RunningScore]:
+    """Read the running scores of everybody, and of the run under ``RUN``, as of one version.
+
+    Args:
+        tx: The transaction.
+        heldout: Digest of the held-out rows.
+        height: The version. Scores of versions that do not lead to it are left out.
+        nothing: ``[k]`` zeros: the parts of those whose every round was abandoned.
+
+    Returns:
+        ``earned`` counts abandoned rounds too: their credits were paid, and the same gain is not paid for twice.
+    """
+    table, newest = running_scores, func.max(running_scores.c.height)
+    abandoned = set(tx.scalars(select(versions.c.height))) - heights_to(tx, height)
+    mine = table.c.heldout == heldout
+    paid = select(table.c.contributor, func.max(table.c.earned)).where(mine).group_by(table.c.contributor)
+    found = {who: RunningScore(nothing, 0.0, earned) for who, earned in tx.execute(paid)}
+    kept = select(table.c.contributor, newest.label("height"))
+    last = kept.where(mine, table.c.height.not_in(abandoned)).group_by(table.c.contributor).subquery()
+    same = (table.c.contributor == last.c.contributor) & (table.c.height == last.c.height)
+    for row in tx.execute(select(table).join(last, same).where(mine)):
+        found[row.contributor] = replace(
+            found[row.contributor], parts=np.array(json.loads(row.parts)), chance=row.chance
+        )
+    return found
 
 
-def keep(tx: Connection, heldout: str, found: Mapping[str, RunningScore]) -> None:
-    """Put running scores in the place of those before the round."""
-    mine = running_scores.c.heldout == heldout
-    tx.execute(running_scores.delete().where(mine, running_scores.c.contributor.in_(found)))
+def keep(tx: Connection, heldout: str, height: int, found: Mapping[str, RunningScore]) -> None:
+    """Write the running scores as of a version."""
     for who, one in found.items():
         tx.execute(
             running_scores.insert().values(
                 contributor=who,
                 heldout=heldout,
+                height=height,
                 parts=_text(one.parts),
                 chance=one.chance,
                 earned=one.earned,

@@ -28,7 +28,6 @@ class MeasuredRound:
         block_weights: ``[k]`` shares of the held-out tokens.
         running_scores: Of everybody, before the round.
         run: Of all rounds together, before the round.
-        carried: Credits that earlier rounds left in the pool.
     """
 
     parts: Mapping[str, Vector]
@@ -38,7 +37,6 @@ class MeasuredRound:
     block_weights: Vector
     running_scores: Mapping[str, RunningScore]
     run: RunningScore
-    carried: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ def split(
     together: Callable[[Collection[str]], list[list[str]]] = lambda _: [],
     duplicates: Mapping[str, Collection[str]] | None = None,
     evals: Mapping[str, float] | None = None,
+    carried: int = 0,
 ) -> Split:
     """Split the pool over the contributors of merged updates and of duplicates, each of whom has one update.
 
@@ -82,6 +81,8 @@ def split(
             one part for taking part (by the sum of their reputations), divided equally.
         duplicates: By contributor of a merged update, those who sent the same work: they share all that it gets.
         evals: For each what the update adds to the evaluations; None where credits do not depend on them.
+        carried: Credits that earlier rounds left in the pool. They were left because no gain had earned them, so only a
+            measured round pays from them, and a round that measures nothing passes them on.
     """
     same_work = duplicates or {}
     others = {who for group in same_work.values() for who in group}
@@ -102,8 +103,8 @@ def split(
     scored: dict[str, int] = dict.fromkeys(reputations, 0)
     running_scores: dict[str, RunningScore] = {}
     run, for_work, earning = None, pot, set(reputations)
+    pot += carried
     if measured is not None:
-        pot += measured.carried
         scored, running_scores, run = _by_score(config, measured, groups, same_work, pot)
         quality, participation = config.weights
         for_work = whole(sum(scored.values()) * participation / quality) if quality else 0

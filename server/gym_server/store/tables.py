@@ -205,11 +205,13 @@ contributions = _table(
     Column("reputation", Float, nullable=False),  # of the contributor, after the round
 )
 
-# What each contributor's updates, and all rounds under contributor "", brought on the same held-out rows.
+# What each contributor's updates, and all rounds under contributor "", brought on the same held-out rows, as of each
+# version with an update of theirs.
 running_scores = _table(
     "running_scores",
     Column("contributor", String, primary_key=True),
     Column("heldout", String, primary_key=True),  # digest of the held-out rows
+    Column("height", Integer, primary_key=True, autoincrement=False),
     Column("parts", Text, nullable=False),  # JSON list: nats by block of held-out rows
     Column("chance", Float, nullable=False),  # variance of what blind directions bring
     Column("earned", BigInteger, nullable=False),  # credits that were paid for it

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gym_server.cli.show import rewards_shown
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.rewards.free_riders import _zeros
+from gym_server.rewards.running_scores import RUN, running_scores_on
 from gym_server.rounds.replay import rescore
 from gym_server.rounds.round_store import MERGING
 from gym_server.store.tables import rounds, updates
@@ -237,7 +239,26 @@ def test_a_round_whose_gain_is_within_the_error_of_few_rows_pays_nothing_and_lea
     found = here.round({name: honest[name] for name in PEOPLE})
     (_, entry) = here.entries("contribution")
     assert POOL < sum(one["credit"] for one in found.values()) == 2 * POOL - entry["left"]
-    assert here.fed.ledger.verify()["running_scores"] == 4
+    assert here.fed.ledger.verify()["running_scores"] == 2 * 4, "three people and the run, as of each version"
+
+
+def test_credits_that_wait_are_still_there_after_rounds_that_measure_nothing(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here = hub(measured=True, rewards={"score": "estimate"})
+    paid = sum(one["credit"] for one in here.round({"ann": noise_like(honest["ann"])}).values())
+    waiting = POOL - paid
+    assert here.entries("contribution")[0]["left"] == waiting > 0
+    measured = here.fed.config
+    unmeasured = measured.rewards.model_copy(update={"score": "participation"})
+    here.fed.config = measured.model_copy(update={"rewards": unmeasured})
+    found = here.round({name: honest[name] for name in PEOPLE[1:]})
+    assert sum(one["credit"] for one in found.values()) == POOL
+    assert here.entries("contribution")[1]["left"] == waiting
+    here.fed.config = measured
+    found = here.round({name: honest[name] for name in PEOPLE[:1]})
+    paid = sum(one["credit"] for one in found.values())
+    assert paid + here.entries("contribution")[2]["left"] == POOL + waiting
 
 
 @pytest.mark.parametrize("keys", [2, 3, 4])
@@ -365,6 +386,43 @@ def test_merged_work_of_others_is_evidence_only_where_it_is_closer_than_honest_r
     else:
         assert "stale" in found["ben"]["reason"], "nothing else here is that alike"
         assert found["ben"]["reputation"] == 0.0
+
+
+def test_a_copier_that_repeats_its_copy_does_not_raise_the_bar_that_it_is_measured_by(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here = hub(rewards={"similarity_threshold": None})
+    copied = near(honest["ann"], 0.02, 1)
+    here.round({"ann": honest["ann"], "ben": copied, "bob": honest["bob"]})
+    here.model.follow(here.fed.round_store.soups())
+    found = here.round({"ben": near(copied, 0.01, 2), "bob": honest["cat"]})
+    assert "stale: update" in found["ben"]["reason"]
+    assert "by ann of round 1" in found["ben"]["reason"]
+
+
+def test_a_rollback_ends_the_scores_of_the_abandoned_versions_and_keeps_their_credits(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here = hub(measured=True, rewards={"score": "estimate"})
+    first = here.round({name: honest[name] for name in PEOPLE})
+    (abandoned,) = here.entries("contribution")
+    assert abandoned["running_scores"][RUN]["brought"] > 0.0
+    here.fed.steering.rollback(0)
+    here.model.follow(here.fed.round_store.soups())
+    found = here.round({name: near(honest[name], 0.1, i) for i, name in enumerate(PEOPLE[:2])})
+    entry = here.entries("contribution")[1]
+    scores, before = entry["running_scores"], abandoned["running_scores"]
+    for name in PEOPLE[:2]:
+        assert scores[name]["brought"] == pytest.approx(found[name]["score"], abs=2e-6), "only the new round"
+        assert scores[name]["earned"] >= before[name]["earned"] > 0
+    assert scores[RUN]["brought"] == pytest.approx(entry["gain"]["gained"], abs=2e-6)
+    assert scores[RUN]["earned"] >= before[RUN]["earned"]
+    with here.fed.database.reading() as tx:
+        away = running_scores_on(tx, here.model.heldout, 2, np.zeros(1))[PEOPLE[2]]
+    assert (away.brought, away.earned) == (0.0, before[PEOPLE[2]]["earned"])
+    paid = sum(one["credit"] for one in (*first.values(), *found.values()))
+    assert paid + entry["left"] == 2 * POOL
+    assert here.fed.ledger.verify()["running_scores"] == 4 + 3
 
 
 def test_a_bad_copy_that_the_screens_reject_takes_nobodys_place(

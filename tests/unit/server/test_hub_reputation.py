@@ -157,7 +157,7 @@ def test_a_hub_that_is_stopped_while_it_scores_commits_nothing_and_scores_again(
 
 def test_if_nobody_gave_anything_nothing_is_paid_and_the_pool_waits() -> None:
     config, nobody = RewardsConfig(score="estimate"), {"ann": 0.0, "bob": 0.0}
-    found = split(config, nobody, measured_round({"ann": 0.0, "bob": -1.0}, carried=500))
+    found = split(config, nobody, measured_round({"ann": 0.0, "bob": -1.0}), carried=500)
     assert (found.credits, set(found.earning), found.left) == ({"ann": 0, "bob": 0}, set(), 1500)
 
 
@@ -177,12 +177,19 @@ def test_a_round_pays_its_price_for_what_it_gained_and_the_next_one_gets_the_res
     first = split(config, new, measured_round({"ann": 0.03, "bob": 0.01}))
     assert first.credits == {"ann": 240 + 40, "bob": 80 + 40}
     assert first.left == 600
-    later = measured_round(
-        {"ann": 0.0, "bob": 0.1}, running_scores=first.running_scores, run=first.run, carried=first.left
-    )
-    second = split(config, new, later)
+    later = measured_round({"ann": 0.0, "bob": 0.1}, running_scores=first.running_scores, run=first.run)
+    second = split(config, new, later, carried=first.left)
     assert second.credits == {"ann": 100, "bob": 800 + 100}
     assert second.left == 600
+
+
+@pytest.mark.parametrize("score", ["participation", "estimate"])
+def test_every_credit_of_the_pool_is_paid_or_waits_whatever_the_rule(score: str) -> None:
+    config, people = RewardsConfig(score=score), {"ann": 0.0, "bob": 0.5}
+    measured = measured_round({"ann": 0.03, "bob": -0.01}) if config.measures else None
+    found = split(config, people, measured, carried=700)
+    assert sum(found.credits.values()) + found.left == config.pool + 700
+    assert found.left >= 700 or config.measures, "nothing was measured that could have earned what waits"
 
 
 def test_harm_is_made_good_before_anything_more_is_earned() -> None:

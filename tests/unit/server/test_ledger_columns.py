@@ -138,7 +138,7 @@ class Filled:
         figures = {"score": 0.5, "error": 0.1, "similarity": 0.25, "reputation": 0.75}
         tx.execute(contributions.insert().values(**scores, **figures))
         brought = {self.ids[0]: RunningScore(np.array([0.2, 0.3]), 0.01, 800), RUN: RunningScore(np.ones(2))}
-        keep(tx, "rows", brought)
+        keep(tx, "rows", 1, brought)
         tx.execute(reputations.insert().values(contributor=self.ids[0], value=0.75, height=1))
         body = {"server_round": 1, "height": 1, "method": "estimate", "scores": {update_id: 0.5}}
         body |= {"similarity": {update_id: 0.25}, "reputations": {self.ids[0]: 0.75}}

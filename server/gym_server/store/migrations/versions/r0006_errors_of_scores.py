@@ -17,6 +17,7 @@ def upgrade() -> None:
         "running_scores",
         sa.Column("contributor", sa.String(), primary_key=True),
         sa.Column("heldout", sa.String(), primary_key=True),
+        sa.Column("height", sa.Integer(), primary_key=True, autoincrement=False),
         sa.Column("parts", sa.Text(), nullable=False),
         sa.Column("chance", sa.Float(), nullable=False),
         sa.Column("earned", sa.BigInteger(), nullable=False),
