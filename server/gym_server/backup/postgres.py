@@ -9,10 +9,20 @@ from pathlib import Path
 
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
 
 _DEBIAN = Path("/usr/lib/postgresql")
+
+
+def shown(url: str) -> str:
+    """The address of a database without its password."""
+    try:
+        return plain(make_url(url).render_as_string(hide_password=True), 200)
+    except (ArgumentError, ValueError):
+        return "an address that cannot be read"
 
 
 def dump(url: str, archive: Path) -> None:
@@ -35,7 +45,7 @@ def load(url: str, archive: Path) -> None:
         if inspect(engine).get_table_names():
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"the database {make_url(url).render_as_string(hide_password=True)} is not empty",
+                f"the database {shown(url)} is not empty",
                 "make a new one, and name it with --database",
             )
     finally:

@@ -40,8 +40,6 @@ from gym_server.store.objects import ObjectStore
 
 NEWEST_HEAD = "newest-head.json"
 _SQLITE = "sqlite:///"
-_REMOTE = ("s3", "gs", "gcs", "az", "abfs", "abfss")
-"""Schemes of object stores, which are no place on this machine."""
 
 
 def restore(
@@ -73,7 +71,8 @@ def restore(
     Raises:
         GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder with something in it;
             ``STATE_CORRUPT`` for what is not what was backed up; ``STALE`` when a newer state is known;
-            ``CONFIG_INVALID`` where the config that was backed up names a place outside ``folder``.
+            ``CONFIG_INVALID`` where the config that was backed up names a place outside ``folder``, on this machine
+            or another, that the caller has not named.
     """
     folder = folder.resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -258,7 +257,9 @@ def _give(fresh: Path, storage: dict[str, str]) -> None:
 
 
 def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set[str]) -> None:
-    """Refuse a config that would have the restore write outside the new folder: its author is the holder of the backup.
+    """Refuse a config that has the restore write outside the new folder, or connect to a host that only it names.
+
+    The config's author may be anybody who could write to the backup.
 
     Args:
         config: As it was brought.
@@ -282,10 +283,17 @@ def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set
             "storage.database of the backup is no PostgreSQL database, and the backup is of one",
             "pass --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
         )
-    is_remote = objects.partition("://")[0] in _REMOTE and "::" not in objects
-    if "objects" not in given and not is_remote and not is_inside(objects):
+    if manifest.database == "postgresql" and "database" not in given:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"storage.objects of the backup, {plain(objects, 200)!r}, is not inside the hub's folder",
+            f"the backup is of a PostgreSQL database, {postgres.shown(database)}; restore connects only to one that "
+            "you name",
+            "pass --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
+        )
+    if "objects" not in given and not is_inside(objects):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"storage.objects of the backup, {plain(objects, 200)!r}, is not inside the hub's folder; restore "
+            "writes only there, or to a place that you name",
             "pass --objects objects, or --objects with that place if it is yours",
         )

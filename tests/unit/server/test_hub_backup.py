@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -395,15 +397,7 @@ def test_a_config_that_names_a_place_outside_is_refused_before_anything_is_writt
     home = scene.folder / "home"
     home.mkdir()
     (home / ".bashrc").write_text("mine")
-    snapshot = Path(scene.place) / "snapshots" / scene.backup()["snapshot"]
-    config = yaml.safe_load((snapshot / "gym-server.yaml").read_text())
-    config["storage"] = {**(config.get("storage") or {}), key: value}
-    (snapshot / "gym-server.yaml").write_text(yaml.safe_dump(config))
-    manifest = json.loads((snapshot / "manifest.json").read_text())
-    manifest["files"]["gym-server.yaml"]["sha256"] = hashlib.sha256(
-        (snapshot / "gym-server.yaml").read_bytes()
-    ).hexdigest()
-    (snapshot / "manifest.json").write_text(json.dumps(manifest))
+    forge(scene, storage={key: value})
     with pytest.raises(GymError, match="not inside the hub's folder") as caught:
         restore(scene.place, scene.folder / "new")
     assert caught.value.code is ErrorCode.CONFIG_INVALID
@@ -413,6 +407,46 @@ def test_a_config_that_names_a_place_outside_is_refused_before_anything_is_writt
     place = {"database": "database_url", "objects": "objects"}[key]
     inside = {"database": "sqlite:///hub.db", "objects": "objects"}[key]
     restore(scene.place, scene.folder / "new", **{place: inside})
+
+
+def forge(scene: Scene, storage: dict[str, str], database: str = "sqlite") -> None:
+    """Back a hub up, and write another place into the config of the backup, as its holder can."""
+    snapshot = Path(scene.place) / "snapshots" / scene.backup()["snapshot"]
+    config = yaml.safe_load((snapshot / "gym-server.yaml").read_text())
+    config["storage"] = {**(config.get("storage") or {}), **storage}
+    text = yaml.safe_dump(config)
+    (snapshot / "gym-server.yaml").write_text(text)
+    manifest = json.loads((snapshot / "manifest.json").read_text())
+    manifest["files"]["gym-server.yaml"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    manifest["database"] = database
+    (snapshot / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("key", ["objects", "database"])
+def test_a_host_that_only_the_backup_names_is_not_connected_to(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    scene.joined("ann")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        for name, value in (
+            ("AWS_ENDPOINT_URL", f"http://{host}"),
+            ("AWS_ACCESS_KEY_ID", "mine"),
+            ("AWS_SECRET_ACCESS_KEY", "mine"),
+        ):
+            monkeypatch.setenv(name, value)
+        place = {"objects": "s3://stranger/hub", "database": f"postgresql+psycopg://u:secret@{host}/hub"}[key]
+        forge(scene, {key: place}, "postgresql" if key == "database" else "sqlite")
+        reached = []
+        threading.Thread(target=lambda: reached.append(listener.accept()[0].close()), daemon=True).start()
+        with pytest.raises(GymError, match="that you name") as caught:
+            restore(scene.place, scene.folder / "new")
+        assert not reached
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    assert f"--{key}" in caught.value.hint
+    assert ("s3://stranger/hub" if key == "objects" else host) in caught.value.message
+    assert "secret" not in str(caught.value)
+    assert not (scene.folder / "new").exists()
 
 
 def pushed(client: HubClient, folder: Path, seed: int) -> str:

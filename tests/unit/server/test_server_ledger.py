@@ -290,7 +290,9 @@ def rewrite(database: Database, after: int) -> None:
         rows = tx.execute(select(ledger).order_by(ledger.c.sequence)).all()
         previous = (after, rows[after - 1].hash) if after else None
         for row in rows[after:]:
-            entry = Entry.following(previous, row.kind, {**json.loads(row.body), "amount": 10**6, "heads": after // 2})
+            entry = Entry.following(
+                previous, row.kind, {**json.loads(row.body), "amount": 10**6, "heads": after // 2}
+            )
             previous = (entry.sequence, entry.hash)
             fields = {"body": entry.body_json, "previous_hash": entry.previous_hash, "hash": entry.hash}
             tx.execute(ledger.update().where(ledger.c.sequence == row.sequence).values(**fields))
