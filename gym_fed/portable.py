@@ -1,4 +1,4 @@
-"""What systems do differently: flags and reads of an open file, the user of a process, signals that end a server."""
+"""What systems do differently: flags and reads of an open file, the user of a process, signals, and clocks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 """Opening a named pipe then waits for no writer; a system without the flag has no such files."""
@@ -23,6 +24,24 @@ SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 def opens_folders() -> bool:
     """Whether a folder can be opened, and so be locked and synced; on Windows it cannot."""
     return hasattr(os, "O_DIRECTORY")
+
+
+def steady_seconds() -> float:
+    """A clock that is never set and counts the time for which the machine sleeps.
+
+    ``time.monotonic`` stands still meanwhile, on Linux and on macOS. Linux has ``CLOCK_BOOTTIME``; the
+    ``CLOCK_MONOTONIC`` of macOS counts sleep; so does Python's clock on Windows.
+    """
+    number = _steady_clock()
+    return time.monotonic() if number is None else time.clock_gettime(number)
+
+
+@cache
+def _steady_clock() -> int | None:
+    """The number of the system's clock that counts sleep; None where ``time.monotonic`` does."""
+    if sys.platform == "darwin":
+        return time.CLOCK_MONOTONIC
+    return getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def read_at(descriptor: int, num_bytes: int, place: int) -> bytes:

@@ -1,9 +1,10 @@
 """The hub's clock: seconds since 1970 that a step of the machine's own clock does not move.
 
-Leases, deadlines, sessions and signed times are measured by it. While a hub runs it advances with the monotonic clock.
-It begins at the machine's time; where a round is under way it continues from the last trace of the hub's activity, so
-that the time for which a hub was down counts against nobody. Commands in other processes read the difference to the
-machine's clock from the database.
+Leases, deadlines, sessions and signed times are measured by it. While a hub runs it advances with a clock of the system
+that is never set. It begins at the machine's time; where a round is under way it continues from the last trace of the
+hub's activity. So the time for which a hub was down counts against nobody, nor does the time for which its machine
+slept. Both are added between two rounds. Commands in other processes read the difference to the machine's clock from
+the database.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, func, select
 
+from gym_fed.portable import steady_seconds
 from gym_fed.wire.limits import KEEPALIVE_SECONDS
 from gym_server.store.database import Database
 from gym_server.store.tables import messages, nodes, rounds, settings, updates
@@ -31,25 +33,35 @@ class HubClock:
     Args:
         database: Keeps the difference to the machine's clock.
         wall: The machine's clock.
-        steady: A clock that is never set; tests bring their own.
+        steady: A clock that is never set and counts sleep.
+        awake: A clock that is never set and stands still while the machine sleeps.
     """
 
     def __init__(
         self,
         database: Database,
         wall: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
+        steady: Callable[[], float] = steady_seconds,
+        awake: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._database, self.wall, self.steady = database, wall, steady
-        self._lock = threading.Lock()
+        self._database, self.wall, self.steady, self.awake = database, wall, steady, awake
+        self._lock = threading.RLock()
         self._began: float | None = None
         """Time of the hub at second 0 of ``steady``; None where no hub runs in this process."""
         self._away = 0.0
+        """Seconds of downtime and sleep that are not added yet."""
+        self.slept = 0.0
+        """Seconds for which the machine slept since ``start``."""
+        self._ahead = 0.0
+        """``steady`` minus ``awake`` at the start."""
+        self._unstored = 0.0
+        """Seconds of sleep that the stored difference to the machine's clock lacks."""
         self._offset = self._stored()
 
     def now(self) -> float:
         """The hub's time."""
         if self._began is not None:
+            self._notice_sleep()
             return self.steady() + self._began
         if self._database.read_only:
             self._offset = self._stored()  # a dashboard stays open while the hub's machine is set
@@ -74,35 +86,61 @@ class HubClock:
             self._away = max(0.0, wall - now)
             gone = now + KEEPALIVE_SECONDS
             tx.execute(nodes.update().where(nodes.c.connected_until > gone).values(connected_until=now))
+        self._ahead, self.slept = self.steady() - self.awake(), 0.0
         self._began = now - self.steady()
         self._store(now - wall)
 
     def catch_up(self) -> None:
-        """Between two rounds: add the time for which the hub was away when it began."""
+        """Add the time for which the hub was down or its machine slept; to be called between two rounds."""
         with self._lock:
+            self._notice_sleep()
             if self._began is not None and self._away:
                 self._began, self._away = self._began + self._away, 0.0
                 self._store(self.now() - self.wall())
 
     def keep(self) -> float:
-        """Look at the machine's clock, every few seconds; returns by how much it was set since the last time.
+        """Compare with the machine's clock, every few seconds.
 
-        Positive: forward.
+        Returns:
+            Seconds by which the machine's clock was set since the last time, positive if forward.
         """
         with self._lock:
+            self._notice_sleep()
+            if self._away and not self._has_round():
+                self.catch_up()
             offset = self.now() - self.wall()
-            step = self._offset - offset
-            if abs(step) <= STEP_SECONDS:
+            step = self._offset - offset - self._unstored
+            if abs(step) <= STEP_SECONDS and not self._unstored:
                 return 0.0
             self._store(offset)
-            return step
+            return step if abs(step) > STEP_SECONDS else 0.0
+
+    def _notice_sleep(self) -> None:
+        """Stand still for the time for which the machine slept, until ``catch_up``."""
+        if self._began is None or self._slept_now() <= STEP_SECONDS:
+            return
+        with self._lock:
+            new = self._slept_now()
+            if new > STEP_SECONDS:
+                self._began -= new
+                self.slept += new
+                self._away += new
+                self._unstored += new
+
+    def _slept_now(self) -> float:
+        """Seconds of sleep that were not noticed yet."""
+        return self.steady() - self.awake() - self._ahead - self.slept
+
+    def _has_round(self) -> bool:
+        with self._database.reading() as tx:
+            return _last_activity(tx) is not None
 
     def _stored(self) -> float:
         with self._database.reading() as tx:
             return float(tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING)) or 0.0)
 
     def _store(self, offset: float) -> None:
-        self._offset = offset
+        self._offset, self._unstored = offset, 0.0
         self._database.set(_SETTING, repr(offset))
 
 

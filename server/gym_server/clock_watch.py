@@ -20,6 +20,7 @@ class ClockWatch:
     def __init__(self, fed: Federation) -> None:
         self._fed = fed
         self._reported = 0.0
+        self._slept = 0.0
 
     def look(self) -> None:
         """Look once."""
@@ -30,10 +31,15 @@ class ClockWatch:
                 readable_seconds(abs(step)),
                 "forward" if step > 0 else "back",
             )
+        asleep, self._slept = self._fed.clock.slept - self._slept, self._fed.clock.slept
+        if asleep > 0:
+            log.warning(
+                "this machine slept for %s; that counts against no round, lease or session",
+                readable_seconds(asleep),
+            )
         ahead, count = self._fed.contributor_clocks.median()
-        wrong = (
-            self._fed.clock.wall() - self._fed.clock.now() - ahead
-        )  # of this machine's clock, against theirs
+        # Of this machine's clock, against the contributors'.
+        wrong = self._fed.clock.wall() - self._fed.clock.now() - ahead
         if count < _LEAST_CLOCKS or abs(wrong) <= _TOLERANCE_SECONDS:
             self._reported = 0.0
         elif abs(wrong - self._reported) > _TOLERANCE_SECONDS:

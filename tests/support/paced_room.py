@@ -63,7 +63,7 @@ class PacedRoom:
         path.write_text(yaml.safe_dump(values))
         self.fed = Federation.open(folder)
         self.seconds, start = 0.0, self.fed.clock.wall()
-        self.fed.clock.steady = lambda: self.seconds
+        self.fed.clock.steady = self.fed.clock.awake = lambda: self.seconds
         self.fed.clock.wall = lambda: start + self.seconds
         self.fed.clock.start()
         self.strategy, self.grid = DurableDeltaSoup(self.fed), HubGrid(self.fed)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from gym_client.display import Display
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.portable import steady_seconds
 from gym_fed.text import readable_seconds
 from gym_fed.wire.v1 import hub_pb2 as pb
 
@@ -105,11 +106,11 @@ class HubTime:
 
     Args:
         wall: This machine's clock.
-        steady: A clock that is never set.
+        steady: A clock that is never set and counts the time for which the machine sleeps.
     """
 
     def __init__(
-        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = steady_seconds
     ) -> None:
         self._wall, self._steady = wall, steady
         self._measured: tuple[float, float] | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,29 +12,36 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gym_client.hub.clock import HubTime
 from gym_server.accounts.contributor_clocks import MAX_CLOCKS, ContributorClocks
 from gym_server.clock import HubClock
 from gym_server.clock_watch import ClockWatch
 from gym_server.store.database import Database
 from gym_server.store.tables import nodes, rounds
 
+from gym_fed import portable
+from gym_fed.portable import steady_seconds
 from gym_fed.wire.limits import KEEPALIVE_SECONDS
 
 HOUR = 3600.0
 
 
 class Machine:
-    """A machine's two clocks."""
+    """A machine's three clocks."""
 
     def __init__(self) -> None:
-        self.wall, self.steady = 1.8e9, 50.0
+        self.wall, self.steady, self.awake = 1.8e9, 50.0, 40.0
 
     def passes(self, seconds: float) -> None:
+        self.awake += seconds
+        self.sleeps(seconds)
+
+    def sleeps(self, seconds: float) -> None:
         self.wall += seconds
         self.steady += seconds
 
     def clock(self, database: Database) -> HubClock:
-        return HubClock(database, lambda: self.wall, lambda: self.steady)
+        return HubClock(database, lambda: self.wall, lambda: self.steady, lambda: self.awake)
 
 
 @pytest.fixture
@@ -99,6 +108,57 @@ def test_without_a_round_under_way_a_hub_begins_at_the_machines_time_and_nobody_
     assert clock.now() == pytest.approx(machine.wall)
     with database.reading() as tx:
         assert tx.scalar(nodes.select().with_only_columns(nodes.c.connected_until)) <= clock.now()
+
+
+def test_a_machine_that_sleeps_in_mid_round_costs_no_lease_and_the_hub_catches_up_after_the_round(
+    database: Database, machine: Machine
+) -> None:
+    open_round(database, machine.wall)
+    clock = machine.clock(database)
+    clock.start()
+    began = clock.now()
+    machine.passes(60)
+    machine.sleeps(8 * HOUR)
+    assert clock.now() == pytest.approx(began + 60)
+    assert clock.keep() == 0.0, "nobody set the machine's clock"
+    assert machine.clock(database).now() == pytest.approx(began + 60), "of a command in another process"
+    machine.passes(5)
+    machine.wall += 300
+    assert clock.keep() == pytest.approx(300)
+    clock.catch_up()
+    assert clock.now() == pytest.approx(began + 65 + 8 * HOUR)
+    assert clock.slept == pytest.approx(8 * HOUR)
+
+
+def test_a_machine_that_sleeps_between_rounds_does_not_put_the_hub_behind_and_the_log_says_how_long(
+    database: Database, machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed = watched(database, machine)
+    watch = ClockWatch(fed)
+    for _ in range(2):
+        machine.sleeps(8 * HOUR)
+        watch.look()
+        assert fed.clock.now() == pytest.approx(machine.wall)
+    assert caplog.text.count("this machine slept for 8 h") == 2
+    assert "was set" not in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clock's name is Linux's")
+def test_the_clocks_of_hub_and_contributor_count_sleep(database: Database) -> None:
+    assert HubClock(database).steady is steady_seconds
+    assert inspect.signature(HubTime).parameters["steady"].default is steady_seconds
+    assert steady_seconds() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=1)
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("darwin", "CLOCK_MONOTONIC"), ("win32", None)])
+def test_the_clock_that_counts_sleep_is_chosen_by_platform(
+    monkeypatch: pytest.MonkeyPatch, platform: str, expected: str | None
+) -> None:
+    monkeypatch.setattr(portable.sys, "platform", platform)
+    if expected is None:
+        monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    number = portable._steady_clock.__wrapped__()
+    assert number == (None if expected is None else getattr(time, expected))
 
 
 def watched(database: Database, machine: Machine) -> Any:
