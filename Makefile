@@ -25,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all test-gpu triton rooms mutations lint checks docs casts format types imports extras proto package wheel clean
+.PHONY: help install demo test test-all test-gpu triton audit rooms mutations lint checks docs casts format types imports extras proto package wheel clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -91,6 +91,11 @@ imports: $(STAMP) ## The import contract of pyproject.toml, and no circles.
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/repository/test_import_circles.py
 
+audit: ## Compare the pinned versions with the advisories of PyPI; needs a network. The tool gets an environment of its own.
+	test -x .venvs/audit/bin/pip-audit || { $(PYTHON) -m venv .venvs/audit && \
+		.venvs/audit/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) -c constraints.txt pip-audit; }
+	.venvs/audit/bin/pip-audit --no-deps --disable-pip -r constraints.txt $(ARGS)
+
 extras: $(STAMP) ## Resolve every extra under the pinned versions, without installing it.
 	$(BIN)/python .ci/check_extras.py
 
@@ -101,7 +106,7 @@ format: $(STAMP) ## Let ruff fix and format what it can.
 proto: $(STAMP) ## Regenerate gym_fed/wire/_generated from proto/.
 	$(BIN)/python tools/gen_proto.py
 
-package: $(STAMP) ## Build sdist and wheel, install the wheel into a clean venv, and try it there.
+package: $(STAMP) ## Build sdist, wheel, SBOM and checksums, install the wheel into a clean venv, and try it there.
 	$(BIN)/python .ci/check_package.py
 
 wheel: $(STAMP) ## Build the wheel for other Linux machines (manylinux) into dist/, and load its kernels in a new environment.

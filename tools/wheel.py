@@ -16,6 +16,8 @@ import sysconfig
 import venv
 from pathlib import Path
 
+from tools.sbom import SUMS, write_checksums, write_sbom
+
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheel"
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -51,8 +53,10 @@ def main(folder: Path = ROOT / "dist") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("gym_fed-*.whl"):
         old.unlink()
+        old.with_name(old.name + ".cdx.json").unlink(missing_ok=True)
     found = Path(shutil.copy(wheel, folder))
-    print(f"{found}: {found.stat().st_size / 1e6:.1f} MB")
+    write_checksums([found, write_sbom(found)])
+    print(f"{found}: {found.stat().st_size / 1e6:.1f} MB, with its SBOM and {SUMS}")
     return found
 
 

@@ -13,6 +13,7 @@ import yaml
 from tests.support.rooms import seconds_by_room
 
 ROOT = Path(__file__).resolve().parents[3]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 
 
@@ -31,10 +32,36 @@ def test_the_workflow_runs_the_one_check_of_a_change_on_the_supported_python() -
     assert all((ROOT / name).is_file() for name in python["cache-dependency-path"].split())
 
 
-def test_the_workflow_gives_no_rights_beyond_reading() -> None:
-    workflow = read(".github/workflows/ci.yml")
-    assert workflow["permissions"] == {"contents": "read"}
-    assert "secrets." not in (ROOT / ".github/workflows/ci.yml").read_text()
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.stem)
+def test_a_workflow_pins_every_action_by_commit_and_may_only_read(workflow: Path) -> None:
+    text = workflow.read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    assert content["permissions"] == {"contents": "read"}
+    assert "secrets." not in text
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+    for job in content["jobs"].values():
+        assert "permissions" not in job, "a job may not have more rights than its workflow"
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+
+
+def test_dependabot_watches_the_python_pins_and_the_pinned_actions() -> None:
+    updates = read(".github/dependabot.yml")["updates"]
+    assert {update["package-ecosystem"] for update in updates} == {"pip", "github-actions"}
+    assert all(update["directory"] == "/" for update in updates)
+
+
+def test_the_audit_of_pinned_versions_is_a_scheduled_job_and_no_part_of_the_check_of_a_change() -> None:
+    workflow = read(".github/workflows/audit.yml")
+    (job,) = workflow["jobs"].values()
+    assert any("make audit" in step.get("run", "") for step in job["steps"])
+    assert workflow[True]["schedule"], "PyYAML reads the key `on` as true"
+    assert "audit" not in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert "pip-audit --no-deps --disable-pip -r constraints.txt" in (ROOT / "Makefile").read_text("utf-8")
 
 
 def test_hooks_before_a_commit_download_nothing_and_call_installed_commands() -> None:
