@@ -56,6 +56,9 @@ def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
         text = f"version {now.version} is the current one again; the next round starts from it"
         events.append(HubEvent("rollback", text, {"version": now.version, "from": before.version}))
     events += _verdicts(before, now, over=True)
+    if now.merge and _phase(now) != _phase(before):
+        text, phase = f"round {now.server_round}: merging: {now.merge}", _phase(now)[1]
+        events.append(HubEvent("merging", text, {"server_round": now.server_round, "phase": phase}))
     same = before.server_round == now.server_round
     for node, task in now.tasks.items():
         was = before.tasks.get(node) if same else None
@@ -87,7 +90,7 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
             }
             events.append(HubEvent("verdict", f"round {number}: {_shown(name)} {verdict}{why}", fields))
     for height, (number, loss, source) in now.losses.items():
-        if (number < now.server_round) is over and height not in before.losses:
+        if height and (number < now.server_round) is over and height not in before.losses:
             fields = {"server_round": number, "version": height, "loss": loss, "source": source}
             text = f"version {height} (round {number}): loss {loss_shown(loss)}, {source}"
             events.append(HubEvent("version", text, fields))
@@ -185,6 +188,11 @@ class Watcher(AbstractContextManager["Watcher"]):
             return None
         self._is_blind = False
         return found
+
+
+def _phase(now: Snapshot) -> tuple[int, str]:
+    """The round and the phase of its merge, without the count of its steps."""
+    return now.server_round, now.merge.partition(",")[0]
 
 
 def _step(task: TaskProgress) -> tuple[str, int]:

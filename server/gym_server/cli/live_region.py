@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_SHOWN = 12
 """Contributors in the region; the others are counted."""
 _LOSSES = 6
-"""Versions whose loss is in the region, the newest ones."""
+"""Versions whose loss is in the region, the newest ones; the base's is there as well."""
 
 
 def region(now: Snapshot, footer: Sequence[str] = ()) -> RenderableType:
@@ -54,6 +54,8 @@ def _headline(now: Snapshot) -> str:
         text += f": {now.admitted} of {counted(now.quorum, 'update')}"
     if now.state == "collecting" and now.deadline is not None:
         text += f", {max(0, now.deadline - now.seen_at):.0f} s left"
+    if now.merge:
+        text += f": {now.merge}"
     return f"{text}: {plain(now.reason)}" if now.reason else text
 
 
@@ -66,9 +68,11 @@ def _progress(task: TaskProgress) -> str:
 
 def _losses(now: Snapshot) -> list[str]:
     """The losses of the newest versions, the oldest first, and where the last one is from."""
-    heights = sorted(now.losses)[-_LOSSES:]
+    heights = sorted(height for height in now.losses if height)[-_LOSSES:]
     if not heights:
         return []
+    if 0 in now.losses:
+        heights.insert(0, 0)
     figures = " ".join(loss_shown(now.losses[height][1]) for height in heights)
     which = "version" if len(heights) == 1 else "versions"
     return [f"  loss of {which} {_spans(heights)}: {figures}", f"  ({now.losses[heights[-1]][2]})"]

@@ -21,8 +21,9 @@ from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rewards.running_scores import carried_over
+from gym_server.rounds.merge_progress import merge_state, merge_text
 from gym_server.rounds.queue import SET_ASIDE
-from gym_server.rounds.round_store import PAID_VERDICTS
+from gym_server.rounds.round_store import MERGING, PAID_VERDICTS
 from gym_server.rounds.steering import Pause
 from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
 from gym_server.strategy.backoff import paused
@@ -90,6 +91,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
         ).all()
         balances = {row.contributor: fed.payouts.balance_of(tx, row.contributor)["balance"] for row in rows}
         committed = fed.round_store.depths.of(tx, head.height)
+        merge = merge_state(tx) if current and current.state == MERGING else None
     return {
         "name": fed.config.name,
         "server": fed.server,
@@ -100,6 +102,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
         "version_digest": head.digest,
         "server_round": current.server_round if current else 0,
         "round_state": current.state if current else "",
+        "merge": merge,
         "num_rounds": fed.config.rounds.num_rounds,
         "committed": committed,
         "paused": paused(fed.database),
@@ -125,6 +128,8 @@ def status_table(found: dict[str, Any]) -> TextTable:
         f"round {found['server_round']} {found['round_state']} "
         f"({found['committed']} of {found['num_rounds']} committed)"
     )
+    if found["merge"]:
+        title += f"; {merge_text(found['merge'])}"
     if found["pause"]:
         title += f"; {Pause(**found['pause'])}"
     if found["paused"]:
@@ -152,6 +157,7 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
         earned = {(row.server_round, row.contributor): row.amount for row in tx.execute(select(credits))}
         rows = tx.execute(select(updates).order_by(updates.c.server_round, updates.c.received_at)).all()
         scores = {row.update_id: (row.score, row.error) for row in tx.execute(select(contributions))}
+        merge = merge_state(tx)
     by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         credit = earned.get((row.server_round, row.contributor), 0) if row.verdict in PAID_VERDICTS else 0
@@ -177,6 +183,7 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
             **line,
             "updates": by_round.get(line["server_round"], []),
             "set_aside": aside.get(str(line["server_round"]), []),
+            "merge": merge if line["state"] == MERGING else None,
         }
         for line in fed.round_store.history()
     ]
@@ -232,6 +239,8 @@ def _ledger_line(entry: dict[str, Any]) -> str:
 
 def _round_title(line: dict[str, Any]) -> str:
     text = f"round {line['server_round']} {line['state']}"
+    if line["merge"]:
+        text += f": {merge_text(line['merge'])}"
     if line["version"] is not None:
         text += f", version {line['version']}, soup {line['soup_bytes']:,} bytes"
     if line["heldout_before"] is not None:

@@ -12,9 +12,10 @@ from sqlalchemy import Connection, select
 
 from gym_fed.text import readable_bytes, whole_number
 from gym_server.federation import Federation
-from gym_server.rounds.round_store import PAID_VERDICTS
+from gym_server.rounds.merge_progress import merge_state, merge_text
+from gym_server.rounds.round_store import MERGING, PAID_VERDICTS
 from gym_server.rounds.steering import pause_of
-from gym_server.rounds.versions import head_of, newest_to
+from gym_server.rounds.versions import base_loss, head_of, newest_to
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
 
 _COUNTED_IN_BYTES = ("fetch", "upload")
@@ -61,13 +62,16 @@ class Snapshot:
     verdicts: dict[str, tuple[int, str, str, str]] = field(default_factory=dict)
     """Of each update of the round and the one before: round, contributor, verdict, reason."""
     losses: dict[int, tuple[int, float, str]] = field(default_factory=dict)
-    """Of each of the last versions that lead to the current one: its round, the loss, and where that is from."""
+    """Of each of the last versions that lead to the current one: its round, the loss, and where that is from.
+    Version 0 is among them if its held-out loss is known, with round 0."""
     version: int = 0
     """The current one; lower than before after `gym-server rollback`."""
     committed: int = 0
     """Rounds that lead to the current version, of ``num_rounds``."""
     num_rounds: int = 0
     quorum: int = 0
+    merge: str = ""
+    """How far the merge is, in words; empty outside of the state merging."""
     reason: str = ""
     """Why the last round was aborted."""
     pause: str = ""
@@ -120,6 +124,7 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         sent = tx.execute(select(updates).where(updates.c.server_round >= number - 1)).all()
         num_counted = fed.lease_histories.num_counted(tx, number)
         pause = pause_of(tx)
+        merge = merge_state(tx) if current and current.state == MERGING else None
         version = head_of(tx, fed.base.digest).height
         newest = versions.c.height.in_(newest_to(tx, version, _VERSIONS))
         committed = fed.round_store.depths.of(tx, version)
@@ -129,6 +134,8 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
             for row in made
             if (loss := known.get((row.height, row.server_round)) or _loss(tx, row)) is not None
         }
+        if losses and (base := base_loss(tx)) is not None:
+            losses = {**losses, 0: (0, base, "held-out")}
     return Snapshot(
         server_round=number,
         state=current.state if current else "",
@@ -145,6 +152,7 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         committed=committed,
         num_rounds=fed.config.rounds.num_rounds,
         quorum=fed.config.rounds.quorum(num_counted),
+        merge=merge_text(merge) if merge else "",
         reason=current.reason if current else "",
         pause=str(pause) if pause else "",
     )

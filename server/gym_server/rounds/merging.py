@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.schema.plugins import as_json
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import RowLosses
 from gym_fed.failpoints import failpoint
@@ -33,6 +34,7 @@ from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import Appraisal, appraise, reputation_weights
 from gym_server.rewards.scores import DIGITS, ScoringStopped
 from gym_server.rounds.hub_model import HubModel
+from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.root import root_update
 from gym_server.rounds.round_store import Round, SoupRecord
 from gym_server.rounds.screens import ScreenedRound, ScreenedUpdate, is_no_worse, screen_updates
@@ -53,13 +55,28 @@ def merge_round(
     if privacy.is_spent(fed):
         fed.round_store.abort(current.server_round, privacy.SPENT)
         return
-    screened = screen_updates(fed, model, current)
+    progress = MergeProgress(fed.database)
+    try:
+        _merge_round(fed, model, current, should_stop, progress)
+    finally:
+        progress.end()
+
+
+def _merge_round(
+    fed: Federation,
+    model: HubModel,
+    current: Round,
+    should_stop: Callable[[], bool],
+    progress: MergeProgress,
+) -> None:
+    screened = screen_updates(fed, model, current, progress)
     spending: Callable[[Connection], None] = _nothing_to_write
     try:
         screened = _enough_for_the_rule(fed, screened)
         spending = privacy.spending(fed, current.server_round, [u.row.contributor for u in screened.kept])
-        merged = _merge(fed, model, current, screened.kept)
-        losses = _pass_gate(fed, model, merged.soup)
+        merged = _merge(fed, model, current, screened.kept, progress)
+        losses = _pass_gate(fed, model, merged.soup, progress)
+        progress.begin("evaluating")
         safety = _pass_safety(fed, model, current, merged.soup)
         evaluation = _pass_evaluations(fed, model, current, merged.soup, safety)
     except _RoundAborted as aborted:
@@ -67,7 +84,9 @@ def merge_round(
         write = functools.partial(_write_all, [spending, aborted.record])
         fed.round_store.abort(current.server_round, aborted.reason, screened.rejections, write)
         return
+    progress.begin("writing the soup")
     _store_soup(fed, merged.soup)
+    progress.begin("scoring updates")
     rewards = fed.config.rewards.under(current.spec.pay if current.spec else None)
     added = None
     if rewards.score_on == "evals":
@@ -137,15 +156,25 @@ def _enough_for_the_rule(fed: Federation, screened: ScreenedRound) -> ScreenedRo
     return screened
 
 
-def _merge(fed: Federation, model: HubModel, current: Round, kept: Sequence[ScreenedUpdate]) -> _MergedRound:
+def _merge(
+    fed: Federation,
+    model: HubModel,
+    current: Round,
+    kept: Sequence[ScreenedUpdate],
+    progress: MergeProgress,
+) -> _MergedRound:
     """Make the soup and stage the server's state.
 
     Raises:
         OSError: On a full disk, which is not the round's fault: it continues from here when there is space.
     """
     try:
+        if fed.config.root is not None:
+            progress.begin("training on the root data")
         ingredients = _ingredients(fed, model, current, kept)
-        soup = make_soup(fed, ingredients, soup_path(fed, current.server_round))
+        progress.begin("merging tensors", _num_tensors(kept))
+        soup = make_soup(fed, ingredients, soup_path(fed, current.server_round), progress.step)
+        progress.begin("writing the server's state")
         return _MergedRound(ingredients, soup, soup.stage(fed, current.server_round))
     except GymError as error:
         if error.code is ErrorCode.DISK_FULL:
@@ -153,6 +182,15 @@ def _merge(fed: Federation, model: HubModel, current: Round, kept: Sequence[Scre
             raise OSError(errno.ENOSPC, error.message) from error
         why = error.code.value if fed.config.privacy else error.message  # a message may quote what was sent
         raise _RoundAborted(f"the merge failed: {why}") from error
+
+
+def _num_tensors(kept: Sequence[ScreenedUpdate]) -> int:
+    """How many tensors the merge of some updates has."""
+    names: set[str] = set()
+    for update in kept:
+        with DeltaFile.open(update.path) as delta:
+            names.update(delta.names)
+    return len(names)
 
 
 def _ingredients(
@@ -172,11 +210,14 @@ def _ingredients(
     )
 
 
-def _pass_gate(fed: Federation, model: HubModel, soup: Soup) -> _HeldOutLosses:
+def _pass_gate(fed: Federation, model: HubModel, soup: Soup, progress: MergeProgress) -> _HeldOutLosses:
     """Roll back a soup that raises the held-out loss by more than ``gate.max_loss_increase``."""
     if not model.has_gate:
         return _HeldOutLosses()
-    rows = model.losses(), model.losses_with(soup.path)
+    progress.begin("checking the held-out loss", 2)
+    start = model.losses()
+    progress.step()
+    rows = start, model.losses_with(soup.path)
     before, after, limit = rows[0].mean, rows[1].mean, fed.config.gate.max_loss_increase
     if not is_no_worse(before, after, limit):
         raise _RoundAborted(

@@ -20,6 +20,7 @@ from gym_server.privacy import merge as private_merge
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.lora_updates import foreign_a, not_low_rank
+from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.round_store import Judgement, Round
 from gym_server.store.tables import updates
 
@@ -119,29 +120,34 @@ def screens_of(fed: Federation, model: HubModel, current: Round) -> list[Screen]
     return screens
 
 
-def screen_updates(fed: Federation, model: HubModel, current: Round) -> ScreenedRound:
+def screen_updates(
+    fed: Federation, model: HubModel, current: Round, progress: MergeProgress
+) -> ScreenedRound:
     """Run every screen over the round's frozen list of updates."""
-    screened = _load(fed, current)
-    for screen in screens_of(fed, model, current):
+    screened = _load(fed, current, progress)
+    screens = screens_of(fed, model, current)
+    for place, screen in enumerate(screens):
+        if isinstance(screen, HeldOutLoss):
+            progress.begin("checking updates", len(screened.kept))
+            screen.on_update = progress.step
+        else:
+            progress.begin("evidence", len(screens), place)
         screened = screen.apply(screened)
     return screened
 
 
-def _load(fed: Federation, current: Round) -> ScreenedRound:
+def _load(fed: Federation, current: Round, progress: MergeProgress) -> ScreenedRound:
     with fed.database.reading() as tx:
         rows = tx.execute(
             select(updates).where(updates.c.update_id.in_(current.merging)).order_by(updates.c.update_id)
         ).all()
-    return ScreenedRound(
-        [
-            ScreenedUpdate(
-                row,
-                fed.store.local_path(row.delta_sha256),
-                Judgement(row.update_id, row.contributor, "merged", ""),
-            )
-            for row in rows
-        ]
-    )
+    progress.begin("reading updates", len(rows))
+    found = []
+    for row in rows:
+        path = fed.store.local_path(row.delta_sha256)  # fetched, where the store is not on this machine
+        found.append(ScreenedUpdate(row, path, Judgement(row.update_id, row.contributor, "merged", "")))
+        progress.step()
+    return ScreenedRound(found)
 
 
 class RevokedKeys(Screen):
@@ -274,6 +280,8 @@ class HeldOutLoss(Screen):
     """
 
     def __init__(self, fed: Federation, model: HubModel) -> None:
+        self.on_update: Callable[[], object] = lambda: None
+        """Called after each update that was tried."""
         self._model = model
         self._learning_rate = fed.config.soup.server_learning_rate
         self._allowed = fed.config.gate.max_update_loss_increase
@@ -285,6 +293,7 @@ class HeldOutLoss(Screen):
 
     def _judged(self, update: ScreenedUpdate, before: float, share: float) -> ScreenedUpdate:
         after = self._model.loss_with(update.path, share)
+        self.on_update()
         if math.isfinite(after - before):  # no entry of the ledger holds a NaN
             judgement = replace(update.judgement, heldout_change=after - before)
             update = replace(update, judgement=judgement)

@@ -6,7 +6,7 @@ Objects, recipe, parent version and the server's own state determine the soup's 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,8 +98,19 @@ class Soup:
         return written
 
 
-def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup:
+def make_soup(
+    fed: Federation,
+    ingredients: Ingredients,
+    out_path: Path,
+    on_tensor: Callable[[str], object] = lambda _: None,
+) -> Soup:
     """Merge; nothing but ``out_path`` is written.
+
+    Args:
+        fed: The hub.
+        ingredients: What is merged.
+        out_path: Where the soup goes.
+        on_tensor: Called with the name of each tensor that was merged; masked votes are merged at once.
 
     Raises:
         GymError: What ``gym_fed.soup.merging`` raises, ``NOT_FOUND`` for an object that the store lacks, and
@@ -154,6 +165,7 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
             feedback,
             root=root,
             optimizer_state=optimizer,
+            on_tensor=on_tensor,
             private=ingredients.private,
         )
         codecs = {file.record(name).codec for file in files for name in file.names}

@@ -83,6 +83,15 @@ def newest_to(tx: Connection, height: int, most: int) -> list[int]:
     return found
 
 
+def base_loss(tx: Connection) -> float | None:
+    """The held-out loss of version 0, as the first version that follows from it was compared; None if none was."""
+    first = select(versions.c.heldout_before).where(
+        versions.c.parent == 0, versions.c.heldout_before.is_not(None)
+    )
+    found = tx.scalar(first.order_by(versions.c.height).limit(1))
+    return None if found is None else float(found)
+
+
 class VersionDepths:
     """How many versions lead to each. A version's parent never changes, so that a row is read once a process."""
 

@@ -10,6 +10,8 @@ from sqlalchemy import Connection, func, select
 from gym_fed.text import whole_number
 from gym_fed.web.app import Looking
 from gym_server.federation import Federation
+from gym_server.rounds.merge_progress import merge_state
+from gym_server.rounds.round_store import MERGING
 from gym_server.rounds.steering import pause_of
 from gym_server.rounds.versions import head_of
 from gym_server.store.tables import (
@@ -67,8 +69,9 @@ def snapshot(fed: Federation) -> dict[str, Any]:
     """The state of the round under way; an event of that name carries the same.
 
     ``state`` is open, collecting, merging, committed or aborted, or empty before the first round; times are Unix
-    seconds; ``tasks`` has a line for each contributor at work, ``{name, outcome, phase, done, total}``, those who are
-    awaited first. In private rounds they are only counted: every open page is sent this.
+    seconds; ``merge`` is ``{phase, done, total}`` in state merging; ``tasks`` has a line for each contributor at work,
+    ``{name, outcome, phase, done, total}``, those who are awaited first. In private rounds they are only counted: every
+    open page is sent this.
     """
     with fed.database.reading() as tx:
         current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
@@ -84,6 +87,7 @@ def snapshot(fed: Federation) -> dict[str, Any]:
             "opened_at": current.opened_at if current else None,
             "deadline": current.deadline if current else None,
             "reason": current.reason if current else "",
+            "merge": merge_state(tx) if current and current.state == MERGING else None,
             "quorum": fed.config.rounds.quorum(fed.lease_histories.num_counted(tx, number)),
             "connected": tx.scalar(connected.where(nodes.c.connected_until > fed.clock.now())),
             "accounts": tx.scalar(select(func.count()).select_from(accounts)),

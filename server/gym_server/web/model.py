@@ -17,7 +17,7 @@ from gym_fed.ledger.evaluations import EVALUATED
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import stream_answer
-from gym_server.rounds.versions import head_of, soups_to
+from gym_server.rounds.versions import base_loss, head_of, soups_to
 from gym_server.store.tables import ledger, updates, versions
 from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
@@ -94,13 +94,15 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/model/figures")
     def figures(visitor: Looking) -> dict[str, Any]:
-        """Held-out losses as ``[height, after]``, and a curve for each task of the gate."""
+        """Held-out losses as ``[height, after]``, from version 0 on, and a curve for each task of the gate."""
         newest = select(versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
         with fed.database.reading() as tx:
             rows = tx.execute(newest.order_by(versions.c.height.desc()).limit(MAX_POINTS)).all()[::-1]
-            evaluations = _evaluations(tx)
+            evaluations, base = _evaluations(tx), base_loss(tx)
+        start = [] if base is None else [[0, base]]
+        known = [[row.height, row.heldout_after] for row in rows if row.heldout_after is not None]
         return {
-            "heldout": [[row.height, row.heldout_after] for row in rows if row.heldout_after is not None],
+            "heldout": [*start, *known],
             "evaluations": evaluations,
         }
 

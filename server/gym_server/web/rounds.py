@@ -13,6 +13,7 @@ from gym_fed.text import plain
 from gym_fed.web.app import Looking
 from gym_server.rounds.queue import SET_ASIDE
 from gym_server.rounds.round_store import PAID_VERDICTS
+from gym_server.rounds.versions import base_loss
 from gym_server.store.tables import (
     accounts,
     contributions,
@@ -58,7 +59,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/rounds/losses")
     def losses(visitor: Looking) -> dict[str, Any]:
-        """Held-out loss by version: ``[height, before, after]``."""
+        """Held-out loss by version: ``[height, before, after]``; the base is ``[0, None, after]``."""
         columns = (versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
         known = versions.c.heldout_after.is_not(None)
         with view.fed.database.reading() as tx:
@@ -66,7 +67,9 @@ def routes(view: HubView) -> APIRouter:
             step = newest // MAX_POINTS + 1
             chosen = or_(versions.c.height % step == 1 % step, versions.c.height == newest)
             rows = tx.execute(select(*columns).where(and_(known, chosen)).order_by(versions.c.height)).all()
-        return {"points": [list(row) for row in rows], "step": step}
+            base = base_loss(tx)
+        start = [] if base is None else [[0, None, base]]
+        return {"points": [*start, *(list(row) for row in rows)], "step": step}
 
     @found.get("/rounds/{server_round}")
     def one(

@@ -126,11 +126,14 @@ def test_the_chart_has_every_version_until_there_are_too_many(
 ) -> None:
     page = browser(fed)
     found = page.get("/api/v1/rounds/losses").json()
-    assert [point[0] for point in found["points"]] == list(range(1, 13))
-    assert found["points"][3][1] == found["points"][2][2]
+    assert [point[0] for point in found["points"]] == list(range(13)), "version 0 is the base"
+    assert found["points"][0][1:] == [None, found["points"][1][1]]
+    assert found["points"][4][1] == found["points"][3][2]
+    figures = page.get("/api/v1/model/figures").json()["heldout"]
+    assert figures == [[height, after] for height, _, after in found["points"]]
     monkeypatch.setattr("gym_server.web.rounds.MAX_POINTS", 5)
     found = page.get("/api/v1/rounds/losses").json()
-    assert (found["step"], [point[0] for point in found["points"]]) == (3, [1, 4, 7, 10, 12])
+    assert (found["step"], [point[0] for point in found["points"]]) == (3, [0, 1, 4, 7, 10, 12])
 
 
 def test_the_first_screen_has_the_round_who_works_on_it_and_the_last_verdicts(fed: Federation) -> None:

@@ -70,6 +70,7 @@ export async function show(root) {
   on("verdict", verdicts.add);
   on("version", ({body}) => {
     if (body.heldout_after === null || body.heldout_after === undefined || points.some(([height]) => height === body.height)) return;
+    if (!points.length && typeof body.heldout_before === "number") points.push([0, body.heldout_before]);
     points.push([body.height, body.heldout_after]);
     curve.set([{name: "after the round", points}]);
   });
@@ -83,6 +84,7 @@ function sentence(now, about) {
   if (now.paused) return `Waiting until ${new Date(now.paused.until * 1000).toLocaleTimeString()}: ${now.paused.reason}`;
   if (now.state === "aborted" && now.reason) return `Aborted: ${now.reason}`;
   if (now.state === "open" && about.is_running && typeof now.connected === "number" && now.connected < now.quorum) return `Waits for contributors: ${number(now.connected)} of the ${number(now.quorum)} that a round needs are connected.`;
+  if (now.merge) return `${MEANING.merging} Now: ${now.merge.phase}${now.merge.total ? `, ${number(now.merge.done)} of ${number(now.merge.total)}` : ""}.`;
   return MEANING[now.state] || "";
 }
 

@@ -1,0 +1,66 @@
+"""How far the merge of a round is, for the coordinator's screens, which may be in other processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, select
+
+from gym_server.store.database import Database
+from gym_server.store.tables import settings
+
+_SETTING = "merge_progress"
+_WRITE_SECONDS = 0.5
+"""Steps within a phase are written this often at most; each phase is written at once."""
+
+MergeState = dict[str, str | int]
+"""``phase``, ``done`` and ``total``; ``total`` is 0 where the steps of a phase are not counted."""
+
+
+class MergeProgress:
+    """Records the phase of a merge and its steps.
+
+    Args:
+        database: The hub's.
+        clock: Seconds, for the time between two writes.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database, self._clock = database, clock
+        self._phase, self._done, self._total = "", 0, 0
+        self._written_at = 0.0
+
+    def begin(self, phase: str, total: int = 0, done: int = 0) -> None:
+        """Begin a phase of ``total`` steps, of which ``done`` are done."""
+        self._phase, self._done, self._total = phase, done, total
+        self._write()
+
+    def step(self, _: object = None) -> None:
+        """Count a step of the phase."""
+        self._done += 1
+        if self._clock() - self._written_at >= _WRITE_SECONDS:
+            self._write()
+
+    def end(self) -> None:
+        """The merge is over, whatever came of it."""
+        self._database.set(_SETTING, "")
+
+    def _write(self) -> None:
+        self._written_at = self._clock()
+        state: MergeState = {"phase": self._phase, "done": self._done, "total": self._total}
+        self._database.set(_SETTING, json.dumps(state))
+
+
+def merge_state(tx: Connection) -> MergeState | None:
+    """How far the merge that runs is; None where none runs. A killed hub leaves its last state until it continues."""
+    text = tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING))
+    return json.loads(text) if text else None
+
+
+def merge_text(state: MergeState) -> str:
+    """The phase in words, such as "checking updates, 2 of 5"."""
+    if not state["total"]:
+        return str(state["phase"])
+    return f"{state['phase']}, {state['done']} of {state['total']}"
