@@ -91,10 +91,11 @@ imports: $(STAMP) ## The import contract of pyproject.toml, and no circles.
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/repository/test_import_circles.py
 
+# Strict: a package that PyPI does not answer for fails the audit, instead of being skipped with exit code 0.
 audit: ## Compare the pinned versions with the advisories of PyPI; needs a network. The tool gets an environment of its own.
 	test -x .venvs/audit/bin/pip-audit || { $(PYTHON) -m venv .venvs/audit && \
 		.venvs/audit/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) -c constraints.txt pip-audit; }
-	.venvs/audit/bin/pip-audit --no-deps --disable-pip -r constraints.txt $(ARGS)
+	.venvs/audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
 
 extras: $(STAMP) ## Resolve every extra under the pinned versions, without installing it.
 	$(BIN)/python .ci/check_extras.py

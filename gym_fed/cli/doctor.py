@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,12 +20,31 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor(json_: AsJson = False) -> None:
+def doctor(
+    security: Annotated[
+        bool,
+        typer.Option(
+            "--security", help="Check keys, secrets, addresses, dates and known advisories instead."
+        ),
+    ] = False,
+    hub: Annotated[Path, typer.Option(help="With --security: the folder of a hub.")] = Path("."),
+    home: Annotated[
+        Path | None,
+        typer.Option(help="With --security: the contributor's home; default $GYM_HOME or ~/.gym-fed."),
+    ] = None,
+    json_: AsJson = False,
+) -> None:
     """Check versions, devices, kernels, disk, clock and commands; exit with 1 when something fails."""
     with waiting("checking this installation"):
         from gym_fed.doctor.check import Level, run_checks, worst
 
-        findings = run_checks()
+        if security:
+            from gym_fed.doctor.security import security_findings
+
+            chosen = home or Path(os.environ.get("GYM_HOME") or "~/.gym-fed")
+            findings = security_findings(chosen.expanduser(), hub)
+        else:
+            findings = run_checks()
     level = worst(findings)
     if json_:
         console.print_json({"level": level.value, "findings": [f.to_dict() for f in findings]})

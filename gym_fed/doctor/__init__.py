@@ -2,5 +2,6 @@
 
 A check is a class in a file of ``gym_fed/doctor/checks``, or one of another package.
 
-Neighbours: imports errors, flower_env, kinds, text; imported by cli, export, planning, training.
+Neighbours: imports config, errors, flower_env, identity, kinds, text; imported by cli, export, planning,
+training.
 """
