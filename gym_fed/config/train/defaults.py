@@ -33,6 +33,10 @@ _ROWS_PER_STEP = ((32, 2), (96, 4))
 _MOST_ROWS_PER_STEP = 8
 """Small data sets use fewer rows per step: (most rows, rows per step)."""
 
+_PREFERENCES = ("preference", "unpaired")
+"""Kinds of rows that are seen once where they are many, and at most three times where they are few."""
+_MOST_PREFERENCE_EPOCHS = 3
+
 _LEAST_STEPS = 40
 _MOST_EPOCHS = 10
 _EPOCHS = ((2_000, 3), (10_000, 2))
@@ -266,12 +270,16 @@ def _length(rows: RowFacts, room: int) -> tuple[int, str]:
 
 def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
     algorithm = ALGORITHMS.type_of(config.algorithm)
-    if algorithm.row_kind != "supervised" or not algorithm.assistant_only_default:
+    most_epochs = _MOST_EPOCHS
+    if algorithm.row_kind in _PREFERENCES:
+        epochs, most_epochs = 1, _MOST_PREFERENCE_EPOCHS
+    elif algorithm.row_kind != "supervised" or not algorithm.assistant_only_default:
         return 1.0, f"{config.algorithm} sees its rows once"
-    epochs = next((epochs for most, epochs in _EPOCHS if num_rows <= most), 1)
+    else:
+        epochs = next((epochs for most, epochs in _EPOCHS if num_rows <= most), 1)
     steps_per_epoch = math.ceil(num_rows / rows_per_step(num_rows))
     if epochs * steps_per_epoch < _LEAST_STEPS:
-        epochs = min(_MOST_EPOCHS, math.ceil(_LEAST_STEPS / steps_per_epoch))
+        epochs = min(most_epochs, math.ceil(_LEAST_STEPS / steps_per_epoch))
         return float(epochs), f"{num_rows} rows are few: {epochs * steps_per_epoch} steps"
     return float(epochs), f"{num_rows:,} rows"
 

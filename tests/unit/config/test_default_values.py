@@ -119,7 +119,11 @@ def test_mixture_of_depths_is_not_given_an_adapter() -> None:
     assert chosen(TrainingConfig(model="m", mixture_of_depths={}))["finetuning"] == "full"
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "kto", "grpo"])
+def test_dpo_learns_at_half_the_rate() -> None:
+    assert chosen(TrainingConfig(model="m", algorithm="dpo"))["learning_rate"] == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["simpo", "kto", "grpo"])
 def test_preferences_and_rewards_are_learned_at_a_fraction_of_the_rate(algorithm: str) -> None:
     assert chosen(TrainingConfig(model="m", algorithm=algorithm))["learning_rate"] == pytest.approx(1e-5)
 
@@ -176,8 +180,9 @@ def test_max_steps_of_the_user_leave_the_epochs_alone() -> None:
     assert "num_train_epochs" not in for_rows(TrainingConfig(model="m", max_steps=12), 100)
 
 
-def test_preferences_are_seen_once() -> None:
-    assert for_rows(TrainingConfig(model="m", algorithm="dpo"), 100)["num_train_epochs"] == 1
+@pytest.mark.parametrize(("num_rows", "epochs"), [(10, 3), (160, 2), (400, 1), (5000, 1)])
+def test_many_preferences_are_seen_once_and_few_at_most_three_times(num_rows: int, epochs: int) -> None:
+    assert for_rows(TrainingConfig(model="m", algorithm="dpo"), num_rows)["num_train_epochs"] == epochs
 
 
 @pytest.mark.parametrize(
