@@ -61,7 +61,9 @@ def test_the_audit_of_pinned_versions_is_a_scheduled_job_and_no_part_of_the_chec
     assert any("make audit" in step.get("run", "") for step in job["steps"])
     assert workflow[True]["schedule"], "PyYAML reads the key `on` as true"
     assert "audit" not in (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert "pip-audit --strict --no-deps --disable-pip -r constraints.txt" in (ROOT / "Makefile").read_text("utf-8")
+    assert "pip-audit --strict --no-deps --disable-pip -r constraints.txt" in (ROOT / "Makefile").read_text(
+        "utf-8"
+    )
 
 
 def test_hooks_before_a_commit_download_nothing_and_call_installed_commands() -> None:
