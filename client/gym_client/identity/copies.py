@@ -30,7 +30,7 @@ _MAX_RECORD_CHARS = 10_000
 
 
 @dataclass(frozen=True)
-class _Place:
+class _LastUse:
     """Where a home was used last; kept in its file ``machine``, a line each."""
 
     machine: str
@@ -40,18 +40,18 @@ class _Place:
     folder: str = ""
 
     @classmethod
-    def here(cls, home: Home) -> _Place:
+    def here(cls, home: Home) -> _LastUse:
         return cls(_machine(), _inodes(home.tasks.parent), str(home.folder))
 
     @classmethod
-    def recorded(cls, home: Home) -> _Place | None:
+    def recorded(cls, home: Home) -> _LastUse | None:
         path = home.folder / "machine"
         if not path.exists():
             return None
         lines = path.read_text(encoding="utf-8", errors="replace")[:_MAX_RECORD_CHARS].splitlines()
         return cls(*(line.strip() for line in lines[:3])) if lines else None
 
-    def exists_elsewhere(self, here: _Place) -> bool:
+    def exists_elsewhere(self, here: _LastUse) -> bool:
         """True if the folder that was recorded is still there, next to the one that is used now."""
         return bool(self.folder) and self.folder != here.folder and _inodes(Path(self.folder)) == self.files
 
@@ -62,7 +62,7 @@ def adopt_copy(home: Home) -> str:
     Returns:
         What was found and done, for the person; empty for a home that is used where it was used before.
     """
-    here, before = _Place.here(home), _Place.recorded(home)
+    here, before = _LastUse.here(home), _LastUse.recorded(home)
     if before == here:
         return ""
     note = ""

@@ -144,7 +144,7 @@ def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
     with _about("gate.evals"):
         suites = suites_of(fed.config.gate, fed.folder)
     with _about("base_model"):
-        model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+        model = HubModel.of(fed)
         ServedBase(fed)
     record_tensors(fed, model.model)
     for suite in suites:

@@ -69,7 +69,7 @@ def compare(
         from gym_server.rounds.hub_model import HubModel
 
         height = fed.round_store.version(fed.round_store.head().height if version is None else version).height
-        model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+        model = HubModel.of(fed)
         found = measure_change(model, fed.round_store.soups(height), height)
     warnings = "\n".join(f"warning: {warning}" for warning in found.warnings)
     print_result(as_json, change_as_json(found), "\n".join(found.lines), note=warnings)

@@ -26,9 +26,11 @@ from gym_fed.evaluation.loss import RowLosses, heldout_row_losses, row_losses
 from gym_fed.evaluation.soup_game import SoupGame
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.json_files import read_object
-from gym_fed.models import load_model, quiet_loading, resolve
+from gym_fed.models import LoadedModel, load_model, quiet_loading, resolve
+from gym_fed.portable import give_back_memory
 from gym_fed.text import plain
 from gym_server.federation import Federation
+from gym_server.rounds.parked_model import ParkedTensors
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import published
 
@@ -36,7 +38,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class HubModel:
-    """A model in memory that follows the chain of versions.
+    """A model that follows the chain of versions, in memory from its first use until ``release``.
 
     Args:
         base: What the federation is built on; the loaded model must have its digest.
@@ -53,14 +55,15 @@ class HubModel:
         self._source = source
         self._store = store
         self._gate = gate
-        self._loaded = load_model(source)
-        found = tensors_digest(self._loaded.model)
+        self._memory: LoadedModel | None = load_model(source)
+        found = tensors_digest(self._memory.model)
         if found != base.digest:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{source} has digest {found}, the federation's base is {base.digest}",
             )
-        self._applied: list[str] = []
+        self._parked = ParkedTensors(folder / "staging" / "hub-model.safetensors")
+        self._applied: list[SoupReference] = []
         self.digest = base.digest
         self._rows = (
             # Of preference pairs, the loss on the chosen answer.
@@ -72,6 +75,11 @@ class HubModel:
             else []
         )
         self._known_losses: tuple[str, RowLosses] | None = None
+
+    @classmethod
+    def of(cls, fed: Federation) -> HubModel:
+        """Load the base of a hub; version 0 until ``follow``."""
+        return cls(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
 
     @property
     def has_gate(self) -> bool:
@@ -99,16 +107,50 @@ class HubModel:
 
     def follow(self, soups: Sequence[SoupReference]) -> None:
         """Go on to the version that soups lead to; from the base again where they are not those applied before."""
-        if [soup.version_digest for soup in soups[: len(self._applied)]] != self._applied:
-            self._loaded = load_model(self._source)
-            if tensors_digest(self._loaded.model) != self._base.digest:
-                raise GymError(ErrorCode.BASE_MISMATCH, f"{self._source} is no longer the federation's base")
+        if list(soups[: len(self._applied)]) != self._applied:
+            self._memory = self._load_base()
             self._applied, self.digest = [], self._base.digest
         for soup in soups[len(self._applied) :]:
-            with DeltaFile.open(self._store.local_path(soup.sha256), self.spec) as delta:
-                apply_delta(self._loaded.model, delta)
-            self._applied.append(soup.version_digest)
-            self.digest = soup.version_digest
+            self._apply(self._loaded.model, soup)
+            self._applied.append(soup)
+
+    def release(self) -> None:
+        """Free the memory of the model; its next use brings it back as it was. Losses that were measured are kept."""
+        if self._memory is not None:
+            self._parked.park(self._memory.model)
+            self._memory = None
+        give_back_memory()
+
+    @contextmanager
+    def freed_afterwards(self) -> Iterator[HubModel]:
+        """Release the model at the end of the block: contributors train for much longer than a merge takes."""
+        try:
+            yield self
+        finally:
+            self.release()
+
+    @property
+    def _loaded(self) -> LoadedModel:
+        """The model in memory."""
+        if self._memory is None:
+            loaded = self._load_base()
+            if not self._parked.restore(loaded.model):
+                loaded, self.digest = self._load_base(), self._base.digest
+                for soup in self._applied:
+                    self._apply(loaded.model, soup)
+            self._memory = loaded
+        return self._memory
+
+    def _load_base(self) -> LoadedModel:
+        loaded = load_model(self._source)
+        if tensors_digest(loaded.model) != self._base.digest:
+            raise GymError(ErrorCode.BASE_MISMATCH, f"{self._source} is no longer the federation's base")
+        return loaded
+
+    def _apply(self, model: Any, soup: SoupReference) -> None:
+        with DeltaFile.open(self._store.local_path(soup.sha256), self.spec) as delta:
+            apply_delta(model, delta)
+        self.digest = soup.version_digest
 
     def save(self, output: Path, dtype: str | None = None) -> tuple[str, float | None]:
         """Write the current version with its tokenizer to a folder; in memory it then has that dtype, too.
@@ -266,7 +308,7 @@ def write_version(
     fed.round_store.version(wanted)  # that there is one
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
-    model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+    model = HubModel.of(fed)
     model.follow(fed.round_store.soups(wanted))
     written, share = model.save(output, dtype)
     tensors = tensors_digest(

@@ -99,7 +99,7 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
     if fed.config.gate.heldout is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "scores are measured on held-out data", "set gate.heldout")
     ingredients = ingredients_of(fed, server_round)
-    model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+    model = HubModel.of(fed)
     model.follow(fed.round_store.soups(ingredients.parent.height) if ingredients.parent.height else [])
     with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="rescore-") as folder:
         report = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta").report

@@ -366,9 +366,10 @@ class DurableDeltaSoup(Strategy):
         return ended
 
     def _merge(self, current: Round, should_end: Callable[[], bool]) -> None:
-        """Merge a round. What that comes to is discarded where the coordinator has ended the round meanwhile."""
+        """Merge a round; the result is discarded if the coordinator ended the round meanwhile."""
         try:
-            merge_round(self._fed, self._hub_model(), current, should_end)
+            with self._hub_model().freed_afterwards() as model:
+                merge_round(self._fed, model, current, should_end)
         except Exception:
             if self._fed.round_store.require(current.server_round).state != ABORTED:
                 raise
@@ -389,10 +390,9 @@ class DurableDeltaSoup(Strategy):
         return current
 
     def _hub_model(self) -> HubModel:
-        fed = self._fed
         if self._model is None:
-            self._model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
-        self._model.follow(fed.round_store.soups())
+            self._model = HubModel.of(self._fed)
+        self._model.follow(self._fed.round_store.soups())
         return self._model
 
 

@@ -1,0 +1,68 @@
+"""The tensors of the hub's model on disk, so that the hub holds no memory for them between rounds."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gym_fed.delta.base import model_tensors, tensors_digest
+
+log = logging.getLogger("gym_server")
+
+_ROOM = 4
+"""The file is written only where this many times its size is free."""
+
+
+class ParkedTensors:
+    """A file of a model's tensors. Without it the model is made from base and soups again, which takes longer.
+
+    Args:
+        path: The file; one that a hub of before left is not read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digest = ""
+        """Digest of the tensors in the file; empty where there is none."""
+
+    def park(self, model: Any) -> None:
+        """Write the model's tensors. On a disk with little room nothing is written."""
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        self._digest = ""
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in model_tensors(model).items()}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        part = self._path.with_suffix(".part")
+        try:
+            self._path.unlink(missing_ok=True)
+            if shutil.disk_usage(self._path.parent).free < _ROOM * size:
+                return
+            save_file(tensors, part)
+            os.replace(part, self._path)
+            self._digest = tensors_digest(model)
+        except (OSError, RuntimeError, SafetensorError) as error:  # the file only saves time
+            part.unlink(missing_ok=True)
+            log.warning("the model is made again in the next round: %s", error)
+
+    def restore(self, model: Any) -> bool:
+        """Copy the tensors into a model of the same base.
+
+        Returns:
+            False where there are none, or others than were written; the model is then undefined.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        if not self._digest:
+            return False
+        try:
+            with safe_open(self._path, "pt") as file:
+                for name, tensor in model_tensors(model).items():
+                    tensor.copy_(file.get_tensor(name))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            log.warning("%s cannot be read, and the model is made again: %s", self._path, error)
+            return False
+        return tensors_digest(model) == self._digest

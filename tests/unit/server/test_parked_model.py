@@ -1,0 +1,78 @@
+"""The hub holds no model between rounds, and has the same one again for the next merge."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gym_server.rounds.hub_model import HubModel
+from gym_server.rounds.round_store import COMMITTED
+
+from gym_fed.delta.base import tensors_digest
+from tests.support.paced_room import Member, PacedRoom
+
+
+@pytest.fixture
+def room(tmp_path: Path, tiny_base: Path) -> Iterator[PacedRoom]:
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text('{"text": "the cat sat on the mat"}\n')
+    members = [Member(f"fast{i}", 20) for i in range(3)]
+    gate = {"heldout": str(heldout), "format": "text", "max_loss_increase": 9}
+    found = PacedRoom(tmp_path / "hub", tiny_base, members, rounds={"min_contributors": 3}, gate=gate)
+    yield found
+    found.close()
+
+
+def fresh(room: PacedRoom) -> HubModel:
+    fed = room.fed
+    model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+    model.follow(fed.round_store.soups())
+    return model
+
+
+def test_after_a_merge_the_hub_holds_no_model_and_the_next_round_starts_from_the_same_tensors(
+    room: PacedRoom,
+) -> None:
+    held = weakref.ref(room.strategy._hub_model().model)
+    for number in (1, 2):
+        (ended,) = room.run(1)
+        assert ended.state == COMMITTED, ended.reason
+        gc.collect()
+        assert held() is None, f"the model is in memory after round {number}"
+        model = room.strategy._hub_model()
+        assert tensors_digest(model.model) == tensors_digest(fresh(room).model)
+        held = weakref.ref(model.model)
+        model.release()
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut short", "other tensors"])
+def test_a_parked_model_that_is_damaged_is_made_again_from_base_and_soups(
+    room: PacedRoom, damage: str
+) -> None:
+    room.run(1)
+    path = room.fed.folder / "staging" / "hub-model.safetensors"
+    content = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-100] + (b"" if damage == "cut short" else bytes(100)))
+    model = room.strategy._hub_model()
+    assert tensors_digest(model.model) == tensors_digest(fresh(room).model)
+    assert model.digest == room.fed.round_store.head().digest
+
+
+def test_losses_that_were_measured_stay_known_while_the_model_is_away(
+    room: PacedRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = room.strategy._hub_model()
+    before = model.loss()
+    model.release()
+
+    def never() -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(model, "_measure", never)
+    assert model.loss() == before
