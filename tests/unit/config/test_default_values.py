@@ -119,8 +119,8 @@ def test_mixture_of_depths_is_not_given_an_adapter() -> None:
     assert chosen(TrainingConfig(model="m", mixture_of_depths={}))["finetuning"] == "full"
 
 
-def test_dpo_learns_at_half_the_rate() -> None:
-    assert chosen(TrainingConfig(model="m", algorithm="dpo"))["learning_rate"] == pytest.approx(1e-4)
+def test_dpo_learns_at_a_quarter_of_the_rate() -> None:
+    assert chosen(TrainingConfig(model="m", algorithm="dpo"))["learning_rate"] == pytest.approx(5e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["simpo", "kto", "grpo"])
