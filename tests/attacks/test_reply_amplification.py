@@ -17,7 +17,7 @@ from tests.support.hub import HubProcess
 from tests.support.quick import quick
 
 MIB = 1 << 20
-OBJECT = bytes(4 * MIB)
+OBJECT = bytes(MIB)
 NAME = hashlib.sha256(OBJECT).hexdigest()
 HONEST = 2
 
@@ -49,7 +49,7 @@ def attacker(hub: HubProcess) -> Iterator[RawContributor]:
 
 
 def amplified(task: pb.Task, count: int, update: bool = False) -> pb.SubmitRequest:
-    """A reply whose ``count`` references all name the one object of 4 MiB."""
+    """A reply whose ``count`` references all name the one object of 1 MiB."""
     records = pb.Records(order=["arrays"])
     for index in range(count):
         records.arrays["arrays"].arrays.append(reference(str(index)))

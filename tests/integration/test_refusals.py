@@ -28,6 +28,8 @@ from tests.support.hub import HubProcess
 from tests.support.loopback_hub import manifest_of
 
 MIB = 1 << 20
+PART = 1 << 18
+"""Bytes of a chunk: the base is tiny, and the hub takes about 1 MiB besides its weights."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[H
     config = {
         "rounds": {"num_rounds": 50, "min_contributors": 40, "deadline_seconds": 3000, "lease_seconds": 600},
         "soup": {"aggregator": "mean", "num_malicious_nodes": 0},
-        "admission": {"max_update_bytes": 64 * MIB, "max_norm": 1000.0},
+        "admission": {"max_update_bytes": MIB, "max_norm": 1000.0},
     }
     hub = HubProcess(folder / "hub", config, str(tiny_base)).start()
     yield hub
@@ -89,9 +91,9 @@ def test_an_upload_larger_than_declared_is_refused(contributor: RawContributor, 
 
 
 def test_a_declaration_above_the_cap_is_refused_before_a_byte(contributor: RawContributor) -> None:
-    request = pb.BeginUploadRequest(sha256="a" * 64, size_bytes=64 * MIB + 1)
+    request = pb.BeginUploadRequest(sha256="a" * 64, size_bytes=MIB + 1)
     error = refused(ErrorCode.TOO_LARGE, contributor.call, contributor.stub.BeginUpload, request)
-    assert str(64 * MIB) in error.message
+    assert str(MIB) in error.message
 
 
 def test_bytes_that_do_not_hash_to_their_name_are_refused(contributor: RawContributor) -> None:
@@ -103,14 +105,14 @@ def test_an_undeclared_object_is_refused(contributor: RawContributor) -> None:
 
 
 def test_an_upload_goes_on_where_it_stopped(contributor: RawContributor) -> None:
-    data = bytes(range(256)) * 20_000
+    data = bytes(range(256)) * 4_000
     name = hashlib.sha256(data).hexdigest()
     begin = pb.BeginUploadRequest(sha256=name, size_bytes=len(data))
     contributor.call(contributor.stub.BeginUpload, begin)
-    partial = contributor.call(contributor.stub.Upload, chunks(name, data[: 3 * MIB]))
-    assert (partial.offset, partial.complete) == (3 * MIB, False)
-    assert contributor.call(contributor.stub.BeginUpload, begin).offset == 3 * MIB
-    gap = refused(ErrorCode.USAGE, contributor.call, contributor.stub.Upload, chunks(name, data, 4 * MIB))
+    partial = contributor.call(contributor.stub.Upload, chunks(name, data[: 3 * PART]))
+    assert (partial.offset, partial.complete) == (3 * PART, False)
+    assert contributor.call(contributor.stub.BeginUpload, begin).offset == 3 * PART
+    gap = refused(ErrorCode.USAGE, contributor.call, contributor.stub.Upload, chunks(name, data, 3 * PART + 1))
     assert "offset" in gap.message
     assert contributor.upload(data).complete
 
@@ -304,12 +306,12 @@ def revoke(contributor: RawContributor) -> None:
 def test_an_upload_ends_at_the_next_chunk_after_its_key_was_revoked(
     hub: HubProcess, contributor: RawContributor
 ) -> None:
-    data, sent = bytes(3 * MIB), []
+    data, sent = bytes(3 * PART), []
     name = hashlib.sha256(data).hexdigest()
     contributor.call(contributor.stub.BeginUpload, pb.BeginUploadRequest(sha256=name, size_bytes=len(data)))
 
     def revoked_on_the_way() -> Iterator[pb.UploadChunk]:
-        for chunk in chunks(name, data):
+        for chunk in chunks(name, data, size=PART):
             if len(sent) == 1:
                 revoke(contributor)
             sent.append(chunk.offset)
