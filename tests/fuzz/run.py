@@ -1,0 +1,76 @@
+"""Coverage-guided fuzzing of one target: ``python -m tests.fuzz.run TARGET [--seconds 60] [--corpus FOLDER]``.
+
+Needs atheris (``make fuzz`` installs it). An input that breaks the property is kept in ``build/fuzz/TARGET``, and the
+exit code is not 0. ``--input FILE`` reads one such file again, without atheris.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RSS_MB = 4096
+SECONDS_AN_INPUT = 10
+
+
+def main() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from tests.fuzz.targets import TARGETS, remove_scratch
+
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
+    parser.add_argument("target", choices=sorted(TARGETS))
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--corpus", type=Path, help="inputs of earlier runs; new ones are added")
+    parser.add_argument("--input", type=Path, help="read this file once and stop")
+    given = parser.parse_args()
+    target = TARGETS[given.target]
+    atexit.register(remove_scratch)
+    if given.input is not None:
+        once(given.target, given.input.read_bytes())
+        return
+    try:
+        import atheris
+    except ImportError:
+        sys.exit("fuzz: atheris is not installed; make fuzz, or pip install atheris==3.0.0")
+    with atheris.instrument_imports(include=list(target.modules)):
+        seeds = target.seeds()
+        for seed in seeds:
+            once(given.target, seed)  # imports what the reader imports, so that it is instrumented
+    work = ROOT / "build" / "fuzz" / given.target
+    corpus = given.corpus or work / "corpus"
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds):
+        (corpus / f"seed-{number}").write_bytes(seed)
+    words = [
+        sys.argv[0],
+        str(corpus),
+        f"-artifact_prefix={work}/",
+        f"-max_total_time={given.seconds}",
+        f"-max_len={target.max_bytes}",
+        f"-timeout={SECONDS_AN_INPUT}",
+        f"-rss_limit_mb={RSS_MB}",
+        "-print_final_stats=1",
+        "-seed=1",
+    ]
+    atheris.Setup(words, lambda data: once(given.target, data))
+    atheris.Fuzz()
+
+
+def once(name: str, data: bytes) -> None:
+    """Read one input; a refusal is what is wanted, every other exception goes on up."""
+    from gym_fed.errors import GymError
+    from tests.fuzz.targets import TARGETS
+
+    try:
+        TARGETS[name].read(data)
+    except GymError:
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""Readers of what strangers supply, each as a function of bytes, with the valid inputs that mutations start from.
+
+A target may raise ``GymError`` and nothing else. Its seeds come from the golden files and from our own writers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader under test.
+
+    Args:
+        seeds: Valid inputs.
+        read: Reads any bytes; raises ``GymError`` for what it refuses.
+        modules: What coverage is measured in.
+        max_bytes: The longest input that is tried.
+    """
+
+    seeds: Callable[[], list[bytes]]
+    read: Callable[[bytes], None]
+    modules: tuple[str, ...]
+    max_bytes: int = 1 << 14
+
+
+@cache
+def scratch() -> Path:
+    """A folder of this process for the inputs that a reader takes as a file; in memory where the machine has that."""
+    memory = Path("/dev/shm")
+    parent = str(memory) if memory.is_dir() else None
+    holder = tempfile.TemporaryDirectory(prefix="gym-fuzz-", dir=parent)
+    _HOLDERS.append(holder)
+    return Path(holder.name)
+
+
+_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def as_file(name: str, data: bytes) -> Path:
+    path = scratch() / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def read_delta(data: bytes) -> None:
+    from gym_fed.delta.file import DeltaFile
+
+    with DeltaFile.open(as_file("in.gymdelta", data)) as delta:
+        assert delta.norm() >= 0.0
+        for name in delta.names:
+            assert bool(delta.decode(name).isfinite().all()), name
+
+
+def delta_seeds() -> list[bytes]:
+    return [path.read_bytes() for path in sorted(GOLDEN.glob("*.gymdelta"))]
+
+
+def read_delta_manifest(data: bytes) -> None:
+    from gym_fed.delta.manifest import Manifest
+
+    manifest = Manifest.parse(_text(data), max_tensors=1000)
+    Manifest.parse(manifest.to_json(), max_tensors=1000).require_canonical(manifest.to_json())
+
+
+def delta_manifest_seeds() -> list[bytes]:
+    headers = [json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]]) for data in delta_seeds()]
+    return [next(iter(header["__metadata__"].values())).encode() for header in headers]
+
+
+def read_update_manifest(data: bytes) -> None:
+    from gym_fed.identity.manifest import UpdateManifest
+
+    assert len(UpdateManifest.parse(_text(data)).digest) == 64
+
+
+def update_manifest_seeds() -> list[bytes]:
+    from gym_fed.identity.manifest import UpdateManifest
+
+    manifest = UpdateManifest(
+        contributor="c" + "a" * 16,
+        server="s" + "b" * 16,
+        task="1",
+        server_round=1,
+        base_digest="sha256:" + "c" * 64,
+        delta_sha256="d" * 64,
+        delta_bytes=1,
+        nonce="e" * 32,
+        issued_at_seconds=1,
+        expires_at_seconds=2,
+        num_examples=1,
+        metrics={"loss": 1.5},
+    )
+    return [manifest.model_dump_json().encode()]
+
+
+def read_safetensors(data: bytes) -> None:
+    from gym_fed.imports.stored import StoredTensors
+    from gym_fed.modeling.tensor_files import tensor_shapes
+
+    folder = as_file("weights/model.safetensors", data).parent
+    tensor_shapes(folder)
+    with StoredTensors(folder) as tensors:
+        for name in tensors:
+            assert list(tensors[name].shape) == tensors.shape(name)
+
+
+def safetensors_seeds() -> list[bytes]:
+    import torch
+    from safetensors.torch import save
+
+    tensors = {"a.weight": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.float16), "c": torch.zeros(0, 2)}
+    return [save(tensors, metadata={"format": "pt"}), save({"x": torch.ones((), dtype=torch.int64)})]
+
+
+def read_gguf(data: bytes) -> None:
+    from gym_fed.imports.gguf.reader import GgufImporter
+
+    file, importer = as_file("in.gguf", data), GgufImporter()
+    importer.require_header(file)
+    importer.describe(file)
+    importer.bytes_needed(file)
+
+
+def gguf_seeds() -> list[bytes]:
+    import gguf
+    import numpy as np
+
+    file = scratch() / "seed.gguf"
+    writer = gguf.GGUFWriter(None, "llama")
+    numbers = {
+        "context_length": 64,
+        "embedding_length": 8,
+        "block_count": 1,
+        "feed_forward_length": 16,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 2,
+    }
+    for key, value in numbers.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_string("general.name", "seed")
+    writer.add_array("tokenizer.ggml.tokens", ["<unk>", "a", "b", "c"])
+    writer.add_array("tokenizer.ggml.token_type", [2, 1, 1, 1])
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    for name, shape in {"token_embd.weight": (4, 8), "output_norm.weight": (8,)}.items():
+        writer.add_tensor(name, np.ones(shape, dtype=np.float32))
+    for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        writer.add_tensor(f"blk.0.{part}.weight", np.ones((8, 8), dtype=np.float32))
+    for part, shape in {"ffn_gate": (16, 8), "ffn_up": (16, 8), "ffn_down": (8, 16)}.items():
+        writer.add_tensor(f"blk.0.{part}.weight", np.ones(shape, dtype=np.float32))
+    for part in ("attn_norm", "ffn_norm"):
+        writer.add_tensor(f"blk.0.{part}.weight", np.ones(8, dtype=np.float32))
+    writer.write_header_to_file(file)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return [file.read_bytes()]
+
+
+def read_packed(data: bytes) -> None:
+    """AWQ and GPTQ: the JSON of ``quantization_config``, a zero byte, and the weights."""
+    from gym_fed.imports.quantised import METHODS, QuantisedImporter, plain_tensors
+    from gym_fed.imports.stored import StoredTensors
+    from gym_fed.json_files import read_object
+
+    config, _, weights = data.partition(b"\0")
+    folder = as_file("packed/model.safetensors", weights).parent
+    as_file("packed/config.json", b'{"quantization_config": ' + config + b"}")
+    importer = QuantisedImporter()
+    if not importer.takes(folder):
+        return
+    importer.describe(folder)
+    importer.require_header(folder)
+    importer.bytes_needed(folder)
+    section = read_object(folder / "config.json")["quantization_config"]
+    assert section["quant_method"] in METHODS
+    with StoredTensors(folder) as tensors:
+        for _name, value in plain_tensors(tensors, section):
+            assert value.numel() < 1 << 24
+
+
+def packed_seeds() -> list[bytes]:
+    import torch
+    from safetensors.torch import save
+
+    from tests.support.packed_weights import packed_layers
+
+    sections = {
+        "awq": {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm", "zero_point": True},
+        "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": False, "sym": False},
+    }
+    found = []
+    for method, section in sections.items():
+        layers, _ = packed_layers({"q_proj.weight": torch.randn(8, 16), "n": torch.ones(2)}, method, 8)
+        weights = save({name: value.contiguous() for name, value in layers.items()})
+        found.append(json.dumps(section).encode() + b"\0" + weights)
+    return found
+
+
+def read_tokenizer(data: bytes) -> None:
+    from gym_fed.models import load_tokenizer
+    from gym_fed.tokenizer_errors import tokenizer_errors
+
+    folder = as_file("tokenizer/tokenizer.json", data).parent
+    as_file("tokenizer/tokenizer_config.json", b'{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    as_file("tokenizer/config.json", b'{"model_type": "llama"}')
+    tokenizer = load_tokenizer(str(folder))
+    with tokenizer_errors(tokenizer):
+        tokenizer.decode(tokenizer("Some words, 12 numbers.\n")["input_ids"])
+
+
+def tokenizer_seeds() -> list[bytes]:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    vocabulary = {"<unk>": 0, "a": 1, "b": 2, "ab": 3, "Some": 4}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")], unk_token="<unk>"))
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<s>"])
+    words = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
+    return [made.to_str().encode(), words.to_str().encode()]
+
+
+def read_rows(data: bytes) -> None:
+    """The first byte chooses the suffix."""
+    from gym_fed.data.reading import load_rows
+
+    suffix = _SUFFIXES[data[0] % len(_SUFFIXES)] if data else "jsonl"
+    load_rows(as_file(f"rows.{suffix}", data[1:]))
+
+
+_SUFFIXES = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "jsonl.gz")
+
+
+def rows_seeds() -> list[bytes]:
+    import gzip
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    lines = json.dumps(chat) + "\n" + json.dumps({"messages": chat["messages"], "tools": None}) + "\n"
+    table = io.BytesIO()
+    pq.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", "d"]}), table)
+    contents = {
+        "jsonl": lines.encode(),
+        "json": json.dumps([{"instruction": "a", "input": "", "output": "b"}]).encode(),
+        "csv": b'prompt,chosen,rejected\n"a, b",c,d\n',
+        "tsv": b"prompt\tcompletion\na\tb\n",
+        "txt": b"some text\nof two lines\n",
+        "parquet": table.getvalue(),
+        "jsonl.gz": gzip.compress(lines.encode(), mtime=0),
+    }
+    return [bytes([_SUFFIXES.index(suffix)]) + content for suffix, content in contents.items()]
+
+
+def read_yaml(data: bytes) -> None:
+    from gym_fed.config.hub.server import ServerConfig
+    from gym_fed.config.llamafactory.files import load_training_config
+    from gym_fed.config.yaml.file import load_config
+    from gym_fed.errors import GymError
+
+    file = as_file("config.yaml", data)
+    refusals = 0
+    for load in (lambda: load_config(file, ServerConfig), lambda: load_training_config(file)):
+        try:
+            load()
+        except GymError:
+            refusals += 1
+    assert refusals > 0, "no file is a config of both kinds"
+
+
+def yaml_seeds() -> list[bytes]:
+    return [
+        b"name: hub\nlisten: 127.0.0.1:9443\nenrolment: {policy: open}\nrounds:\n  min_contributors: 3\n",
+        b"algorithm: sft\nmodel: gym-nano\ndata:\n  - path: rows.jsonl\nlearning_rate: 1.0e-4\nsteps: &a 4\nseed: *a\n",
+        b"stage: sft\nmodel_name_or_path: gym-nano\ndataset: rows.jsonl\nfinetuning_type: lora\nlora_rank: 8\n",
+    ]
+
+
+def read_ledger(data: bytes) -> None:
+    from gym_fed.ledger.export import verify_file
+
+    verify_file(as_file("ledger.jsonl", data))
+
+
+def ledger_seeds() -> list[bytes]:
+    from gym_fed.identity.keys import SigningKey, server_id
+    from gym_fed.ledger.entries import Entry
+    from gym_fed.ledger.export import first_line, lines
+    from gym_fed.ledger.heads import Head, SignedHead
+    from gym_fed.ledger.merkle import Tree
+
+    key = SigningKey.generate()
+    one = Entry.following(None, "note", {"contributor": "c" + "a" * 16, "name": "\u00c4nn \n"})
+    two = Entry.following(
+        (1, one.hash), "credit", {"server_round": 1, "contributor": "c" + "b" * 16, "amount": 5}
+    )
+    root = Tree([one.hash, two.hash]).root(2)
+    head = SignedHead.sign(
+        key, Head("gym-head-1", server_id(key.public_key), 2, two.hash, root, 1, 1_700_000_000)
+    )
+    text = "".join(f"{line}\n" for line in [first_line(key.public_key), *lines([one, two], [head])])
+    return [text.encode()]
+
+
+def read_backup(data: bytes) -> None:
+    from gym_server.backup.backup import check_backup
+    from gym_server.backup.place import MANIFEST
+
+    place = scratch() / "place"
+    as_file(f"place/snapshots/one/{MANIFEST}", data)
+    as_file("place/snapshots/one/gym-server.yaml", b"")
+    check_backup(str(place))
+
+
+def backup_seeds() -> list[bytes]:
+    from hashlib import sha256
+
+    empty = sha256(b"").hexdigest()
+    manifest = {
+        "format": "gym-backup-1",
+        "server": "s" + "0" * 16,
+        "created_at": 1,
+        "software_version": "0.2.0",
+        "database": "sqlite",
+        "head": None,
+        "files": {"gym-server.yaml": {"sha256": empty, "size_bytes": 0}},
+        "objects": {},
+    }
+    return [json.dumps(manifest).encode()]
+
+
+def read_invite(data: bytes) -> None:
+    from gym_fed.identity.invite import format_invite, parse_invite
+
+    text = _text(data)
+    assert parse_invite(format_invite(parse_invite(text))) == parse_invite(text)
+
+
+def invite_seeds() -> list[bytes]:
+    return [f"gym-invite:{host}:9443:{'a' * 64}:{'b' * 32}".encode() for host in ("hub.example", "[::1]")]
+
+
+def remove_scratch() -> None:
+    """Delete this process's inputs; a fuzzer that leaves by ``os._exit`` cannot."""
+    for holder in _HOLDERS:
+        shutil.rmtree(holder.name, ignore_errors=True)
+
+
+def _text(data: bytes) -> str:
+    """What arrives as text was decoded by the wire or the shell, which refuse other bytes."""
+    return data.decode("utf-8", errors="replace")
+
+
+TARGETS: dict[str, Target] = {
+    "delta": Target(delta_seeds, read_delta, ("gym_fed.delta", "gym_quant")),
+    "delta_manifest": Target(delta_manifest_seeds, read_delta_manifest, ("gym_fed.delta",)),
+    "update_manifest": Target(update_manifest_seeds, read_update_manifest, ("gym_fed.identity",)),
+    "safetensors": Target(
+        safetensors_seeds, read_safetensors, ("gym_fed.imports.stored", "gym_fed.modeling.tensor_files")
+    ),
+    "gguf": Target(gguf_seeds, read_gguf, ("gym_fed.imports",)),
+    "awq_gptq": Target(packed_seeds, read_packed, ("gym_fed.imports", "gym_fed.json_files")),
+    "tokenizer": Target(tokenizer_seeds, read_tokenizer, ("gym_fed.models", "gym_fed.modeling")),
+    "rows": Target(rows_seeds, read_rows, ("gym_fed.data",)),
+    "yaml": Target(yaml_seeds, read_yaml, ("gym_fed.config", "yaml")),
+    "ledger": Target(ledger_seeds, read_ledger, ("gym_fed.ledger", "gym_fed.identity")),
+    "backup": Target(backup_seeds, read_backup, ("gym_server.backup", "gym_fed.ledger")),
+    "invite": Target(invite_seeds, read_invite, ("gym_fed.identity",)),
+}
