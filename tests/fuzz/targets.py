@@ -268,28 +268,30 @@ def rows_seeds() -> list[bytes]:
     return [bytes([_SUFFIXES.index(suffix)]) + content for suffix, content in contents.items()]
 
 
-def read_yaml(data: bytes) -> None:
+def read_hub_yaml(data: bytes) -> None:
     from gym_fed.config.hub.server import ServerConfig
-    from gym_fed.config.llamafactory.files import load_training_config
     from gym_fed.config.yaml.file import load_config
-    from gym_fed.errors import GymError
 
-    file = as_file("config.yaml", data)
-    refusals = 0
-    for load in (lambda: load_config(file, ServerConfig), lambda: load_training_config(file)):
-        try:
-            load()
-        except GymError:
-            refusals += 1
-    assert refusals > 0, "no file is a config of both kinds"
+    load_config(as_file("hub.yaml", data), ServerConfig)
 
 
-def yaml_seeds() -> list[bytes]:
-    return [
-        b"name: hub\nlisten: 127.0.0.1:9443\nenrolment: {policy: open}\nrounds:\n  min_contributors: 3\n",
-        b"algorithm: sft\nmodel: gym-nano\ndata:\n  - path: rows.jsonl\nlearning_rate: 1.0e-4\nsteps: &a 4\nseed: *a\n",
-        b"stage: sft\nmodel_name_or_path: gym-nano\ndataset: rows.jsonl\nfinetuning_type: lora\nlora_rank: 8\n",
-    ]
+def hub_yaml_seeds() -> list[bytes]:
+    return [b"name: hub\nlisten: 127.0.0.1:9443\nenrolment: {policy: open}\nrounds:\n  min_contributors: 3\n"]
+
+
+def read_run_yaml(data: bytes) -> None:
+    """Our own configs of runs, and LLaMA-Factory's."""
+    from gym_fed.config.llamafactory.files import load_training_config
+
+    load_training_config(as_file("run.yaml", data))
+
+
+def run_yaml_seeds() -> list[bytes]:
+    ours = (
+        b"algorithm: sft\nmodel: gym-nano\ndata:\n  - path: rows.jsonl\nlearning_rate: 1.0e-4\nseed: &a 4\n"
+    )
+    theirs = b"stage: sft\nmodel_name_or_path: gym-nano\ndataset: rows.jsonl\nfinetuning_type: lora\nlora_rank: 8\n"
+    return [ours, theirs]
 
 
 def read_ledger(data: bytes) -> None:
@@ -378,7 +380,8 @@ TARGETS: dict[str, Target] = {
     "awq_gptq": Target(packed_seeds, read_packed, ("gym_fed.imports", "gym_fed.json_files")),
     "tokenizer": Target(tokenizer_seeds, read_tokenizer, ("gym_fed.models", "gym_fed.modeling")),
     "rows": Target(rows_seeds, read_rows, ("gym_fed.data",)),
-    "yaml": Target(yaml_seeds, read_yaml, ("gym_fed.config", "yaml")),
+    "hub_yaml": Target(hub_yaml_seeds, read_hub_yaml, ("gym_fed.config", "yaml")),
+    "run_yaml": Target(run_yaml_seeds, read_run_yaml, ("gym_fed.config", "yaml")),
     "ledger": Target(ledger_seeds, read_ledger, ("gym_fed.ledger", "gym_fed.identity")),
     "backup": Target(backup_seeds, read_backup, ("gym_server.backup", "gym_fed.ledger")),
     "invite": Target(invite_seeds, read_invite, ("gym_fed.identity",)),

@@ -25,6 +25,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, make_folder
+from gym_fed.json_files import MAX_BYTES, MAX_DEPTH, is_deeper
 from gym_fed.ledger.heads import SignedHead
 from gym_fed.portable import O_BINARY
 
@@ -175,11 +176,7 @@ class Place:
             folder, _, file = path.rpartition("/")
             if file == MANIFEST:
                 name = folder.rpartition("/")[2]
-                try:
-                    document = json.loads(self._fs.cat_file(path))
-                except ValueError as error:
-                    raise self._corrupt(f"snapshots/{name}/{MANIFEST}", "is not JSON") from error
-                found[name] = SnapshotManifest.from_dict(document)
+                found[name] = SnapshotManifest.from_dict(self._json(path, f"snapshots/{name}/{MANIFEST}"))
         return dict(sorted(found.items(), key=lambda item: (item[1].created_at, item[0])))
 
     def objects(self) -> dict[str, int]:
@@ -225,6 +222,22 @@ class Place:
         if not self._fs.exists(path):
             return {}
         return dict(self._fs.find(path, detail=True))
+
+    def _json(self, path: str, name: str) -> Any:
+        """The JSON document at ``path``. Whoever can write to the place could make it huge or deeply nested."""
+        with self._fs.open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise self._corrupt(name, f"is larger than {MAX_BYTES} bytes")
+        try:
+            document = json.loads(data)
+        except ValueError as error:
+            raise self._corrupt(name, "is not JSON") from error
+        except RecursionError as error:
+            raise self._corrupt(name, "is nested too deeply") from error
+        if is_deeper(document, MAX_DEPTH):
+            raise self._corrupt(name, "is nested too deeply")
+        return document
 
     def _blocks(self, name: str) -> Iterator[bytes]:
         try:
