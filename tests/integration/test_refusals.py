@@ -112,7 +112,9 @@ def test_an_upload_goes_on_where_it_stopped(contributor: RawContributor) -> None
     partial = contributor.call(contributor.stub.Upload, chunks(name, data[: 3 * PART]))
     assert (partial.offset, partial.complete) == (3 * PART, False)
     assert contributor.call(contributor.stub.BeginUpload, begin).offset == 3 * PART
-    gap = refused(ErrorCode.USAGE, contributor.call, contributor.stub.Upload, chunks(name, data, 3 * PART + 1))
+    gap = refused(
+        ErrorCode.USAGE, contributor.call, contributor.stub.Upload, chunks(name, data, 3 * PART + 1)
+    )
     assert "offset" in gap.message
     assert contributor.upload(data).complete
 
