@@ -78,7 +78,7 @@ def merge(
     root: DeltaFile | None = None,
     optimizer_state: OptimizerState | None = None,
     residual_path: Path | None = None,
-    on_tensor: Callable[[str], object] = lambda _: None,
+    on_tensor: Callable[[str], None] = lambda _: None,
     private: PrivateMerge | None = None,
 ) -> SoupReport:
     """Clip, pre-aggregate, aggregate, step and encode; codecs may be mixed.
@@ -169,7 +169,7 @@ def write_soup(
     extra: Mapping[str, str] | None = None,
     optimizer_state: OptimizerState | None = None,
     residual_path: Path | None = None,
-    on_tensor: Callable[[str], object] = lambda _: None,
+    on_tensor: Callable[[str], None] = lambda _: None,
 ) -> tuple[EncodeReport, Mapping[str, float]]:
     """Merge every stack, take the server's step, and encode; arguments as in ``merge``.
 

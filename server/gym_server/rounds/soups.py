@@ -102,7 +102,7 @@ def make_soup(
     fed: Federation,
     ingredients: Ingredients,
     out_path: Path,
-    on_tensor: Callable[[str], object] = lambda _: None,
+    on_tensor: Callable[[str], None] = lambda _: None,
 ) -> Soup:
     """Merge; nothing but ``out_path`` is written.
 

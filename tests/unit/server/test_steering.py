@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,7 +206,7 @@ def test_a_merge_that_the_coordinator_ends_leaves_nothing_behind(
 
     monkeypatch.setattr(durable, "merge_round", merge)
     strategy = DeltaSoup(fed)
-    monkeypatch.setattr(strategy, "_hub_model", lambda: None)
+    monkeypatch.setattr(strategy, "_hub_model", lambda: SimpleNamespace(freed_afterwards=nullcontext))
     ended = strategy._finish(fed.round_store.require(number))
     assert ended.reason == "skipped by the coordinator"
     assert not left.exists()
