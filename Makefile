@@ -18,6 +18,8 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 	$(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) -c constraints.txt
 # Extra words for pytest, such as ARGS="-k wheel".
 ARGS ?=
+# Seconds for each target of make fuzz.
+FUZZ_SECONDS ?= 60
 # Tests that run at once; each has one thread, since most of their time is waiting and small models.
 JOBS ?= 2
 # In the order of the tree: files of real processes, few tests but long ones, begin first and are not left for the end.
@@ -25,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all test-gpu triton audit rooms mutations lint checks docs casts format types imports extras proto package wheel clean
+.PHONY: help install demo test test-all test-gpu triton fuzz audit rooms mutations lint checks docs casts format types imports extras proto package wheel clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -90,6 +92,12 @@ casts: $(STAMP) ## Play the scripts of tests/newcomer in a new environment, and 
 imports: $(STAMP) ## The import contract of pyproject.toml, and no circles.
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/repository/test_import_circles.py
+
+# Installed here only: atheris has wheels for few platforms, and the quick suite does not need it.
+fuzz: $(STAMP) ## Fuzz every reader of foreign data, guided by coverage, 60 seconds each (docs/fuzzing.md).
+	$(PIP_INSTALL) atheris==3.0.0
+	for target in $$($(BIN)/python -m tests.fuzz.run --list); do \
+		$(BIN)/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS); done
 
 # Strict: a package that PyPI does not answer for fails the audit, instead of being skipped with exit code 0.
 audit: ## Compare the pinned versions with the advisories of PyPI; needs a network. The tool gets an environment of its own.

@@ -59,7 +59,7 @@ class UploadCommitment:
             document = json.loads(text)
             found = cls(**document["statement"])
             signature = bytes.fromhex(document["signature"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID, "the hub's commitment to an upload cannot be read"
             ) from error

@@ -23,11 +23,17 @@ def main() -> None:
     from tests.fuzz.targets import TARGETS, remove_scratch
 
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
-    parser.add_argument("target", choices=sorted(TARGETS))
+    parser.add_argument("target", nargs="?", choices=sorted(TARGETS))
+    parser.add_argument("--list", action="store_true", help="print the names of the targets")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--corpus", type=Path, help="inputs of earlier runs; new ones are added")
     parser.add_argument("--input", type=Path, help="read this file once and stop")
     given = parser.parse_args()
+    if given.list:
+        print(*sorted(TARGETS), sep="\n")
+        return
+    if given.target is None:
+        parser.error("name a target; --list prints them")
     target = TARGETS[given.target]
     atexit.register(remove_scratch)
     if given.input is not None:

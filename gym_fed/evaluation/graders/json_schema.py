@@ -79,7 +79,7 @@ class JsonSchemaGrader(Grader):
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"grader {self.name}: {self.config.column!r} is no JSON: {schema[:60]!r}",

@@ -142,7 +142,7 @@ def read_head(path: Path) -> SignedHead:
         return SignedHead.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no head at {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{path} is not JSON: {error}") from error
 
 

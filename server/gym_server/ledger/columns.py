@@ -306,6 +306,6 @@ def _signed(row: Any) -> dict[str, Any] | None:
         if isinstance(found, dict) and canonical_digest(found) == row["update_id"]:
             return UpdateManifest.model_validate(found).model_dump(mode="json")
         manifest = UpdateManifest.parse(row["manifest"])  # with fields left to their defaults
-    except (ValueError, TypeError, GymError):
+    except (ValueError, TypeError, RecursionError, GymError):
         return None
     return manifest.model_dump(mode="json") if manifest.digest == row["update_id"] else None

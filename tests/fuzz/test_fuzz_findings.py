@@ -1,0 +1,72 @@
+"""What fuzzing found, each with the input that showed it: an exception that is no ``GymError``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gym_server.backup.place import MAX_BYTES, Place
+from gym_server.backup.restore import read_head
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.commitment import UploadCommitment
+from gym_fed.models import load_tokenizer
+from tests.fuzz.targets import tokenizer_seeds
+from tests.unit.evaluation.test_graders_rules import reward
+
+BRACKETS = "[" * 3000
+
+
+def place_with(folder: Path, manifest: str) -> Place:
+    snapshot = folder / "snapshots" / "one"
+    snapshot.mkdir(parents=True)
+    (snapshot / "manifest.json").write_text(manifest, encoding="utf-8")
+    return Place(str(folder))
+
+
+@pytest.mark.parametrize("manifest", [BRACKETS, f"{'[' * 200}{']' * 200}"], ids=["unreadable", "readable"])
+def test_a_backup_manifest_that_is_nested_deeply_is_refused_by_name(manifest: str, tmp_path: Path) -> None:
+    with pytest.raises(GymError, match=r"snapshots/one/manifest\.json is nested too deeply") as refused:
+        place_with(tmp_path, manifest).manifests()
+    assert refused.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_a_backup_manifest_larger_than_any_json_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    place = place_with(tmp_path, "")
+    with (tmp_path / "snapshots" / "one" / "manifest.json").open("r+b") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(GymError, match="is larger than"):
+        place.manifests()
+
+
+def test_a_head_that_is_nested_deeply_is_refused_with_its_file(tmp_path: Path) -> None:
+    head = tmp_path / "newest-head.json"
+    head.write_text(BRACKETS, encoding="utf-8")
+    with pytest.raises(GymError, match=r"newest-head\.json is not JSON") as refused:
+        read_head(head)
+    assert refused.value.code is ErrorCode.DATA_INVALID
+
+
+def test_a_commitment_that_is_nested_deeply_is_refused() -> None:
+    with pytest.raises(GymError, match="cannot be read") as refused:
+        UploadCommitment.verified(BRACKETS, bytes(32))
+    assert refused.value.code is ErrorCode.SIGNATURE_INVALID
+
+
+def test_a_json_schema_of_a_row_that_is_nested_deeply_is_refused() -> None:
+    with pytest.raises(GymError, match="is no JSON") as refused:
+        reward("{}", {"schema": BRACKETS}, grader="json_schema", column="schema")
+    assert refused.value.code is ErrorCode.DATA_INVALID
+
+
+@pytest.mark.parametrize("cut", [100, 40])
+def test_a_tokenizer_file_that_is_cut_is_refused_as_a_broken_model(cut: int, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_seeds()[0][:-cut])
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(GymError, match="cannot be read as a model") as refused:
+        load_tokenizer(str(tmp_path))
+    assert refused.value.code is ErrorCode.MODEL_INVALID
