@@ -151,9 +151,13 @@ def load_tokenizer(name_or_path: str) -> Any:
     from transformers import AutoTokenizer
 
     with quiet_loading(), readable_errors(name_or_path):
-        tokenizer = AutoTokenizer.from_pretrained(
-            resolve(name_or_path), local_files_only=True, trust_remote_code=False
-        )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                resolve(name_or_path), local_files_only=True, trust_remote_code=False
+            )
+        except (AttributeError, IndexError, TypeError) as error:
+            # transformers uses the values of tokenizer.json without looking at their types
+            raise ValueError(f"its tokenizer has values of other types: {error}") from error
     for key in (
         "is_local",
         "local_files_only",

@@ -18,12 +18,13 @@ def tokenizer_errors(tokenizer: Any) -> Iterator[None]:
     """Around what a tokenizer computes.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a panic.
+        GymError: ``MODEL_INVALID`` for a panic, and for what the library raises itself.
     """
     try:
         yield
     except BaseException as error:
-        if not is_panic(error):
+        # The library raises a bare ``Exception``, as for an unknown token that the vocabulary lacks.
+        if not (is_panic(error) or type(error) is Exception):
             raise
         raise _failed(tokenizer, error) from error
 

@@ -12,6 +12,7 @@ from gym_server.backup.restore import read_head
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.commitment import UploadCommitment
 from gym_fed.models import load_tokenizer
+from gym_fed.tokenizer_errors import tokenizer_errors
 from tests.fuzz.targets import tokenizer_seeds
 from tests.unit.evaluation.test_graders_rules import reward
 
@@ -60,13 +61,31 @@ def test_a_json_schema_of_a_row_that_is_nested_deeply_is_refused() -> None:
     assert refused.value.code is ErrorCode.DATA_INVALID
 
 
-@pytest.mark.parametrize("cut", [100, 40])
-def test_a_tokenizer_file_that_is_cut_is_refused_as_a_broken_model(cut: int, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(tokenizer_seeds()[0][:-cut])
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
-    )
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+def tokenizer_folder(folder: Path, content: bytes) -> str:
+    (folder / "tokenizer.json").write_bytes(content)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [tokenizer_seeds()[0][:-40], b"5", b'"a"', b"{}", b'{"added_tokens": null}', b'{"added_tokens": [5]}'],
+)
+def test_a_tokenizer_file_that_is_cut_or_of_other_types_is_a_broken_model(
+    content: bytes, tmp_path: Path
+) -> None:
     with pytest.raises(GymError, match="cannot be read as a model") as refused:
-        load_tokenizer(str(tmp_path))
+        load_tokenizer(tokenizer_folder(tmp_path, content))
+    assert refused.value.code is ErrorCode.MODEL_INVALID
+
+
+def test_a_tokenizer_whose_unknown_token_is_not_in_its_vocabulary_is_a_broken_model(tmp_path: Path) -> None:
+    content = tokenizer_seeds()[0].replace(b'"<unk>":0', b'"<unk?":0')
+    tokenizer = load_tokenizer(tokenizer_folder(tmp_path, content))
+    with (
+        pytest.raises(GymError, match="its tokenizer failed on a text") as refused,
+        tokenizer_errors(tokenizer),
+    ):
+        tokenizer("12")
     assert refused.value.code is ErrorCode.MODEL_INVALID
