@@ -14,6 +14,8 @@ _GOES_FIRST = 500
 """Of -1000 to 1000: which process Linux ends first when memory runs out."""
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "RAYON")}
 
+_NEEDED = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "SYSTEMROOT", "TZ", "VIRTUAL_ENV")
+
 
 def module_command(module: str, *words: object) -> list[str]:
     """The command line that runs a module of ours in a process of its own.
@@ -42,6 +44,12 @@ def background_environment(without: tuple[str, ...] = ()) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+
+
+def minimal_environment() -> dict[str, str]:
+    """The variables that Python needs to find its libraries, and none that could hold a secret; one thread, offline."""
+    kept = {name: value for name, value in os.environ.items() if name in _NEEDED}
+    return {**kept, **_ONE_THREAD, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 
 
 def put_last(pid: int) -> None:

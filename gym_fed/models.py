@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.bounded.chat import bind_templates
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.imports.folder import imported, usable_folder
 from gym_fed.imports.gguf.files import is_gguf, only_gguf
@@ -166,6 +167,7 @@ def load_tokenizer(name_or_path: str) -> Any:
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    bind_templates(tokenizer, name_or_path)
     return tokenizer
 
 

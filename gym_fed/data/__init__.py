@@ -1,8 +1,8 @@
 """Datasets: formats, the generated text tasks, and what a trainer sees. Names are imported on first use.
 
-Neighbours: imports config, console, downloads, errors, files, json_files, kinds, lazy, models, other_words,
-portable, text, tokenizer_errors, version; imported by cli, compat, config, downloads, evaluation, export,
-personalization, planning, quantization, quickstart, registry, serving, training, webui.
+Neighbours: imports bounded, config, console, downloads, errors, files, json_files, kinds, lazy, models,
+other_words, portable, text, tokenizer_errors, version; imported by cli, compat, config, downloads,
+evaluation, export, personalization, planning, quantization, quickstart, registry, serving, training, webui.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from gym_fed.data.arrow_values import memory_rows
+from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer, Reasoning, RenderedConversation
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
@@ -194,7 +195,7 @@ def _encode_chats(renderer: ChatRenderer, numbered: list[tuple[int, dict[str, An
     """Conversations, each with its row's number."""
     tokenizer = renderer.tokenizer
     require_chat_template(tokenizer)
-    written = [renderer.render(row, place_of(row, number)) for number, row in numbered]
+    written = render_rows(renderer, [(row, place_of(row, number)) for number, row in numbered])
     texts = [conversation.text for conversation in written]
     if not tokenizer.is_fast:
         return [_encode_in_steps(tokenizer, conversation) for conversation in written]

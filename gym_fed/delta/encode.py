@@ -90,6 +90,7 @@ def encode_delta(
     extra: Mapping[str, str] | None = None,
     importance: Mapping[str, Tensor] | None = None,
     refine: Refine | None = None,
+    on_tensor: Callable[[str], None] | None = None,
 ) -> EncodeReport:
     """Write ``tuned - base`` (float32) as a ``.gymdelta`` of ``spec``.
 
@@ -98,7 +99,8 @@ def encode_delta(
     of int8 to binary, and the choices of codec ``auto`` under a budget, then minimise the error of those layers'
     outputs instead of that of their weights. ``refine`` sees all tensors encoded at once and may better their scales
     (``gym_fed.quantization.distiller``); what it changes is in the residual too. Which tensors are embeddings and head
-    is read off the tuned model or the base where one is a module, or else off their names.
+    is read off the tuned model or the base where one is a module, or else off their names. ``on_tensor`` is called with
+    the name of each tensor before it is read, and may raise to stop.
 
     Raises:
         GymError: ``BASE_MISMATCH`` when tensors differ from the base's, ``DELTA_INVALID`` for values that are
@@ -107,6 +109,8 @@ def encode_delta(
     new, old = checked_tensors(tuned, spec, "tuned"), checked_tensors(base, spec, "base")
 
     def difference(name: str) -> Tensor:
+        if on_tensor is not None:
+            on_tensor(name)
         return new[name].to("cpu", torch.float32) - old[name].to("cpu", torch.float32)
 
     model = next((given for given in (tuned, base) if isinstance(given, nn.Module)), None)
@@ -189,6 +193,7 @@ def lora_delta(
     policy: CodecPolicy | None = None,
     residual: ErrorFeedback | None = None,
     values: Mapping[str, Tensor] | None = None,
+    on_tensor: Callable[[str], None] | None = None,
 ) -> EncodeReport:
     """Write trained LoRA factors: name to (A ``[r, in]``, B ``[out, r]``, scaling).
 
@@ -197,6 +202,8 @@ def lora_delta(
     other codecs are for full deltas). Error feedback works on the product: factors of two rounds span different
     spaces, so that only products add up. What is written is then the best of rank r for this round's product plus the
     residual, and the residual is what the decoded product lacks of that.
+
+    ``on_tensor`` is called with the name of each factored tensor before it is quantised, and may raise to stop.
 
     ``values`` are the differences of tensors that have no factors, such as saved modules, trained tokens, norms and
     biases (``gym_fed.delta.factors.lora_change``). They are written dense, in the policy's ``dense_dtype``, and have no
@@ -221,7 +228,7 @@ def lora_delta(
     written = (
         plain_factors(factors, "bfloat16" if policy is None else policy.factors)
         if quantising is None
-        else quantise_factors(factors, quantising, spec, residual)
+        else quantise_factors(factors, quantising, spec, residual, on_tensor)
     )
     entries: list[DeltaEntry] = []
     reports: list[TensorReport] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -51,6 +51,7 @@ def quantise_factors(
     policy: CodecPolicy,
     spec: BaseSpec,
     residual: ErrorFeedback | None,
+    on_tensor: Callable[[str], None] | None = None,
 ) -> dict[str, Written]:
     """Factors quantised by the policy; what that loses of the products is recorded in ``residual``.
 
@@ -59,6 +60,8 @@ def quantise_factors(
     """
     components: dict[str, Components] = {}
     for name, (a, b, scaling) in factors.items():
+        if on_tensor is not None:
+            on_tensor(name)
         with _about(name):
             components[name] = _components(name, a, b, scaling, residual)
     group = policy.factor_group_size or GROUP
@@ -75,6 +78,8 @@ def quantise_factors(
             )
     written: dict[str, Written] = {}
     for name, (a, b, scaling) in factors.items():
+        if on_tensor is not None:
+            on_tensor(name)
         shape = (b.shape[0], a.shape[1])
         decoded: Tensor | float = 0.0
         if name in plans:

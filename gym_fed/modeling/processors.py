@@ -6,6 +6,7 @@ import importlib.util
 from contextlib import suppress
 from typing import Any
 
+from gym_fed.bounded.chat import bind_templates
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.pictures_alone import films_left_out
 from gym_fed.models import quiet_loading, resolve
@@ -45,6 +46,8 @@ def load_processor(name_or_path: str) -> Any:
         processor.chat_template = processor.tokenizer.chat_template
     if processor.tokenizer.pad_token is None:
         processor.tokenizer.pad_token = processor.tokenizer.eos_token
+    bind_templates(processor, name_or_path)
+    bind_templates(processor.tokenizer, name_or_path)
     return processor
 
 

@@ -6,7 +6,7 @@ with (
 ):
     print(engine.submit(GenerationRequest(prompt_ids=ids, variant="alice")).result().text)
 
-Neighbours: imports addresses, config, data, delta, errors, failpoints, file_lock, files, identity,
+Neighbours: imports addresses, bounded, config, data, delta, errors, failpoints, file_lock, files, identity,
 json_files, kinds, modeling, models, open_files, portable, system_errors, text, tokenizer_errors; imported by
 cli, evaluation, export, personalization, quickstart, web, webui.
 """

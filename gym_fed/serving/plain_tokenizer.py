@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from gym_fed.bounded.chat import literal_text, name_templates, render_chat
 from gym_fed.errors import GymError
 from gym_fed.json_files import read_object
 from gym_fed.system_errors import is_panic
@@ -174,13 +175,13 @@ class PlainTokenizer:
             rows, tools, variables = (
                 theirs.mark_control_tokens(given, pattern) for given in (rows, tools, variables)
             )
-        texts: Any = theirs.render_jinja_template(
-            conversations=[rows],
+        texts, _ = render_chat(
+            [rows],
             tools=tools,
             chat_template=template,
             add_generation_prompt=add_generation_prompt,
             **{**self.special_tokens_map, **variables},
-        )[0]
+        )
         if not tokenize:
             return texts[0]
         encode = theirs.encode_marked_chat if sanitize_control_tokens else PlainTokenizer._unmarked
@@ -192,9 +193,7 @@ class PlainTokenizer:
 
     def _control_tokens(self, template: str) -> tuple[str, ...]:
         """Texts that only the template may write as control tokens."""
-        from transformers.utils.chat_template_utils import _get_template_literal_text
-
-        literal = _get_template_literal_text(template)
+        literal = literal_text(template)
         return tuple(
             token.content
             for token in self.added_tokens_decoder.values()
@@ -243,7 +242,9 @@ def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
         return None
     if (pad := named.get("pad_token") or named.get("eos_token") or named.get("unk_token")) is not None:
         named["pad_token"] = pad
-    return PlainTokenizer(backend, named, template, str(folder))
+    made = PlainTokenizer(backend, named, template, str(folder))
+    name_templates(made, str(folder))
+    return made
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:

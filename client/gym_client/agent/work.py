@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +16,7 @@ from gym_client.agent.hooks import Hooks, current_hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
+from gym_client.agent.time_limit import TimeLimit
 from gym_client.base.store import BaseStore
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_at
@@ -125,6 +125,7 @@ def perform(
             the data, the model or the training give.
     """
     policy.check(spec)
+    time_limit = TimeLimit(policy, current_hooks())
     use_threads(policy.threads)
     data = load_data(setup.data, setup.data_format, setup.columns, policy.contaminated_rows)
     folder = TaskFolder(home.task_folder(message_id))
@@ -137,7 +138,8 @@ def perform(
         return done
     model = global_model(source)
     try:
-        return _trained_update(spec, home, policy, setup, model, data, folder, soup_path)
+        with time_limit.bounding_templates():
+            return _trained_update(spec, home, policy, setup, model, data, folder, soup_path, time_limit)
     finally:
         model.release()
 
@@ -151,16 +153,17 @@ def _trained_update(
     data: Data,
     folder: TaskFolder,
     soup_path: Callable[[str], Path],
+    time_limit: TimeLimit,
 ) -> FinishedUpdate:
     """Train, encode and sign."""
     private = PrivateTask(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
     if private is not None:
         private.require_within_budget(policy)
     model.advance(spec, soup_path)
-    result = _train(spec, model, data, folder, policy, setup)
+    result = _train(spec, model, data, folder, time_limit, setup)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)
-    trained = _encode(spec, model, result, data, folder, Residuals(home, spec.server))
+    trained = _encode(spec, model, result, data, folder, Residuals(home, spec.server), time_limit)
     if private is not None:
         trained = private.charged(trained, result)
     if spec.recipe.sends_factors:
@@ -191,26 +194,25 @@ def _last_encoded() -> LastEncoded:
 
 
 def _train(
-    spec: TaskSpec, model: GlobalModel, data: Data, folder: TaskFolder, policy: Policy, setup: Setup
+    spec: TaskSpec, model: GlobalModel, data: Data, folder: TaskFolder, time_limit: TimeLimit, setup: Setup
 ) -> TrainResult:
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.training.trainer import Trainer
 
     hooks = current_hooks()
-    until = time.monotonic() + policy.max_seconds
     trainer = Trainer(
         round_training(spec.recipe, spec.server_round, folder.prepare_run(), setup.device),
         model=model.model,
         tokenizer=model.tokenizer,
         on_step=lambda step, total, loss: hooks.progress("train", step, total, loss),
-        should_stop=lambda: hooks.should_stop() or time.monotonic() > until,
+        should_stop=lambda: hooks.should_stop() or time_limit.is_over(),
         last_encoded=_last_encoded(),
         on_rows=lambda name, counts: _report_rows(name, counts, spec.recipe.max_length),
     )
     try:
         return trainer.train(dataset=data.rows, resume=True)
     except GymError as error:
-        raise _with_cause(error, hooks, policy, until) from error
+        raise _with_cause(error, hooks, time_limit) from error
 
 
 def _report_rows(name: str, counts: RowCounts, max_length: int) -> None:
@@ -229,16 +231,12 @@ def _print_once(line: str) -> None:
     err.print(line, markup=False)
 
 
-def _with_cause(error: GymError, hooks: Hooks, policy: Policy, until: float) -> GymError:
+def _with_cause(error: GymError, hooks: Hooks, time_limit: TimeLimit) -> GymError:
     """The trainer's interruption in the contributor's words; other errors as they are."""
     if error.code is not ErrorCode.INTERRUPTED:
         return error
-    if not hooks.should_stop() and time.monotonic() > until:
-        return GymError(
-            ErrorCode.POLICY_REFUSED,
-            f"training took longer than this machine's max_seconds of {policy.max_seconds}",
-            "raise max_seconds in policy.yaml to allow it",
-        )
+    if not hooks.should_stop() and time_limit.is_over():
+        return time_limit.error("training")
     return GymError(
         ErrorCode.INTERRUPTED, "stopped at a checkpoint", "run the same command again to go on from there"
     )
@@ -251,6 +249,7 @@ def _encode(
     data: Data,
     folder: TaskFolder,
     residuals: Residuals,
+    time_limit: TimeLimit,
 ) -> Trained:
     """Write the delta against the global version, and stage what its encoding lost."""
     from gym_fed.delta.encode import encode_delta, lora_delta
@@ -261,18 +260,34 @@ def _encode(
     feedback = residuals.load(spec.base_digest, [soup.server_round for soup in spec.soups]) if loses else None
     if lora:
         factors = lora_factors(result.model)
-        report = lora_delta(factors, folder.delta_path, version, policy=codec, residual=feedback)
+        report = lora_delta(
+            factors,
+            folder.delta_path,
+            version,
+            policy=codec,
+            residual=feedback,
+            on_tensor=lambda name: time_limit.require("encoding"),
+        )
     else:
-        refine = _distiller(spec, model, result, data) if codec.distill_steps else None
+        refine = _distiller(spec, model, result, data, time_limit) if codec.distill_steps else None
         report = encode_delta(
-            result.model, model.tensors, codec, folder.delta_path, version, residual=feedback, refine=refine
+            result.model,
+            model.tensors,
+            codec,
+            folder.delta_path,
+            version,
+            residual=feedback,
+            refine=refine,
+            on_tensor=lambda name: time_limit.require("encoding"),
         )
     if feedback is not None:
         feedback.stage(folder.residual_path)
     return Trained(report.sha256, report.size_bytes, result.num_examples, _metrics(result, report.norm))
 
 
-def _distiller(spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Data) -> Refine:
+def _distiller(
+    spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Data, time_limit: TimeLimit
+) -> Refine:
     """Distillation on this machine's data, with its progress shown; stops when asked to."""
     from gym_fed.data.rows import as_kind
     from gym_fed.delta.base import model_tensors
@@ -282,12 +297,7 @@ def _distiller(spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Da
 
     def on_step(step: int, total: int, loss: float) -> None:
         hooks.progress("distill", step, total, loss)
-        if hooks.should_stop():
-            raise GymError(
-                ErrorCode.INTERRUPTED,
-                "stopped while distilling",
-                "run the same command again to go on from there",
-            )
+        time_limit.require("distillation of scales")
 
     return distiller(
         spec.codec,

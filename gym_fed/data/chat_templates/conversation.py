@@ -129,18 +129,18 @@ class ChatRenderer:
             return RenderedConversation(text, [(0, len(text))])
         wanted = turns - silent if self.assistant_only else silent
         if own:
-            text, found = own_marks(template, messages, tools, self._ends)
+            text, found = own_marks(template, messages, tools, self.ends)
         elif counterpart is not None:
-            text, found = trimmed_marks(template, messages, tools, self._ends)
+            text, found = trimmed_marks(template, messages, tools, self.ends)
         else:
-            text, found = by_prefix(template, messages, tools, wanted, self._ends)
+            text, found = by_prefix(template, messages, tools, wanted, self.ends)
         if self.reasoning == "off" and self.assistant_only:
             found = {turn: _after_empty_thoughts(text, spans) for turn, spans in found.items()}
         spans = [span for turn in sorted(wanted) for span in found.get(turn, ())]
         return RenderedConversation(text, spans if self.assistant_only else _between(spans, len(text)))
 
     @cached_property
-    def _ends(self) -> tuple[str, ...]:
+    def ends(self) -> tuple[str, ...]:
         """Tokens that may end a turn."""
         return tuple(
             {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.added_tokens_decoder.values())}

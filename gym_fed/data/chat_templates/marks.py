@@ -7,12 +7,12 @@ the latter while rows are encoded. The files are read without importing TRL, whi
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from gym_fed.bounded.shipped import trl_folder
 from gym_fed.errors import ErrorCode, GymError
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -61,12 +61,12 @@ def _counterparts() -> dict[str, str]:
 
 def trl_templates() -> Path:
     """The folder of TRL's templates."""
-    spec = importlib.util.find_spec("trl")
-    if spec is None or spec.origin is None:
+    folder = trl_folder()
+    if folder is None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY, "the package trl is not installed", "pip install 'trl>=1.16,<1.17'"
         )
-    return Path(spec.origin).parent / "chat_templates"
+    return folder
 
 
 def _key(template: str) -> str:

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from functools import cache
 
+from gym_fed.bounded.shipped import declare_own
+
 
 @dataclass(frozen=True)
 class NamedTemplate:
@@ -149,7 +151,7 @@ def named_template(name: str) -> str:
     if slots.thinks:
         answer = f"(thought ~ {answer})"
     system = "" if slots.fused else f"{{%- if system -%}}{_out(slots.system, 'system')}{{%- endif -%}}"
-    return (
+    return declare_own(
         f"{{%- set system = {_literal(slots.default)} -%}}{{%- set turns = messages -%}}"
         "{%- if messages and messages[0]['role'] == 'system' -%}"
         "{%- set system = messages[0]['content'] or system -%}{%- set turns = messages[1:] -%}{%- endif -%}"

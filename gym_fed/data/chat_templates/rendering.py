@@ -1,12 +1,14 @@
 """One call of a chat template: the text of a conversation, and where its marks lie.
 
-The environment is transformers': sandboxed, with ``raise_exception``, ``tojson`` and ``strftime_now``.
+The environment is transformers', with ``raise_exception``, ``tojson`` and ``strftime_now``, in the bounded process.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from gym_fed.bounded.chat import render_chat
 
 Message = dict[str, Any]
 Span = tuple[int, int]
@@ -30,6 +32,7 @@ class Template:
 
         Raises:
             TemplateError, TypeError: When the template refuses the conversation.
+            GymError: When it takes more time or memory than it may; see ``render_chat``.
         """
         return self._render(messages, tools, add_generation_prompt=prompt)[0]
 
@@ -38,17 +41,14 @@ class Template:
         return self._render(messages, tools, return_assistant_tokens_mask=True)
 
     def _render(self, messages: list[Message], tools: Any, **arguments: Any) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        rendered: Any = render_jinja_template(
+        texts, spans = render_chat(
             conversations=[messages],
             tools=tools,
             chat_template=self.source,
             **arguments,
             **self.variables,
         )
-        texts, spans = rendered
-        return str(texts[0]), [(start, end) for start, end in spans[0]] if spans else []
+        return texts[0], spans[0] if spans else []
 
 
 def template_of(tokenizer: Any, tools: Any = None) -> Template:

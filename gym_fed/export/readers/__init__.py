@@ -1,4 +1,4 @@
 """The other side: one module for each library that reads an export back, in a process of its own.
 
-Neighbours: imports gguf, passage, process, source, training_marks; imported by checking, read_back.
+Neighbours: imports gguf, passage, process, source; imported by checking, read_back.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gym_fed.bounded.chat import bind_templates
 from gym_fed.export.readers.of_transformers import LIBRARIES as OF_TRANSFORMERS
 from gym_fed.export.readers.of_transformers import OfTransformers
 from gym_fed.export.readers.reading import LoadedExport
@@ -23,6 +24,7 @@ def load(parts: dict[str, Any]) -> LoadedExport:
         str(file.parent), gguf_file=file.name, dtype=torch.float32, local_files_only=True
     )
     tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
+    bind_templates(tokenizer, str(file))
     _space_after_special_tokens(tokenizer.backend_tokenizer)
     return _OfGguf(model.eval(), tokenizer)
 

@@ -9,7 +9,7 @@ from gym_fed.export.passage import POSITIONS
 from gym_fed.export.readers.reading import LoadedExport
 from gym_fed.export.readers.tokens import rendered
 
-LIBRARIES = ("torch", "llama_cpp", "jinja2.sandbox")
+LIBRARIES = ("torch", "llama_cpp")
 """What the process that reads back imports before it knows its job."""
 _CONTEXT = 2 * POSITIONS
 """Tokens that one sequence may have here, unless the model has fewer."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from gym_fed.bounded.chat import render_chat
 from gym_fed.export.readers.reading import SPECIAL
-from gym_fed.export.training_marks import without_training_marks
 
 
 class Tokens:
@@ -61,23 +60,5 @@ class Tokens:
 
 def rendered(template: str, prompt: str, special: dict[str, str]) -> str:
     """A user's message in a chat template, up to where the answer begins."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def stop(message: str) -> None:
-        raise ValueError(message)
-
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    made.filters["tojson"] = _as_json
-    made.globals["raise_exception"] = stop
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     messages = [{"role": "user", "content": prompt}]
-    return made.from_string(without_training_marks(template)).render(
-        messages=messages, tools=None, documents=None, add_generation_prompt=True, **special
-    )
-
-
-def _as_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """transformers' filter ``tojson``: jinja2's own writes for HTML."""
-    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **options})
+    return render_chat([messages], chat_template=template, add_generation_prompt=True, **special)[0][0]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from gym_fed.bounded.chat import attribute_names, template_variables
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ChatRequest
 
@@ -109,23 +110,19 @@ class TemplateNames:
 
 def _attributes(template: str) -> frozenset[str]:
     """Names that a template may read of messages: attributes, and texts such as keys."""
-    from jinja2 import TemplateError, nodes
-    from transformers.utils.chat_template_utils import _compile_jinja_template
+    from jinja2 import TemplateError
 
     try:
-        tree = _compile_jinja_template(template).environment.parse(template)
+        return attribute_names(template)
     except TemplateError:  # every chat is refused with the reason
         return frozenset()
-    keys = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    return frozenset({node.attr for node in tree.find_all(nodes.Getattr)} | keys)
 
 
 def _undeclared(template: str) -> frozenset[str]:
     from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import _get_template_variables
 
     try:
-        return frozenset(_get_template_variables(template))
+        return template_variables(template)
     except TemplateError:  # every chat is refused with the reason
         return frozenset()
 

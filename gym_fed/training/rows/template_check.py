@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer, write_answered
 from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
@@ -53,8 +54,7 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
             vision_template(tokenizer)
         return len(placed)
     renderer = ChatRenderer(tokenizer, assistant_only, config.mask_history, config.reasoning)
-    for number, row in enumerate(chats, 1):
-        renderer.render(row, place_of(row, number))
+    render_rows(renderer, [(row, place_of(row, number)) for number, row in enumerate(chats, 1)])
     return len(placed)
 
 

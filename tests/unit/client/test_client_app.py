@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 from gym_client.agent import global_model as models
+from gym_client.agent import time_limit
 from gym_client.agent.hooks import Hooks, hooks_set
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
@@ -295,6 +298,37 @@ def test_an_update_over_the_limit_never_leaves(rounds: Rounds) -> None:
 def test_training_that_takes_too_long_is_refused_by_the_policy(rounds: Rounds) -> None:
     rounds.home.policy_path.write_text("max_seconds: 0.000001\n")
     assert "max_seconds" in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task())
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "named"),
+    [
+        ({"codec": {"codec": "ternary", "distill_steps": 6}}, "distill", "during distillation of scales"),
+        ({}, "encode", "during encoding"),
+        (
+            {"recipe": {**RECIPE, "finetuning": "lora"}, "codec": {"factors": "int8"}},
+            "encode",
+            "during encoding",
+        ),
+    ],
+)
+def test_distillation_and_encoding_after_the_policys_time_are_refused(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], phase: str, named: str
+) -> None:
+    late = {"seconds": 0.0}
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late["seconds"])
+    monkeypatch.setattr(time_limit, "time", clock)
+    seen: list[tuple[str, int]] = []
+
+    def progress(at: str, done: int, total: int, loss: float | None) -> None:
+        seen.append((at, done))
+        if at == phase:
+            late["seconds"] = 1e6
+
+    with hooks_set(Hooks(progress=progress)):
+        assert named in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task(**changes))
+    assert ("encode", 1) not in seen
+    assert len([one for one in seen if one[0] == "distill"]) <= 1
 
 
 def test_lora_rounds_send_factors_and_leave_the_model_clean(rounds: Rounds, tmp_path: Path) -> None:

@@ -1,0 +1,266 @@
+"""The parent's side: a few warm child processes, each killed when a request exceeds its deadline."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from gym_fed.bounded.errors import OUTPUT_CHARS, SECONDS, Limit, LimitExceededError
+from gym_fed.child_process import minimal_environment, module_command
+from gym_fed.errors import ErrorCode, GymError
+
+MAX_PROCESSES = 4
+"""As many requests are evaluated at once; others wait for one that ends, or is killed at its deadline."""
+_START_SECONDS = 120.0
+"""For the imports of a child process on a busy machine."""
+_MAX_REPLY_BYTES = 8 * OUTPUT_CHARS + (1 << 16)
+_TICK_SECONDS = 0.1
+_IDLE_TICKS = 50
+
+
+_deadline: ContextVar[tuple[float, GymError] | None] = ContextVar("gym_fed_bounded_deadline", default=None)
+
+
+class EvaluationError(Exception):
+    """A template or a pattern failed by itself, within its bounds.
+
+    Attributes:
+        kinds: Names of the exception's class and its bases.
+        line: Of a template that cannot be parsed.
+    """
+
+    def __init__(self, kinds: list[str], message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.kinds, self.line = kinds, line
+
+
+def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **arguments: Any) -> Any:
+    """Call a function that evaluates something of a stranger's in a child process.
+
+    Args:
+        function: Of a module of gym_fed, found there by its name.
+        seconds: The bound of time; ``SECONDS`` by default.
+        arguments: JSON.
+
+    Raises:
+        LimitExceededError: If it needs more time or memory, or writes more, than it may.
+        EvaluationError: If it fails by itself.
+        GymError: As the function; ``BUSY`` if every process is in use for all that time.
+    """
+    name = f"{function.__module__}:{function.__qualname__}"
+    seconds = SECONDS if seconds is None else seconds
+    until, late = _deadline.get() or (math.inf, None)
+    left = until - time.monotonic()
+    if late is not None and left <= 0:
+        raise late
+    try:
+        return _pool.evaluate(name, min(seconds, left), arguments)
+    except LimitExceededError as error:
+        if late is not None and error.limit == "time" and left < seconds:
+            raise late from error
+        raise
+
+
+@contextmanager
+def deadline_set(until: float, late: GymError) -> Iterator[None]:
+    """Bound the time of all evaluations inside the block together.
+
+    Args:
+        until: By ``time.monotonic``.
+        late: Raised by an evaluation that begins after it, or is not done by then.
+    """
+    token = _deadline.set((until, late))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+class _Process:
+    """One child process; for one thread at a time."""
+
+    def __init__(self, watchdog: _Watchdog) -> None:
+        self._watchdog = watchdog
+        self._child = subprocess.Popen(
+            module_command("gym_fed.bounded.worker"),
+            env=minimal_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C at the terminal is this process's to answer
+        )
+        try:
+            started = self._read(_START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        if started is None:
+            self.close()
+            raise GymError(
+                ErrorCode.BUSY,
+                "the process that evaluates templates did not start",
+                "close other programs, or allow this user more processes and memory",
+            )
+
+    def request(self, function: str, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a request; the process is of no further use if this raises."""
+        line = json.dumps(
+            {"function": function, "seconds": seconds, "arguments": arguments}, ensure_ascii=False
+        )
+        assert self._child.stdin is not None
+        with suppress(BrokenPipeError):  # reading reports it
+            self._child.stdin.write(line.encode("utf-8", "surrogatepass") + b"\n")
+            self._child.stdin.flush()
+        reply = self._read(seconds)
+        if reply is None:
+            raise LimitExceededError("time" if self._watchdog.killed(self) else "crash", seconds)
+        return reply
+
+    def kill(self) -> None:
+        """End the process at once; from any thread."""
+        self._child.kill()
+
+    def close(self) -> None:
+        """End the process and give back what it held."""
+        self._child.kill()
+        self._child.wait()
+        for stream in (self._child.stdin, self._child.stdout):
+            assert stream is not None
+            with suppress(OSError):
+                stream.close()
+
+    def _read(self, seconds: float) -> dict[str, Any] | None:
+        """One line; None if the process ended first, or was killed at its deadline."""
+        assert self._child.stdout is not None
+        self._watchdog.watch(self, seconds)
+        try:
+            line = self._child.stdout.readline(_MAX_REPLY_BYTES)
+        finally:
+            self._watchdog.release(self)
+        if len(line) >= _MAX_REPLY_BYTES:
+            raise LimitExceededError("output")
+        if not line.endswith(b"\n"):
+            return None
+        reply: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
+        return reply
+
+
+class _Watchdog:
+    """A thread that kills processes at their deadline, on every platform; it ends when there is nothing to watch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._deadlines: dict[_Process, float] = {}
+        self._killed: set[_Process] = set()
+        self._is_running = False
+
+    def watch(self, process: _Process, seconds: float) -> None:
+        """Kill the process after so many seconds unless it is released before."""
+        with self._lock:
+            self._deadlines[process] = time.monotonic() + seconds
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="template-deadlines", daemon=True).start()
+
+    def release(self, process: _Process) -> None:
+        """Watch a process no longer."""
+        with self._lock:
+            self._deadlines.pop(process, None)
+
+    def killed(self, process: _Process) -> bool:
+        """True, once, if the process was killed at its deadline."""
+        with self._lock:
+            found = process in self._killed
+            self._killed.discard(process)
+            return found
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            time.sleep(_TICK_SECONDS)
+            with self._lock:
+                now = time.monotonic()
+                for process in [one for one, deadline in self._deadlines.items() if deadline <= now]:
+                    del self._deadlines[process]
+                    self._killed.add(process)
+                    process.kill()
+                idle = 0 if self._deadlines else idle + 1
+                if idle >= _IDLE_TICKS:
+                    self._is_running = False
+                    return
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self._watchdog = _Watchdog()
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+        self._slots = threading.BoundedSemaphore(MAX_PROCESSES)
+
+    def evaluate(self, function: str, seconds: float, arguments: dict[str, Any]) -> Any:
+        """See ``evaluate``."""
+        if not self._slots.acquire(timeout=seconds):
+            raise GymError(
+                ErrorCode.BUSY,
+                f"{MAX_PROCESSES} other templates were being evaluated for {seconds:g} s",
+                "try again later",
+            )
+        process: _Process | None = None
+        try:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            process = process or _Process(self._watchdog)
+            reply = process.request(function, seconds, arguments)
+            limit: Limit | None = reply.get("limit")
+            if limit is not None:  # its memory may be full
+                raise LimitExceededError(limit, seconds)
+        except BaseException:  # Ctrl-C too: an answer would come late
+            if process is not None:
+                process.close()
+            raise
+        else:
+            with self._lock:
+                self._idle.append(process)
+        finally:
+            self._slots.release()
+        if "refused" in reply:
+            code, message, hint = reply["refused"]
+            raise GymError(ErrorCode(code), message, hint)
+        if "error" in reply:
+            raise EvaluationError(reply["error"], reply["message"], reply["line"])
+        return reply["value"]
+
+    def close(self) -> None:
+        """End the processes that wait for requests."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+
+_pool = _Pool()
+_inherited: list[_Pool] = []
+
+
+def _after_fork() -> None:
+    """A forked process has processes of its own: two that write to one pipe would get each other's answers."""
+    global _pool
+    _inherited.append(_pool)
+    _pool = _Pool()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _close_pool() -> None:
+    _pool.close()

@@ -1,0 +1,100 @@
+"""Many conversations by a stranger's template: whole rows go to the bounded process, not each call of the template.
+
+A row needs several renderings (its words are located by comparing prefixes), and each alone would wait for an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.bounded.chat import too_much
+from gym_fed.bounded.errors import SECONDS, LimitExceededError
+from gym_fed.bounded.pool import evaluate
+from gym_fed.bounded.shipped import is_shipped
+from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConversation
+
+_ROWS = 64
+"""Rows of one request, which has ``SECONDS`` for each ``_CHARS`` of them, and ``SECONDS`` at least."""
+_CHARS = 1 << 22
+
+Placed = tuple[dict[str, Any], str]
+"""A row with ``messages`` and perhaps ``tools``, and what errors call it."""
+
+
+def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[RenderedConversation]:
+    """Return ``renderer.render`` of each row.
+
+    Raises:
+        GymError: As ``ChatRenderer.render``; ``MODEL_INVALID`` for a template that needs more than it may.
+    """
+    given = renderer.tokenizer.chat_template
+    templates = list(given.values()) if isinstance(given, Mapping) else [given]
+    if all(is_shipped(str(one)) for one in templates):
+        return [renderer.render(row, place) for row, place in rows]
+    return [
+        one for start in range(0, len(rows), _ROWS) for one in _bounded(renderer, rows[start : start + _ROWS])
+    ]
+
+
+def _bounded(renderer: ChatRenderer, rows: Sequence[Placed]) -> Iterator[RenderedConversation]:
+    from transformers.utils.chat_template_utils import _plain_template_data
+
+    tokenizer = renderer.tokenizer
+    plain = [
+        [{key: _plain_template_data(row[key]) for key in ("messages", "tools") if key in row}, place]
+        for row, place in rows
+    ]
+    try:
+        rendered = evaluate(
+            render_here,
+            seconds=SECONDS * (1 + len(str(plain)) // _CHARS),
+            rows=plain,
+            tokenizer={
+                "chat_template": tokenizer.chat_template,
+                "special_tokens_map": dict(tokenizer.special_tokens_map),
+                "all_special_tokens": list(renderer.ends),
+            },
+            how={
+                "assistant_only": renderer.assistant_only,
+                "mask_history": renderer.mask_history,
+                "reasoning": renderer.reasoning,
+            },
+        )
+    except LimitExceededError as error:
+        template = tokenizer.get_chat_template(None, None)
+        raise too_much(template, error.need, f"the rows from {rows[0][1]} to {rows[-1][1]}") from error
+    for text, spans in rendered:
+        yield RenderedConversation(text, [(start, end) for start, end in spans])
+
+
+def render_here(rows: list[Any], tokenizer: dict[str, Any], how: dict[str, Any]) -> list[Any]:
+    """In the bounded process: ``[text, spans]`` of each row."""
+    renderer = ChatRenderer(_Tokens(**tokenizer), **how)
+    found = [renderer.render(row, place) for row, place in rows]
+    return [[one.text, one.spans] for one in found]
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What a renderer reads of a tokenizer."""
+
+    chat_template: str | dict[str, str]
+    special_tokens_map: dict[str, str]
+    all_special_tokens: list[str]
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, str]:
+        """None beside ``all_special_tokens``."""
+        return {}
+
+    def get_chat_template(self, _name: None, tools: Any) -> str:
+        """As transformers chooses among several templates."""
+        if isinstance(self.chat_template, str):
+            return self.chat_template
+        if tools is not None and "tool_use" in self.chat_template:
+            return self.chat_template["tool_use"]
+        if "default" in self.chat_template:
+            return self.chat_template["default"]
+        raise ValueError(f"no default chat template among {', '.join(sorted(self.chat_template))}")
