@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from gym_fed.bounded.errors import LimitExceededError
+from gym_fed.bounded.pool import EvaluationError, evaluate
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
@@ -54,23 +56,26 @@ class JsonSchemaGrader(Grader):
         return [self._reward(sample) for sample in samples]
 
     def _reward(self, sample: Sample) -> float:
-        from referencing.exceptions import Unresolvable
-
         validator = self._validator_for(sample)
         try:
             value = _read(sample.completion)
         except (ValueError, RecursionError):
             return 0.0
         try:
-            return 1.0 if validator.is_valid(value) else self.config.parsed_reward
-        except Unresolvable as error:
+            is_valid = evaluate(is_valid_here, schema=validator.schema, value=value)
+        except (
+            LimitExceededError
+        ):  # as what the schema does not allow: a pattern of it may take for ever on a text
+            return self.config.parsed_reward
+        except EvaluationError as error:
+            if "RecursionError" in error.kinds:
+                return self.config.parsed_reward
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"graders: {self.name}: the schema refers to {error.ref!r}, which is outside it and is not fetched",
+                f"graders: {self.name}: the schema refers to something outside it, which is not fetched: {error}",
                 "put the definition into the schema under $defs",
             ) from error
-        except RecursionError:
-            return self.config.parsed_reward
+        return 1.0 if is_valid else self.config.parsed_reward
 
     def _validator_for(self, sample: Sample) -> Any:
         if self.config.column is None:
@@ -108,6 +113,15 @@ class JsonSchemaGrader(Grader):
                 ) from error
             self._validators[key] = kind(schema, registry=Registry())
         return self._validators[key]
+
+
+def is_valid_here(schema: Mapping[str, Any], value: Any) -> bool:
+    """In the bounded process: whether the schema allows the value; its patterns are a stranger's."""
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    kind = validator_for(schema, default=Draft202012Validator)
+    return bool(kind(schema, registry=Registry()).is_valid(value))
 
 
 def _read(text: str) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from gym_fed.bounded.patterns import BOUNDED_REGEX, BoundedPattern
 from gym_fed.errors import ErrorCode, GymError
 
 SEED = 1234  # of the harness: few-shot examples are drawn with it
@@ -67,6 +69,44 @@ def _compiled(template: str) -> Any:
     from lm_eval.utils import env
 
     return type(env).from_string(env, template)
+
+
+@contextmanager
+def patterns_bounded() -> Iterator[None]:
+    """``regexes_to_ignore`` of a metric are a stranger's: removed in the bounded process.
+
+    The harness's own metrics use ``re`` for nothing else.
+    """
+    from lm_eval.api import metrics
+
+    metrics.re = _Removing()
+    try:
+        yield
+    finally:
+        metrics.re = re
+
+
+class _Removing:
+    """What ``lm_eval.api.metrics`` needs of the module ``re``."""
+
+    def sub(self, pattern: str, replacement: str, text: str) -> str:
+        """The text without the matches, as the metrics want it."""
+        if replacement:
+            raise NotImplementedError("only removal is bounded")
+        return BoundedPattern(pattern, "regexes_to_ignore").remove(str(text))
+
+
+@cache
+def register_bounded_filter() -> None:
+    """Register ``BOUNDED_REGEX``: the harness's filter ``regex``, searching in the bounded process."""
+    from lm_eval.api.registry import register_filter
+    from lm_eval.filters.extraction import RegexFilter
+
+    @register_filter(BOUNDED_REGEX)
+    class BoundedRegex(RegexFilter):  # type: ignore[misc]  # the harness is not typed
+        def __init__(self, regex_pattern: str, group_select: int = 0, fallback: str = "[invalid]") -> None:
+            super().__init__(regex_pattern, group_select, fallback)
+            self.regex = BoundedPattern(regex_pattern, "filter_list.regex_pattern")
 
 
 @contextmanager

@@ -9,7 +9,13 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.encoder import encoder_of
-from gym_fed.evaluation.harness.isolation import offline, seeded, templates_kept
+from gym_fed.evaluation.harness.isolation import (
+    offline,
+    patterns_bounded,
+    register_bounded_filter,
+    seeded,
+    templates_kept,
+)
 from gym_fed.evaluation.harness.requests import Outcome, PromptOptions, RequestKey
 from gym_fed.evaluation.harness.sources import TaskSource
 from gym_fed.evaluation.harness.task import HarnessTask
@@ -61,6 +67,7 @@ class Preparation:
                 "leave --apply-chat-template out, or set one: gym configs templates lists them",
             )
         self._tasks: dict[str, HarnessTask] = {}
+        register_bounded_filter()
         with offline(), seeded(), templates_kept():
             encoder = encoder_of(tokenizer, max_length)
             for source in sources:
@@ -73,5 +80,5 @@ class Preparation:
         Raises:
             GymError: ``DATA_INVALID`` for a row that the task's metric cannot read.
         """
-        with offline(), seeded(), templates_kept():
+        with offline(), seeded(), templates_kept(), patterns_bounded():
             return {name: task.result(outcomes) for name, task in self._tasks.items()}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gym_fed.bounded.patterns import BOUNDED_REGEX
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.data import TaskRows
@@ -96,15 +97,25 @@ def eval_task(
     if grade is not None:
         _grade_here(definition, grade)
     config = resolved(definition)
-    refuse(name, config, _processed(config, used[split][:_RENDERED_ROWS]), _RENDERED_ROWS)
+    first = used[split][:_RENDERED_ROWS]
+    if not is_own:  # its file was checked with its rows, in the bounded process
+        refuse(name, config, _processed(config, first), _RENDERED_ROWS)
     has_choices = config.get("doc_to_choice") is not None
     if grade is not None:
         target = config["doc_to_target"]
+
+        def target_of(row: Row) -> Any:
+            return value_of("doc_to_target", target, row, has_choices)
+
         config["process_results"] = grading.process_results(
-            grade, lambda row: value_of("doc_to_target", target, row, has_choices)
+            grade, sandboxed("doc_to_target", target, has_choices) if is_own else target_of
         )
     if is_own:
         config.update({key: sandboxed(key, config[key], has_choices) for key in TEMPLATES})
+        for entry in config.get("filter_list") or ():
+            for step in entry["filter"]:
+                if step["function"] == "regex":
+                    step["function"] = BOUNDED_REGEX
     for key in _SPLITS:
         if config.get(key) not in used:
             config[key] = None

@@ -26,7 +26,7 @@ from gym_fed.config.yaml.strict import Mark, parse_config, read_config_text
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.expressions import require_quick
 from gym_fed.evaluation.suites.grading import COLUMNS
-from gym_fed.evaluation.suites.rendering import TEMPLATES, TemplateProblem, first_problem, parse
+from gym_fed.evaluation.suites.rendering import TEMPLATES, TemplateProblem, first_bounded_problem, parse
 from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
 from gym_fed.files import lies_in
 from gym_fed.text import plain
@@ -296,7 +296,7 @@ def _require_rendering(
 ) -> None:
     if not rows:
         raise _at(file, marks, ("dataset_kwargs",), f"the split {split!r} has no rows", "give at least one")
-    found = first_problem(task.model_dump(), rows, RENDERED_ROWS)
+    found = first_bounded_problem(task.model_dump(), rows, RENDERED_ROWS)
     if found is not None:
         number, problem = found
         message = f"row {number} of {split}: {problem.problem}"

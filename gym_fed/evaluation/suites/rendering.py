@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from gym_fed.bounded.errors import LimitExceededError
+from gym_fed.bounded.pool import EvaluationError, evaluate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.expressions import require_quick
 from gym_fed.text import plain
@@ -124,12 +126,31 @@ def choices_of(template: Any, row: Row) -> list[str] | None:
 
 
 def sandboxed(key: str, template: Any, has_choices: bool) -> Any:
-    """A function of a row in the place of a template, so that the harness, whose Jinja has no sandbox, runs none."""
+    """A function of a row in the place of a stranger's template, which renders it in the bounded process."""
     if not isinstance(template, str):
         return template
     if key == "doc_to_choice":
-        return lambda row: choices_of(template, row)
-    return lambda row: value_of(key, template, row, has_choices)
+        return lambda row: _bounded(key, choices_of, template=template, row=dict(row))
+    return lambda row: _bounded(
+        key, value_of, key=key, template=template, row=dict(row), has_choices=has_choices
+    )
+
+
+def _bounded(place: str, function: Callable[..., Any], /, **arguments: Any) -> Any:
+    """Call a function of this module in the bounded process.
+
+    Raises:
+        TemplateProblem: As the function; and if the template needs more than it may.
+    """
+    try:
+        return evaluate(function, **arguments)
+    except LimitExceededError as error:
+        raise TemplateProblem(place, error.need) from error
+    except EvaluationError as error:
+        own, _, problem = str(error).partition(": ")
+        if TemplateProblem.__name__ in error.kinds:
+            raise TemplateProblem(own, problem) from error
+        raise TemplateProblem(place, f"fails: {plain(error, 120)}") from error
 
 
 def parse(key: str, template: Any) -> None:
@@ -216,6 +237,24 @@ def first_problem(
         except TemplateProblem as problem:
             return number, problem
     return None
+
+
+def first_bounded_problem(
+    config: Mapping[str, Any], rows: Sequence[Row], most: int
+) -> tuple[int, TemplateProblem] | None:
+    """``first_problem`` of a stranger's templates, rendered in the bounded process."""
+    templates = {key: config.get(key) for key in TEMPLATES}
+    for number, row in enumerate(rows[:most]):
+        try:
+            _bounded("templates", check_row, config=templates, row=dict(row))
+        except TemplateProblem as problem:
+            return number, problem
+    return None
+
+
+def check_row(config: Mapping[str, Any], row: Row) -> None:
+    """In the bounded process: ``render``, whose result is not needed."""
+    render(config, row)
 
 
 def refuse(task: str, config: Mapping[str, Any], rows: Sequence[Row], most: int) -> None:
