@@ -114,7 +114,9 @@ class _Process:
     def request(self, function: str, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
         """The reply to a request; the process is of no further use if this raises."""
         line = json.dumps(
-            {"function": function, "seconds": seconds, "arguments": arguments}, ensure_ascii=False
+            {"function": function, "seconds": seconds, "arguments": arguments},
+            ensure_ascii=False,
+            default=str,
         )
         assert self._child.stdin is not None
         with suppress(BrokenPipeError):  # reading reports it

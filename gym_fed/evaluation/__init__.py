@@ -1,6 +1,6 @@
 """How good a model is: tasks, held-out loss, exact match, single answers; how exact a delta is.
 
-Neighbours: imports config, data, delta, downloads, errors, failpoints, file_lock, files, identity,
+Neighbours: imports bounded, config, data, delta, downloads, errors, failpoints, file_lock, files, identity,
 json_files, kinds, lazy, leaderboard, modeling, models, serving, soup, text, training, version; imported by
 cli, export, leaderboard, personalization, quickstart, registry, training, webui.
 """

@@ -62,7 +62,7 @@ class JsonSchemaGrader(Grader):
         except (ValueError, RecursionError):
             return 0.0
         try:
-            is_valid = evaluate(is_valid_here, schema=validator.schema, value=value)
+            found = evaluate(is_valid_here, schema=validator.schema, value=value)
         except (
             LimitExceededError
         ):  # as what the schema does not allow: a pattern of it may take for ever on a text
@@ -71,11 +71,15 @@ class JsonSchemaGrader(Grader):
             if "RecursionError" in error.kinds:
                 return self.config.parsed_reward
             raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"graders: {self.name}: the schema refers to something outside it, which is not fetched: {error}",
-                "put the definition into the schema under $defs",
+                ErrorCode.CONFIG_INVALID, f"graders: {self.name}: the schema fails: {error}"
             ) from error
-        return 1.0 if is_valid else self.config.parsed_reward
+        if isinstance(found, str):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"graders: {self.name}: the schema refers to {found!r}, which is outside it and is not fetched",
+                "put the definition into the schema under $defs",
+            )
+        return 1.0 if found else self.config.parsed_reward
 
     def _validator_for(self, sample: Sample) -> Any:
         if self.config.column is None:
@@ -115,13 +119,17 @@ class JsonSchemaGrader(Grader):
         return self._validators[key]
 
 
-def is_valid_here(schema: Mapping[str, Any], value: Any) -> bool:
-    """In the bounded process: whether the schema allows the value; its patterns are a stranger's."""
+def is_valid_here(schema: Mapping[str, Any], value: Any) -> bool | str:
+    """In the bounded process: whether the schema allows the value, or the reference that cannot be resolved."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
     kind = validator_for(schema, default=Draft202012Validator)
-    return bool(kind(schema, registry=Registry()).is_valid(value))
+    try:
+        return bool(kind(schema, registry=Registry()).is_valid(value))
+    except Unresolvable as error:
+        return str(error.ref)
 
 
 def _read(text: str) -> Any:

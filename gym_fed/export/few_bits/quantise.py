@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gym_fed.bounded.chat import bind_templates
 from gym_fed.export.process import Report, child_job, leave
 
 _BATCH = 4
@@ -40,6 +41,7 @@ def _quantise(job: dict[str, Any], say: Report) -> None:
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     )
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    bind_templates(tokenizer, str(folder))
     ids = [torch.tensor([row]) for row in job["ids"]]
     plain: dict[str, Any] = {} if job["iters"] else {"disable_opt_rtn": True}
     AutoRound(

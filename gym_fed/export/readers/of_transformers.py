@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gym_fed.bounded.chat import bind_templates
 from gym_fed.export.readers.reading import SPECIAL, LoadedExport
 
 LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
@@ -50,7 +51,9 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
             apply_delta(model, opened)
     beside = adapters[-1] if adapters else folder
     reader: Any = AutoProcessor if sees else AutoTokenizer
-    return model.eval(), reader.from_pretrained(beside, local_files_only=True, trust_remote_code=False)
+    tokenizer = reader.from_pretrained(beside, local_files_only=True, trust_remote_code=False)
+    bind_templates(tokenizer, str(beside))
+    return model.eval(), tokenizer
 
 
 class OfTransformers(LoadedExport):

@@ -1,0 +1,96 @@
+"""Reads the source: templates and patterns that a stranger wrote are evaluated in ``gym_fed.bounded`` alone."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+
+from tests.support.sources import ROOT
+
+PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")
+TEMPLATES = {
+    "gym_fed/evaluation/harness/isolation.py": "templates of the registry's suites, compiled once",
+    "gym_fed/evaluation/suites/sandbox.py": "the environment of suites' templates",
+    "gym_fed/evaluation/suites/rendering.py": "templates of the registry's suites; `sandboxed` for a stranger's",
+}
+"""Modules outside ``gym_fed.bounded`` that may render Jinja, and whose templates those are."""
+PATTERNS = {
+    "gym_fed/evaluation/suites/rendering.py": "regex_replace, which a suite's template calls in the bounded process",
+    "gym_fed/export/process.py": "numbers of errors",
+    "gym_fed/registry/manifest.py": "a number of characters",
+    "gym_fed/serving/filter/patterns.py": "an operator's rule, whose ways to match were counted before",
+    "gym_fed/serving/filter/rules.py": "this project's rules, compiled into one",
+    "gym_fed/serving/openai/tool_formats/_json_calls.py": "the beginnings of this project's tool formats",
+    "gym_fed/training/tuning/_peft.py": "of an adapter, after it was tried in another process (modeling/patterns.py)",
+}
+"""Modules that build a regular expression from something else than a literal or a constant, and from what."""
+_CONVERTER = "gym_fed/export/gguf/convert.py"
+"""Wraps the loader for llama.cpp's converter, which copies templates and renders none."""
+_SEARCHES = {"compile", "search", "match", "fullmatch", "sub", "findall", "finditer", "split"}
+_RENDERERS = {"render_jinja_template", "_compile_jinja_template", "from_string"}
+
+
+@cache
+def _modules() -> list[tuple[str, ast.Module]]:
+    """Every module outside ``gym_fed.bounded``, with its place."""
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    read = [(file.relative_to(ROOT).as_posix(), file) for file in files]
+    return [
+        (place, ast.parse(file.read_text(encoding="utf-8")))
+        for place, file in read
+        if not place.startswith("gym_fed/bounded/")
+    ]
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """Names that a module imports or reads as attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return found
+
+
+def _takes_a_built_pattern(node: ast.AST) -> bool:
+    """True for a call of ``re`` whose pattern is neither a literal nor a constant of its module."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+        return False
+    if ast.unparse(node.func.value) != "re" or node.func.attr not in _SEARCHES:
+        return False
+    pattern = node.args[0]
+    parts = [one.value for one in ast.walk(pattern) if isinstance(one, ast.FormattedValue)]
+    parts = [one for one in parts if not ast.unparse(one).startswith("re.escape(")]
+    variables = parts if isinstance(pattern, ast.JoinedStr) else [pattern]
+    return not all(
+        isinstance(one, ast.Constant) or (isinstance(one, ast.Name) and one.id.isupper()) for one in variables
+    )
+
+
+def test_no_other_module_renders_a_template() -> None:
+    found = {
+        place
+        for place, tree in _modules()
+        if _names(tree) & _RENDERERS
+        or any(
+            isinstance(node, ast.ImportFrom) and node.module == "jinja2.sandbox" for node in ast.walk(tree)
+        )
+    }
+    assert found == set(TEMPLATES)
+
+
+def test_every_module_that_loads_a_tokenizer_binds_its_templates() -> None:
+    loaders = {}
+    for place, tree in _modules():
+        names = _names(tree)
+        if names & {"AutoTokenizer", "AutoProcessor"} and "from_pretrained" in names:
+            loaders[place] = "bind_templates" in names
+    assert loaders.pop(_CONVERTER) is False
+    assert loaders
+    assert [place for place, binds in loaders.items() if not binds] == []
+
+
+def test_no_other_module_builds_a_pattern() -> None:
+    found = {place for place, tree in _modules() if any(map(_takes_a_built_pattern, ast.walk(tree)))}
+    assert found == set(PATTERNS)
