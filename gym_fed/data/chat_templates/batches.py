@@ -71,13 +71,13 @@ def _bounded(renderer: ChatRenderer, rows: Sequence[Placed]) -> Iterator[Rendere
 
 def render_here(rows: list[Any], tokenizer: dict[str, Any], how: dict[str, Any]) -> list[Any]:
     """In the bounded process: ``[text, spans]`` of each row."""
-    renderer = ChatRenderer(_Tokens(**tokenizer), **how)
+    renderer = ChatRenderer(_RowTokenizer(**tokenizer), **how)
     found = [renderer.render(row, place) for row, place in rows]
     return [[one.text, one.spans] for one in found]
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class _RowTokenizer:
     """What a renderer reads of a tokenizer."""
 
     chat_template: str | dict[str, str]
