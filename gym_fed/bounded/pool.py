@@ -263,6 +263,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@atexit.register
 def _close_pool() -> None:
     _pool.close()
+
+
+atexit.register(_close_pool)
