@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gym_fed.bounded.errors import LimitExceededError
@@ -53,6 +54,47 @@ class BoundedPattern:
             f"{self._place}: the pattern {plain(self.pattern, 80)!r} {problem}",
             "write it with fewer repeats, such as [^<]* in the place of .*",
         )
+
+
+class SlowPatternError(Exception):
+    """A pattern takes too long, or too much memory, to match.
+
+    Attributes:
+        pattern: The one.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__(pattern)
+        self.pattern = pattern
+
+
+def match_names(patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Match patterns of a stranger with names, to learn whether it can be done here as well.
+
+    Patterns that ``re`` does not compile are left to their reader, who reports them.
+
+    Raises:
+        SlowPatternError: Naming the first that exceeds a bound.
+    """
+    try:
+        evaluate(match_all, patterns=list(patterns), names=list(names))
+    except LimitExceededError as error:
+        if len(patterns) == 1:
+            raise SlowPatternError(patterns[0]) from error
+        middle = len(patterns) // 2
+        match_names(patterns[:middle], names)
+        match_names(patterns[middle:], names)
+
+
+def match_all(patterns: list[str], names: list[str]) -> None:
+    """In the bounded process: compile each pattern and match it with each name."""
+    for pattern in patterns:
+        try:
+            wanted = re.compile(pattern)
+        except (re.error, OverflowError, RecursionError):
+            continue
+        for name in names:
+            wanted.match(name)
 
 
 def find_all(pattern: str, text: str) -> list[Any]:

@@ -5,21 +5,17 @@ Python's ``re`` takes exponential time for some patterns (``(a+)+b``), and canno
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gym_fed.bounded.patterns import SlowPatternError, match_names
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
 MAX_CHARS = 2_000
 MAX_PATTERNS = 20_000
 """A rank for each layer of the largest models."""
-SECONDS = 20.0
-"""For all names; a pattern that people write takes milliseconds."""
 _PLAIN = re.compile(r"[\w.-]*", re.ASCII)
 _NAMES = ("target_modules", "exclude_modules")
 _AS_PEFT_DOES = {
@@ -28,18 +24,6 @@ _AS_PEFT_DOES = {
     "modules_to_save": r"(^|.*\.){p}($|\..*)",
     "layers_pattern": r"(?:^|.*?\.){p}\.(?P<idx>\d+)\.",
 }
-_TRY = """
-import json, re, sys
-patterns, names = json.load(sys.stdin)
-for pattern in patterns:
-    print(json.dumps(pattern), flush=True)
-    try:
-        wanted = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
-        continue  # its reader reports it
-    for name in names:
-        wanted.match(name)
-"""
 
 
 def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], where: str) -> None:
@@ -66,13 +50,10 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
     wanted = {_AS_PEFT_DOES[key].format(p=one): (key, one) for key, one in given if not _PLAIN.fullmatch(one)}
     if not wanted:
         return
-    command = [sys.executable, "-I", "-S", "-c", _TRY]
-    job = json.dumps([list(wanted), [*names]])
     try:
-        subprocess.run(command, input=job.encode(), capture_output=True, timeout=SECONDS, check=True)
-    except subprocess.TimeoutExpired as error:
-        begun = (error.stdout or b"").splitlines()
-        key, slow = wanted[json.loads(begun[-1])] if begun else next(iter(wanted.values()))
+        match_names(list(wanted), [*names])
+    except SlowPatternError as error:
+        key, slow = wanted[error.pattern]
         raise _refused(
             where, key, f"{plain(slow, 200)!r} takes too long to compare with the model's names"
         ) from error

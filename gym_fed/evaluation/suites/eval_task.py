@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from gym_fed.bounded.patterns import BOUNDED_REGEX
@@ -103,13 +104,9 @@ def eval_task(
     has_choices = config.get("doc_to_choice") is not None
     if grade is not None:
         target = config["doc_to_target"]
-
-        def target_of(row: Row) -> Any:
-            return value_of("doc_to_target", target, row, has_choices)
-
-        config["process_results"] = grading.process_results(
-            grade, sandboxed("doc_to_target", target, has_choices) if is_own else target_of
-        )
+        rendered = partial(_target, target, has_choices)
+        target_of = sandboxed("doc_to_target", target, has_choices) if is_own else rendered
+        config["process_results"] = grading.process_results(grade, target_of)
     if is_own:
         config.update({key: sandboxed(key, config[key], has_choices) for key in TEMPLATES})
         for entry in config.get("filter_list") or ():
@@ -139,6 +136,11 @@ def eval_task(
         split=split,
         rows=used,
     )
+
+
+def _target(template: Any, has_choices: bool, row: Row) -> Any:
+    """A row's right answer."""
+    return value_of("doc_to_target", template, row, has_choices)
 
 
 def _processed(config: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:

@@ -60,5 +60,5 @@ class Tokens:
 
 def rendered(template: str, prompt: str, special: dict[str, str]) -> str:
     """A user's message in a chat template, up to where the answer begins."""
-    messages = [{"role": "user", "content": prompt}]
-    return render_chat([messages], chat_template=template, add_generation_prompt=True, **special)[0][0]
+    messages, tokens = [{"role": "user", "content": prompt}], dict[str, Any](special)
+    return render_chat([messages], chat_template=template, add_generation_prompt=True, **tokens)[0][0]

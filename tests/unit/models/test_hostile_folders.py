@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from gym_fed.bounded import pool
 from gym_fed.downloads import ensure_model, missing_model
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
@@ -107,7 +108,7 @@ SLOW = r"([a-z0-9_.]|[a-z0-9_.])+!"
 def test_an_adapters_pattern_that_takes_for_ever_is_refused_by_key(
     tmp_path: Path, key: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 1.0)
+    monkeypatch.setattr(pool, "SECONDS", 1.0)
     names = ["model", "model.layers.0.post_attention_layernorm.weight"]
     folder = adapter(tmp_path / "slow", "gym-nano", **{key: value})
     with pytest.raises(GymError, match=rf"{key}: .*takes too long") as raised:
@@ -119,7 +120,7 @@ def test_an_adapters_pattern_that_takes_for_ever_is_refused_by_key(
 def test_patterns_of_a_folder_are_tried_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 2.0)
+    monkeypatch.setattr(pool, "SECONDS", 2.0)
     folder = adapter(tmp_path / "slow", "gym-nano", target_modules=SLOW)
     with pytest.raises(GymError, match=r"slow.adapter_config\.json\.target_modules: .*takes too long"):
         load_model(str(folder))

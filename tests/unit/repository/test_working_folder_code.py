@@ -17,7 +17,6 @@ from tests.support.sources import ROOT
 PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")
 ISOLATED = {
     "gym_fed/evaluation/graders/_sandbox.py": "-I",
-    "gym_fed/modeling/patterns.py": "-I",
 }
 """Modules that name the interpreter themselves, and the option that leaves the working folder out there."""
 FINDERS = {
