@@ -1,8 +1,8 @@
 """DeltaSoup as Flower strategies: ``DeltaSoup`` runs the hub's durable rounds of signed deltas, ``DeltaSoupStrategy``
 takes FedAvg's place in any Flower app whose clients send plain arrays.
 
-Neighbours: imports evaluations, federation, privacy, rewards, rounds, store; imported by app, cli, privacy,
-web.
+Neighbours: imports evaluations, federation, privacy, rewards, rounds, store; imported by app, cli,
+federation, privacy, web.
 """
 
 from __future__ import annotations
