@@ -126,8 +126,10 @@ def _paid(
     for score in ("estimate", "participation"):
         for together in (None, default):
 
-            def paid_as_one(who: Collection[str], at: Together = together) -> list[list[str]]:
-                return [] if at is None else similarity.together(who, at)
+            def paid_as_one(
+                who: Collection[str], at: Together = together, by_score: bool = score == "estimate"
+            ) -> list[list[str]]:
+                return [] if at is None else similarity.together(who, at, by_score)
 
             found = split(
                 RewardsConfig(score=score),

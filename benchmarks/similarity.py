@@ -5,7 +5,7 @@
 Real training of small models: gym-nano on text tasks, stories260K on Shakespeare's speakers where the team's folder is
 there. The cosine is that of ``gym_fed.soup.sybils.similarity`` on dense updates and on the same written as signs.
 
-``--beyond`` groups the updates of rounds instead, as pay does (``gym_fed.soup.sybils.grouping``): in honest
+``--beyond`` measures pairs against their round instead, as pay does (``gym_fed.soup.sybils.similarity``): in honest
 rounds of three to six contributors, and in rounds of four to six of which one has two to four keys.
 """
 
@@ -34,8 +34,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
-from gym_fed.soup.sybils.grouping import groups_of
-from gym_fed.soup.sybils.similarity import Comparison, Matrix, compare
+from gym_fed.soup.sybils.similarity import Comparison, beyond, compare
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONTRIBUTORS = 4
@@ -53,7 +52,7 @@ Delta = dict[str, torch.Tensor]
 
 def main() -> None:
     parser = options(__doc__ or "")
-    parser.add_argument("--beyond", action="store_true", help="group the updates of rounds")
+    parser.add_argument("--beyond", action="store_true", help="measure pairs against their round")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("similarity")
@@ -95,33 +94,38 @@ def _rounds(
         for codec in CODECS:
             cosines = _compared(base, everything, codec).cosine
             alone = [
-                _joined(cosines, who, 0)[1]
+                value
                 for n in (3, 4, 5, 6)
                 for who in itertools.combinations(range(MANY), n)
+                for value in _pairs(beyond(cosines[np.ix_(who, who)]), 0)[1]
             ]
-            text = f"{what}, {kind} data, {codec}: honest alone, {statistics.mean(alone):.1%} joined"
-            report.figure(f"{what} {kind} {codec} honest joined", statistics.mean(alone))
+            text = f"{what}, {kind} data, {codec}: honest alone up to {max(alone):.2f}"
+            report.figure(f"{what} {kind} {codec} honest", max(alone))
             for place, way in enumerate(keys):
                 first = MANY + 4 * place
-                found = [
-                    _joined(cosines, (*range(first, first + count), *who), count)
-                    for n, count in itertools.product((4, 5, 6), (2, 3, 4))
-                    for who in itertools.combinations(range(1, MANY), n - 1)
-                ]
-                missed, wrong = (statistics.mean(one[i] for one in found) for i in (0, 1))
-                text += f"; {way}: {missed:.0%} of keys missed, {wrong:.0%} of others joined"
+                linked, beside = list[float](), list[float]()
+                for n, count in itertools.product((4, 5, 6), (2, 3, 4)):
+                    for who in itertools.combinations(range(1, MANY), n - 1):
+                        among = [*range(first, first + count), *who]
+                        own, others = _pairs(beyond(cosines[np.ix_(among, among)]), count)
+                        linked, beside = linked + own, beside + others
+                missed = statistics.mean(value < TOGETHER for value in linked)
+                wrong = statistics.mean(value >= TOGETHER for value in beside)
+                text += (
+                    f"; {way}: {min(linked):.2f} to {max(linked):.2f}, {missed:.0%} missed, others up to "
+                    f"{max(beside):.2f}, {wrong:.0%} of their pairs linked"
+                )
                 report.figure(f"{what} {kind} {codec} {way} missed", missed)
                 report.figure(f"{what} {kind} {codec} {way} wrong", wrong)
             print(text, flush=True)
 
 
-def _joined(cosines: Matrix, who: tuple[int, ...], keys: int) -> tuple[float, float]:
-    """The share of the first ``keys`` that is paid in addition to one, and of the others that shares a pay."""
-    among = cosines[np.ix_(who, who)]
-    groups = groups_of(among, np.zeros(among.shape, dtype=bool), TOGETHER)
-    paid = sum(min(group) < keys for group in groups)
-    sharing = sum(len([one for one in group if one >= keys]) for group in groups if len(group) > 1)
-    return (paid - 1) / max(1, keys - 1), sharing / (len(who) - keys)
+def _pairs(matrix: Any, keys: int) -> tuple[list[float], list[float]]:
+    """The pairs within the first ``keys``, and all others."""
+    own, others = list[float](), list[float]()
+    for i, j in itertools.combinations(range(len(matrix)), 2):
+        (own if j < keys else others).append(float(matrix[i, j]))
+    return own, others
 
 
 def _noisy(delta: Delta, share: float, seed: int) -> Delta:

@@ -94,10 +94,9 @@ class RewardsConfig(StrictModel):
     bytes are found."""
 
     together_threshold: Cosine | None = 0.3
-    """Updates that are this far beyond the round's background b, by (cosine - b) / (1 - b), are merged and paid as one.
-    So are those that are closer than the round's honest updates are spread, and those that share no weights while both
-    leave many out. b is the median cosine of all, and at least the two's own with the others. Null: everybody is paid
-    alone."""
+    """Updates that are this far beyond the round's background b (the median cosine of its pairs), by (cosine - b) /
+    (1 - b), are merged and paid as one: so are those that share no weights while both leave many out. Null: everybody
+    is paid alone."""
 
     stale_threshold: Cosine | None = 0.999
     """From this cosine on an update is rejected as somebody else's merged work of an earlier round, or as a soup. It

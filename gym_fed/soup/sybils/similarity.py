@@ -1,18 +1,20 @@
-"""Similarity of two updates, whatever was done to hide it.
+"""Similarity of two updates, whatever was done to hide it, and groups of contributors that are paid as one.
 
 The cosine of two whole updates does not see that one was scaled, but scaling every tensor by another factor turns it;
 so the tensors' own cosines are looked at too, averaged by their sizes, and of sign deltas the share of equal signs,
 which no scale changes. Where updates of a round were written by different codecs, values are compared with signs: of a
 dense update that is written again as signs every weight keeps its sign, while the cosine falls to 0.8.
 
-Two halves of one update, cut by coordinates, have a cosine of zero; they are found by the coordinates that they leave
-out.
+How close honest updates are depends on the model, the data and the steps, so each round is its own measure: the median
+of all pairs is its background b, and a pair is beyond it by (cosine - b) / (1 - b). Two halves of one update, cut by
+coordinates, have a cosine of zero; they are found by the coordinates that they leave out.
 (This project; the inner products are those that robust rules need anyway.)
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -185,6 +187,48 @@ class _BlockStack(DecodedStack):
             held = (block != 0.0).to(torch.float32)
             found += (held @ held.T).to(torch.float64).numpy()
         return found
+
+
+def beyond(cosines: Matrix, each: bool = False) -> Matrix:
+    """``[n, n]`` how far pairs are beyond the round's background: 1 for equals, 0 for a pair like the median one.
+
+    Args:
+        cosines: ``[n, n]`` of whole updates.
+        each: Whether the background of a pair is at least the median of what each of the two has with all others.
+            Unlike noise from a third of the round pushes the median of all pairs down; this one, not until it is half.
+    """
+    n = len(cosines)
+    if n < 2:
+        return np.asarray(cosines)
+    pairs = [float(cosines[i, j]) for i in range(n) for j in range(i + 1, n)]
+    background = np.full((n, n), statistics.median_low(pairs))
+    if each:
+        own = [statistics.median_low([float(c) for c in np.delete(cosines[i], i)]) for i in range(n)]
+        background = np.maximum(background, np.maximum.outer(own, own))
+    background = np.clip(background, 0.0, 1.0 - 1e-6)
+    return np.asarray((cosines - background) / (1.0 - background))
+
+
+def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
+    """Groups that are paid as one; everybody is in one group. Two groups are joined while all pairs of both are linked.
+
+    The closest first (complete linkage), so that one who is between everybody does not make one of all.
+
+    Args:
+        links: ``[n, n]`` how strongly two are linked.
+        threshold: From where on they are.
+    """
+    groups = [[i] for i in range(len(links))]
+    while True:
+        joins = [
+            (-float(links[np.ix_(one, other)].min()), a, b)
+            for a, one in enumerate(groups)
+            for b, other in enumerate(groups[:a])
+        ]
+        strength, a, b = min(joins, default=(0.0, 0, 0))
+        if not joins or -strength < threshold:
+            return groups
+        groups[b] = sorted(groups[b] + groups.pop(a))
 
 
 def torn_apart(updates: Sequence[DeltaFile], spec: BaseSpec) -> NDArray[np.bool_]:

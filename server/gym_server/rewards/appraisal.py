@@ -86,7 +86,7 @@ def appraise(
         groups = [group for group in groups if group[1] in who]  # duplicates that the rule needed
         if config.together_threshold is not None:
             earners = [update_of[one] for one in earning]
-            groups += similarity.together(earners, config.together_threshold)
+            groups += similarity.together(earners, config.together_threshold, config.measures)
         return [[who[update] for update in group] for group in joined(groups)]
 
     scored = None

@@ -21,8 +21,15 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.soup.sybils.grouping import groups_of
-from gym_fed.soup.sybils.similarity import Matrix, compare, leaders, similarities, torn_apart
+from gym_fed.soup.sybils.similarity import (
+    Matrix,
+    beyond,
+    compare,
+    groups_of,
+    leaders,
+    similarities,
+    torn_apart,
+)
 from gym_server.federation import Federation
 from gym_server.store.tables import updates, versions
 
@@ -66,7 +73,7 @@ class RoundSimilarity:
 
     Attributes:
         nearest: By update, the largest similarity to another of the round.
-        updates: The order of ``cosines`` and ``torn``.
+        updates: The order of ``links``.
         cosines: ``[n, n]`` of the whole updates.
         torn: ``[n, n]`` pairs that look like one update cut in two.
     """
@@ -76,16 +83,18 @@ class RoundSimilarity:
     cosines: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
     torn: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
 
-    def together(self, updates: Collection[str], threshold: float) -> list[list[str]]:
+    def together(self, updates: Collection[str], threshold: float, measured: bool = False) -> list[list[str]]:
         """Those of ``updates`` that are paid as one, two or more at a time; docs/rewards.md has the rule.
 
         Args:
             updates: Those that earn.
-            threshold: From here on two are joined even if honest pairs are spread far.
+            threshold: From where on two are linked.
+            measured: Whether they do so by a score, so that there is no noise among them.
         """
         places = [i for i, update in enumerate(self.updates) if update in updates]
         among = np.ix_(places, places)
-        groups = groups_of(self.cosines[among], self.torn[among], threshold)
+        links = np.where(self.torn[among], 1.0, beyond(self.cosines[among], each=not measured))
+        groups = groups_of(links, threshold)
         return [[self.updates[places[i]] for i in group] for group in groups if len(group) > 1]
 
 

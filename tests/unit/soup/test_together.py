@@ -16,8 +16,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.credit.running_score import paid_as_one
-from gym_fed.soup.sybils.grouping import groups_of
-from gym_fed.soup.sybils.similarity import Matrix, compare, torn_apart
+from gym_fed.soup.sybils.similarity import beyond, compare, groups_of, torn_apart
 from tests.support.measured import measured_round
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
@@ -35,83 +34,30 @@ def opened(folder: Path, deltas: list[Tensor], codecs: list[CodecPolicy]) -> tup
     return files, spec
 
 
-def cosines_of(people: list[int], own: float, honest: float, spread: float = 0.0, seed: int = 0) -> Matrix:
-    """Cosines of a round in which person i has ``people[i]`` keys; ``spread`` is that of honest pairs."""
-    who = np.repeat(np.arange(len(people)), people)
-    between = honest + spread * np.random.default_rng(seed).standard_normal((len(people), len(people)))
-    between = np.tril(between, -1) + np.tril(between, -1).T
-    np.fill_diagonal(between, own)
-    found = between[np.ix_(who, who)]
-    np.fill_diagonal(found, 1.0)
-    return np.asarray(found)
-
-
-def grouped(cosines: Matrix, threshold: float = 0.3) -> list[list[int]]:
-    """The groups of two or more."""
-    torn = np.zeros(cosines.shape, dtype=bool)
-    return [group for group in groups_of(cosines, torn, threshold) if len(group) > 1]
-
-
-@pytest.mark.parametrize("keys", [2, 3, 4])
-def test_keys_that_train_anew_on_one_text_are_one_where_honest_updates_are_nearly_as_close(
-    keys: int,
-) -> None:
-    """Figures of stories260K after 20 steps: honest pairs around 0.38, keys of one person 0.51."""
-    for seed in range(20):
-        cosines = cosines_of([keys, 1, 1, 1], 0.51, 0.38, 0.01, seed)
-        assert grouped(cosines) == [list(range(keys))], seed
-
-
-@pytest.mark.parametrize("people", [3, 4, 5, 8])
-def test_honest_updates_on_different_data_stay_apart_however_close_all_of_them_are(
-    people: int,
-) -> None:
-    for honest in (0.0, 0.4, 0.6, 0.9):
-        for seed in range(20):
-            spread = 0.03 * (1 - honest)
-            assert not grouped(cosines_of([1] * people, 1.0, honest, spread, seed)), (honest, seed)
-
-
-def test_a_pair_as_close_as_the_keys_of_one_is_apart_where_honest_pairs_are_spread_as_far() -> None:
-    spread_far = np.eye(5)
-    pairs = [(i, j) for i in range(5) for j in range(i)]
-    for (i, j), cosine in zip(pairs, np.linspace(0.2, 0.5, len(pairs)), strict=True):
-        spread_far[i, j] = spread_far[j, i] = cosine
-    assert not grouped(spread_far)
-    close_together = np.where(spread_far >= 0.49, spread_far, 0.35)
-    assert len(grouped(close_together)) == 1, "the same pair, among others that are all alike"
-
-
-def test_noise_on_the_keys_of_one_does_not_make_one_of_honest_neighbours() -> None:
-    """Keys with as much noise as update: 0.5 with each other, and 0.28 with others that have 0.4 with each other."""
-    cosines = cosines_of([4, 1, 1, 1], 0.5, 0.4)
-    cosines[:4, 4:] = cosines[4:, :4] = 0.28
-    assert grouped(cosines) == [[0, 1, 2, 3]]
+def test_what_is_close_is_measured_by_the_round_itself() -> None:
+    cosines = np.full((4, 4), 0.6) + 0.4 * np.eye(4)
+    assert np.allclose(beyond(cosines), np.eye(4))
+    cosines[0, 1] = cosines[1, 0] = 0.8
+    assert beyond(cosines)[0, 1] == pytest.approx(0.5)
+    assert beyond(np.ones((1, 1)))[0, 0] == 1.0
+    assert np.isfinite(beyond(np.ones((3, 3)))).all()
 
 
 def test_noise_of_a_third_of_the_round_does_not_make_one_of_honest_neighbours() -> None:
     cosines = np.eye(6)
     cosines[:4, :4] += 0.6 * (1 - np.eye(4))
-    assert not grouped(cosines), "the median of all pairs has noise in it"
+    assert beyond(cosines)[0, 1] == pytest.approx(0.6), "the median pair has noise in it"
+    assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.0)
     cosines = np.full((5, 5), 0.2)
     cosines[:3, :3] = 0.7
-    np.fill_diagonal(cosines, 1.0)
-    assert grouped(cosines) == [[0, 1, 2]], "three keys of one, two others"
+    assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.5 / 0.8), "three keys of one, two others"
 
 
-def test_one_who_is_between_everybody_does_not_make_one_of_all() -> None:
-    cosines = cosines_of([1] * 6, 1.0, 0.1)
-    cosines[0, 1] = cosines[1, 0] = 0.5
-    cosines[1, 2] = cosines[2, 1] = 0.45
-    assert grouped(cosines) == [[0, 1]]
-    nobody = np.zeros((0, 0))
-    assert groups_of(nobody, nobody.astype(bool), 0.3) == []
-
-
-def test_pieces_of_one_update_are_one_though_their_cosine_is_zero() -> None:
-    torn = np.zeros((4, 4), dtype=bool)
-    torn[0, 1] = torn[1, 0] = True
-    assert sorted(groups_of(np.eye(4), torn, 0.3)) == [[0, 1], [2], [3]]
+def test_two_groups_are_one_only_if_all_pairs_of_them_are_linked() -> None:
+    between = np.array([[1.0, 0.4, 0.1], [0.4, 1.0, 0.5], [0.1, 0.5, 1.0]])
+    assert sorted(groups_of(between, 0.3)) == [[0], [1, 2]]
+    assert sorted(groups_of(np.full((3, 3), 0.4), 0.3)) == [[0, 1, 2]]
+    assert groups_of(np.zeros((0, 0)), 0.3) == []
 
 
 @pytest.mark.parametrize("second", [DENSE, SIGNS], ids=lambda codec: codec.codec)
