@@ -15,6 +15,10 @@ BOUNDED_REGEX = "bounded_regex"
 """The evaluation harness's name for the filter that stands for ``regex`` in a stranger's task."""
 
 
+_HALF_SECONDS = 1.0
+"""For half of the patterns, while the slow one among them is looked for."""
+
+
 class BoundedPattern:
     """A regular expression with the searches of ``re.Pattern`` that evaluations need.
 
@@ -56,45 +60,64 @@ class BoundedPattern:
         )
 
 
-class SlowPatternError(Exception):
-    """A pattern takes too long, or too much memory, to match.
+class UnusablePatternError(Exception):
+    """A pattern cannot be matched within the bounds.
 
     Attributes:
-        pattern: The one.
+        pattern: The pattern.
+        problem: What is wrong with it, as the end of a sentence.
     """
 
-    def __init__(self, pattern: str) -> None:
-        super().__init__(pattern)
-        self.pattern = pattern
+    def __init__(self, pattern: str, problem: str) -> None:
+        super().__init__(f"{pattern} {problem}")
+        self.pattern, self.problem = pattern, problem
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str]) -> None:
     """Match patterns of a stranger with names, to learn whether it can be done here as well.
 
-    Patterns that ``re`` does not compile are left to their reader, who reports them.
+    All patterns together have the bounds of one evaluation.
 
     Raises:
-        SlowPatternError: Naming the first that exceeds a bound.
+        UnusablePatternError: Naming one that does not compile, or the one that takes longest if they exceed a bound.
     """
     try:
-        evaluate(match_all, patterns=list(patterns), names=list(names))
+        broken = evaluate(match_all, patterns=list(patterns), names=list(names))
     except LimitExceededError as error:
-        if len(patterns) == 1:
-            raise SlowPatternError(patterns[0]) from error
-        middle = len(patterns) // 2
-        match_names(patterns[:middle], names)
-        match_names(patterns[middle:], names)
+        raise UnusablePatternError(
+            _slowest(patterns, names), "takes too long to compare with the model's names"
+        ) from error
+    if broken is not None:
+        raise UnusablePatternError(patterns[broken[0]], f"is no regular expression: {broken[1]}")
 
 
-def match_all(patterns: list[str], names: list[str]) -> None:
-    """In the bounded process: compile each pattern and match it with each name."""
-    for pattern in patterns:
+def _slowest(patterns: Sequence[str], names: Sequence[str]) -> str:
+    """The pattern that takes longest, found by halves; each half has a fraction of the time."""
+    while len(patterns) > 1:
+        half = patterns[: len(patterns) // 2]
+        try:
+            evaluate(match_all, seconds=_HALF_SECONDS, patterns=list(half), names=list(names))
+            patterns = patterns[len(half) :]
+        except LimitExceededError:
+            patterns = half
+    return patterns[0]
+
+
+def match_all(patterns: list[str], names: list[str]) -> tuple[int, str] | None:
+    """In the bounded process: match each pattern with each name, by both of PEFT's calls.
+
+    Returns:
+        Index and error of the first that does not compile.
+    """
+    for index, pattern in enumerate(patterns):
         try:
             wanted = re.compile(pattern)
-        except (re.error, OverflowError, RecursionError):
-            continue
+        except (re.error, OverflowError, RecursionError) as error:
+            return index, str(error)
         for name in names:
             wanted.match(name)
+            wanted.fullmatch(name)
+    return None
 
 
 def find_all(pattern: str, text: str) -> list[Any]:

@@ -90,14 +90,17 @@ class _Process:
 
     def __init__(self, watchdog: _Watchdog) -> None:
         self._watchdog = watchdog
-        self._child = subprocess.Popen(
-            module_command("gym_fed.bounded.worker"),
-            env=minimal_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C at the terminal is this process's to answer
-        )
+        try:
+            self._child = subprocess.Popen(
+                module_command("gym_fed.bounded.worker"),
+                env=minimal_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C at the terminal is this process's to answer
+            )
+        except OSError as error:
+            raise _not_started(str(error)) from error
         try:
             started = self._read(_START_SECONDS)
         except BaseException:
@@ -105,11 +108,7 @@ class _Process:
             raise
         if started is None:
             self.close()
-            raise GymError(
-                ErrorCode.BUSY,
-                "the process that evaluates templates did not start",
-                "close other programs, or allow this user more processes and memory",
-            )
+            raise _not_started(f"no answer in {_START_SECONDS:g} s")
 
     def request(self, function: str, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
         """The reply to a request; the process is of no further use if this raises."""
@@ -126,6 +125,10 @@ class _Process:
         if reply is None:
             raise LimitExceededError("time" if self._watchdog.killed(self) else "crash", seconds)
         return reply
+
+    def is_alive(self) -> bool:
+        """True until the process has ended, or was killed at its deadline."""
+        return self._child.poll() is None and not self._watchdog.killed(self)
 
     def kill(self) -> None:
         """End the process at once; from any thread."""
@@ -156,6 +159,14 @@ class _Process:
         return reply
 
 
+def _not_started(reason: str) -> GymError:
+    return GymError(
+        ErrorCode.BUSY,
+        f"the process that evaluates templates did not start: {reason}",
+        "close other programs, or allow this user more processes and memory",
+    )
+
+
 class _Watchdog:
     """A thread that kills processes at their deadline, on every platform; it ends when there is nothing to watch."""
 
@@ -170,8 +181,8 @@ class _Watchdog:
         with self._lock:
             self._deadlines[process] = time.monotonic() + seconds
             if not self._is_running:
-                self._is_running = True
                 threading.Thread(target=self._run, name="template-deadlines", daemon=True).start()
+                self._is_running = True
 
     def release(self, process: _Process) -> None:
         """Watch a process no longer."""
@@ -218,9 +229,7 @@ class _Pool:
             )
         process: _Process | None = None
         try:
-            with self._lock:
-                process = self._idle.pop() if self._idle else None
-            process = process or _Process(self._watchdog)
+            process = self._living() or _Process(self._watchdog)
             reply = process.request(function, seconds, arguments)
             limit: Limit | None = reply.get("limit")
             if limit is not None:  # its memory may be full
@@ -231,7 +240,7 @@ class _Pool:
             raise
         else:
             with self._lock:
-                self._idle.append(process)
+                self._idle.append(process)  # one that was killed a moment too late is left out by ``_living``
         finally:
             self._slots.release()
         if "refused" in reply:
@@ -240,6 +249,15 @@ class _Pool:
         if "error" in reply:
             raise EvaluationError(reply["error"], reply["message"], reply["line"])
         return reply["value"]
+
+    def _living(self) -> _Process | None:
+        """A process that waits for requests; those that the system ended meanwhile are given up."""
+        while True:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None or process.is_alive():
+                return process
+            process.close()
 
     def close(self) -> None:
         """End the processes that wait for requests."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gym_fed.bounded.patterns import SlowPatternError, match_names
+from gym_fed.bounded.patterns import UnusablePatternError, match_names
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
@@ -19,7 +19,7 @@ MAX_PATTERNS = 20_000
 _PLAIN = re.compile(r"[\w.-]*", re.ASCII)
 _NAMES = ("target_modules", "exclude_modules")
 _AS_PEFT_DOES = {
-    **dict.fromkeys(_NAMES, r"(?:{p})\Z"),
+    **dict.fromkeys(_NAMES, "{p}"),
     **dict.fromkeys(("rank_pattern", "alpha_pattern", "target_parameters"), r"(.*\.)?({p})$"),
     "modules_to_save": r"(^|.*\.){p}($|\..*)",
     "layers_pattern": r"(?:^|.*?\.){p}\.(?P<idx>\d+)\.",
@@ -52,11 +52,9 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
         return
     try:
         match_names(list(wanted), [*names])
-    except SlowPatternError as error:
-        key, slow = wanted[error.pattern]
-        raise _refused(
-            where, key, f"{plain(slow, 200)!r} takes too long to compare with the model's names"
-        ) from error
+    except UnusablePatternError as error:
+        key, pattern = wanted[error.pattern]
+        raise _refused(where, key, f"{plain(pattern, 200)!r} {plain(error.problem, 200)}") from error
 
 
 def names_of(model: Any) -> list[str]:

@@ -11,13 +11,14 @@ from typing import Any
 
 from gym_fed.bounded.chat import too_much
 from gym_fed.bounded.errors import SECONDS, LimitExceededError
-from gym_fed.bounded.pool import evaluate
+from gym_fed.bounded.pool import EvaluationError, evaluate
 from gym_fed.bounded.shipped import is_shipped
 from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConversation
+from gym_fed.text import plain
 
 _ROWS = 64
-"""Rows of one request, which has ``SECONDS`` for each ``_CHARS`` of them, and ``SECONDS`` at least."""
 _CHARS = 1 << 22
+"""Most rows of one request, and about the most characters; a longer row goes alone."""
 
 Placed = tuple[dict[str, Any], str]
 """A row with ``messages`` and perhaps ``tools``, and what errors call it."""
@@ -33,24 +34,34 @@ def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[Rendered
     templates = list(given.values()) if isinstance(given, Mapping) else [given]
     if all(is_shipped(str(one)) for one in templates):
         return [renderer.render(row, place) for row, place in rows]
-    return [
-        one for start in range(0, len(rows), _ROWS) for one in _bounded(renderer, rows[start : start + _ROWS])
-    ]
+    return [one for batch in _batches(rows) for one in _bounded(renderer, batch)]
 
 
-def _bounded(renderer: ChatRenderer, rows: Sequence[Placed]) -> Iterator[RenderedConversation]:
+def _batches(rows: Sequence[Placed]) -> Iterator[list[list[Any]]]:
+    """Rows as JSON, ``_ROWS`` or about ``_CHARS`` of them together."""
     from transformers.utils.chat_template_utils import _plain_template_data
 
+    batch: list[list[Any]] = []
+    chars = 0
+    for row, place in rows:
+        plain = {key: _plain_template_data(row[key]) for key in ("messages", "tools") if key in row}
+        size = len(str(plain))
+        if batch and (len(batch) == _ROWS or chars + size > _CHARS):
+            yield batch
+            batch, chars = [], 0
+        batch.append([plain, place])
+        chars += size
+    if batch:
+        yield batch
+
+
+def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[RenderedConversation]:
     tokenizer = renderer.tokenizer
-    plain = [
-        [{key: _plain_template_data(row[key]) for key in ("messages", "tools") if key in row}, place]
-        for row, place in rows
-    ]
     try:
         rendered = evaluate(
             render_here,
-            seconds=SECONDS * (1 + len(str(plain)) // _CHARS),
-            rows=plain,
+            seconds=SECONDS * (1 + len(str(rows)) // _CHARS),
+            rows=rows,
             tokenizer={
                 "chat_template": tokenizer.chat_template,
                 "special_tokens_map": dict(tokenizer.special_tokens_map),
@@ -65,6 +76,14 @@ def _bounded(renderer: ChatRenderer, rows: Sequence[Placed]) -> Iterator[Rendere
     except LimitExceededError as error:
         template = tokenizer.get_chat_template(None, None)
         raise too_much(template, error.need, f"the rows from {rows[0][1]} to {rows[-1][1]}") from error
+    except EvaluationError as error:
+        # The template fails by itself; one row alone gets the error that names it.
+        if len(rows) > 1:
+            for row in rows:
+                yield from _bounded(renderer, [row])
+            return
+        template = tokenizer.get_chat_template(None, None)
+        raise too_much(template, f"fails ({plain(str(error), 200)})", rows[0][1]) from error
     for text, spans in rendered:
         yield RenderedConversation(text, [(start, end) for start, end in spans])
 

@@ -135,9 +135,13 @@ class HubModel:
         if self._memory is None:
             loaded = self._load_base()
             if not self._parked.restore(loaded.model):
-                loaded, self.digest = self._load_base(), self._base.digest
-                for soup in self._applied:
-                    self._apply(loaded.model, soup)
+                loaded, current = self._load_base(), self.digest
+                self.digest = self._base.digest
+                try:
+                    for soup in self._applied:
+                        self._apply(loaded.model, soup)
+                finally:  # also where the store is away: the version is the same, and is made at the next use
+                    self.digest = current
             self._memory = loaded
         return self._memory
 

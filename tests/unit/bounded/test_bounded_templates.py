@@ -212,3 +212,38 @@ def _is_computing(children: Path) -> bool:
         if (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 1.5:
             return True
     return False
+
+
+def renderer_of(template: str) -> ChatRenderer:
+    tokenizer = load_tokenizer("gym-nano")
+    tokenizer.chat_template = template
+    return ChatRenderer(tokenizer)
+
+
+PLAIN = "{% for m in messages %}{{ m.role + '> ' + m.content }}\n{% endfor %}"
+
+
+def test_a_template_that_fails_by_itself_is_refused_with_the_row() -> None:
+    template = PLAIN + "{% if messages[0].content == 'bad' %}{{ 1 / 0 }}{% endif %}"
+    rows = [({"messages": ROW}, "row 1"), ({"messages": [{"role": "user", "content": "bad"}]}, "row 2")]
+    with pytest.raises(GymError, match=r"division by zero.* on row 2") as refusal:
+        render_rows(renderer_of(template), rows)
+    assert refusal.value.code is ErrorCode.MODEL_INVALID
+
+
+def test_many_long_rows_are_rendered_in_requests_that_fit_into_the_memory() -> None:
+    long = [{"role": "user", "content": "\U0001f600" + "a" * 1_000_000}, ROW[1]]
+    rendered = render_rows(
+        renderer_of(PLAIN), [({"messages": long}, f"row {number}") for number in range(12)]
+    )
+    assert len(rendered) == 12
+
+
+def test_a_waiting_process_that_the_system_ended_is_replaced() -> None:
+    renderer, rows = renderer_of(PLAIN), [({"messages": ROW}, "row 1")]
+    (first,) = render_rows(renderer, rows)
+    for process in pool._pool._idle:
+        process.kill()
+        process._child.wait()
+    (again,) = render_rows(renderer, rows)
+    assert again.text == first.text

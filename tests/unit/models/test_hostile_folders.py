@@ -99,6 +99,7 @@ SLOW = r"([a-z0-9_.]|[a-z0-9_.])+!"
     [
         ("target_modules", SLOW),
         ("exclude_modules", SLOW),
+        ("target_modules", f"(?i){SLOW}"),
         ("rank_pattern", {SLOW: 4}),
         ("alpha_pattern", {SLOW: 4}),
         ("modules_to_save", ["lm_head", SLOW]),

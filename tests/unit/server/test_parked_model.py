@@ -64,6 +64,36 @@ def test_a_parked_model_that_is_damaged_is_made_again_from_base_and_soups(
     assert model.digest == room.fed.round_store.head().digest
 
 
+def test_the_tensors_come_from_the_file_and_no_soup_is_applied_again(
+    room: PacedRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.run(1)
+    model = room.strategy._hub_model()
+
+    def never(*_: object) -> None:
+        raise AssertionError("a soup was applied again")
+
+    monkeypatch.setattr(model, "_apply", never)
+    assert tensors_digest(model.model) == room.fed.round_store.head().digest
+
+
+def test_a_model_that_cannot_be_made_again_keeps_its_version(
+    room: PacedRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.run(1)
+    model = room.strategy._hub_model()
+    (room.fed.folder / "staging" / "hub-model.safetensors").unlink()
+
+    def away(*_: object) -> None:
+        raise OSError("the store is away")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="away"):
+        patch.setattr(model, "_apply", away)
+        assert model.model
+    assert model.spec.digest == room.fed.round_store.head().digest
+    assert tensors_digest(model.model) == model.digest
+
+
 def test_losses_that_were_measured_stay_known_while_the_model_is_away(
     room: PacedRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
