@@ -29,7 +29,11 @@ def loss_trend(losses: list[float]) -> str:
     first, last = sum(losses[:count]) / count, sum(losses[-count:]) / count
     if len(losses) < 2:
         return f"loss {losses[-1]:.4f}"
-    of = "first and last step" if count == 1 else f"means of the first and last {count} steps"
+    of = (
+        "first and last step, of different rows"
+        if count == 1
+        else f"means of the first and last {count} steps"
+    )
     return f"loss {first:.4f} -> {last:.4f} ({of})"
 
 

@@ -30,6 +30,7 @@ Base = Annotated[
     str,
     typer.Option(
         "--base",
+        "--model",
         metavar="MODEL",
         help="gym-nano, a model folder, or a name of the Hub.",
         autocompletion=models,

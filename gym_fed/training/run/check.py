@@ -279,9 +279,10 @@ class LearningCheck:
             lost = retention.warning(remedies)
             found += [] if lost is None else [lost]
         if self._must_end and after.ended and not any(after.ended):
+            also = "" if any(self._before.ended) else ", nor did any before the run"
             found.append(
-                f"none of {len(after.ended)} answers ended within {self._num_tokens} tokens: the model may not stop; "
-                "train longer, and look at how rows end (chat_template)"
+                f"none of {len(after.ended)} answers ended within {self._num_tokens} tokens{also}: the model may not "
+                "stop; look at the answers, and at how rows end (chat_template)"
             )
         return found
 

@@ -37,7 +37,8 @@ _PASS_OBJECTS = 2000
 """Objects that one of its passes deletes."""
 _TEMPORARY = re.compile(r"(replay|rescore|backup)-.*|restored-[0-9a-f]{64}|.*\.(copy|fetch|partial)")
 _OF_ROUND = re.compile(r"(soup|root)-(\d+)(\.gymdelta)?")
-_BATCH = 200
+_BATCH, _REMOTE_BATCH = 200, 20
+"""Objects of one transaction, during which nobody else writes; each one on a remote store is a call."""
 _OVER = ("committed", "aborted")
 
 
@@ -141,10 +142,11 @@ def _objects(
         age |= {name: modified for name, modified in loose.items() if modified <= before.files}
     wanted = sorted((name for name in age if name not in names), key=age.__getitem__)[:max_objects]
     if not dry_run:
+        batch = _REMOTE_BATCH if fed.store.is_remote else _BATCH
         wanted = [
             name
-            for start in range(0, len(wanted), _BATCH)
-            for name in _delete(fed, wanted[start : start + _BATCH], before.rows, stored)
+            for start in range(0, len(wanted), batch)
+            for name in _delete(fed, wanted[start : start + batch], before.rows, stored)
         ]
     gone = [name for name in wanted if name in stored]
     gone_bytes = sum(stored[name].size_bytes for name in gone)

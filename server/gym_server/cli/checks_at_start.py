@@ -24,7 +24,7 @@ from gym_fed.text import counted
 from gym_server.base.served import ServedBase, record_tensors
 from gym_server.evaluations.runner import check_measurable, suites_of
 from gym_server.evaluations.safety import check_probable
-from gym_server.federation import Federation
+from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.store.room import shortage
@@ -43,6 +43,7 @@ def check_at_start(fed: Federation) -> list[str]:
         GymError: The first thing that would fail later, with the key of the config that it is about.
     """
     fed.check_soup()
+    _check_newest_soup(fed)
     privacy.check_promise(fed)
     _check_trainer(fed)
     notes = _check_budget(fed)
@@ -52,6 +53,19 @@ def check_at_start(fed: Federation) -> list[str]:
         _check_writable(folder)
     _check_evals_data(fed)
     return [*_overridden(fed), *notes, *_check_model(fed, _check_data(fed))]
+
+
+def _check_newest_soup(fed: Federation) -> None:
+    """Contributors need the newest soup; it is absent where another place of objects was named in an earlier run."""
+    soups = fed.round_store.soups()
+    if soups and not fed.store.has(soups[-1].sha256):
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"storage.objects: {fed.store.place} does not have the soup of version {len(soups)} "
+            f"({soups[-1].sha256[:12]})",
+            f"name the place that earlier runs used: storage.objects in {fed.folder / CONFIG_NAME}, or --set "
+            "storage.objects=PLACE in every command; if the file is lost, restore a backup",
+        )
 
 
 def _overridden(fed: Federation) -> list[str]:

@@ -314,6 +314,8 @@ class _Server:
                 await heavily(gc_pass, self._fed)
             except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
                 log.warning("gc: nothing was deleted this time: %s", error)
+            except Exception:  # one row that cannot be read must not end all later passes
+                log.exception("gc: nothing was deleted this time")
             await asyncio.sleep(PASS_SECONDS)
 
     def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:

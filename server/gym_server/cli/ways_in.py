@@ -50,11 +50,18 @@ def steps_after_init(folder: Path, config: ServerConfig, fingerprint: str) -> li
 
 def notes_after_init(config: ServerConfig) -> list[str]:
     """What follows from the choices and might surprise."""
-    from gym_fed.models import resolve
+    from gym_fed.base_files import REDISTRIBUTABLE, licence_of
+    from gym_fed.models import NANO, resolve
 
     notes = []
     try:
-        resolve(config.base_model)
+        folder = resolve(config.base_model)
+        licence = "" if config.base_model == NANO else licence_of(Path(folder))
+        if config.base_model != NANO and config.serve_base == "auto" and licence not in REDISTRIBUTABLE:
+            notes.append(
+                "the model card names no licence that allows the hub to serve the base: friends need their own copy, "
+                "and type --base FOLDER; serve_base: true serves it all the same"
+            )
     except GymError as error:
         notes.append(f"the hub cannot run yet: {error.message}; {error.hint}")
     quorum, f = config.rounds.min_contributors, config.soup.num_malicious_nodes

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 
 from sqlalchemy import Connection, select
 
+from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.tables import settings
+
+log = logging.getLogger("gym_server")
 
 _SETTING = "merge_progress"
 _WRITE_SECONDS = 0.5
@@ -45,12 +49,19 @@ class MergeProgress:
 
     def end(self) -> None:
         """The merge is over, whatever came of it."""
-        self._database.set(_SETTING, "")
+        self._set("")
 
     def _write(self) -> None:
         self._written_at = self._clock()
         state: MergeState = {"phase": self._phase, "done": self._done, "total": self._total}
-        self._database.set(_SETTING, json.dumps(state))
+        self._set(json.dumps(state))
+
+    def _set(self, text: str) -> None:
+        """Write the state; the merge itself reports a database that is away or full."""
+        try:
+            self._database.set(_SETTING, text)
+        except StoreAway as error:
+            log.debug("the progress of the merge is not shown: %s", error)
 
 
 def merge_state(tx: Connection) -> MergeState | None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from gym_fed.config.hub.sections import LimitsConfig, StorageConfig
 from gym_fed.errors import ErrorCode, GymError
@@ -247,7 +247,10 @@ class Transfers:
             self._forget(contributor, sha256)
             raise
         with self._database.transaction() as tx:
-            insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=self._clock())
+            now = self._clock()
+            insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=now)
+            # Bytes that come again are as young as new ones, so that gc leaves them until an update names them.
+            tx.execute(update(objects).where(objects.c.sha256 == sha256).values(created_at=now))
             insert_if_absent(tx, readers, sha256=sha256, contributor=contributor)
         self._forget(contributor, sha256)
 

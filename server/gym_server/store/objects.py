@@ -58,6 +58,16 @@ class ObjectStore:
             self._remote = RemoteObjects(url, self.staging, max_copy_bytes)
             self._fs, self._root = self._remote.fs, self._remote.root
 
+    @property
+    def is_remote(self) -> bool:
+        """True if objects are on another machine."""
+        return self._remote is not None
+
+    @property
+    def place(self) -> str:
+        """Where objects are, for messages."""
+        return self._root
+
     def has(self, sha256: str) -> bool:
         """Whether the store holds an object.
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gym_server.cli.checks_at_start import check_at_start
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.round_store import COMMITTED
 
 from gym_fed.delta.base import tensors_digest
+from gym_fed.errors import GymError
 from tests.support.paced_room import Member, PacedRoom
 
 
@@ -91,11 +93,24 @@ def test_a_model_that_cannot_be_made_again_keeps_its_version(
     def away(*_: object) -> None:
         raise OSError("the store is away")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="away"):
+    with monkeypatch.context() as patch:
         patch.setattr(model, "_apply", away)
-        assert model.model
+        with pytest.raises(OSError, match="away"):
+            _ = model.model
     assert model.spec.digest == room.fed.round_store.head().digest
     assert tensors_digest(model.model) == held
+
+
+def test_a_hub_that_looks_for_its_objects_in_another_place_does_not_start(room: PacedRoom) -> None:
+    room.run(1)
+    check_at_start(room.fed)
+    (soup,) = room.fed.round_store.soups()
+    room.fed.store.delete(soup.sha256)
+    with pytest.raises(
+        GymError, match=r"storage\.objects: .* does not have the soup of version 1"
+    ) as refusal:
+        check_at_start(room.fed)
+    assert "--set storage.objects=PLACE" in str(refusal.value.hint)
 
 
 def test_losses_that_were_measured_stay_known_while_the_model_is_away(

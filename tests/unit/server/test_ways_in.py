@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_server.cli.ways_in import way_in, ways_in
+from gym_server.cli.ways_in import notes_after_init, way_in, ways_in
 
 from gym_fed.config.hub.server import ServerConfig
 
@@ -54,3 +54,15 @@ def test_the_short_line_of_an_invite_is_the_coordinators_and_takes_any_folder() 
 def test_the_short_line_of_an_open_hub_leaves_the_key_to_the_clients_question() -> None:
     steps = ways_in(Path("hub"), ServerConfig.model_validate({"enrolment": {"policy": "open"}}), KEY)
     assert way_in(steps).endswith("gym-client join --server 127.0.0.1:9443 --data FILE")
+
+
+def test_a_base_that_the_hub_does_not_serve_is_named_with_the_option_that_friends_need(
+    tiny_base: Path,
+) -> None:
+    def unserved(**settings: Any) -> list[str]:
+        config = ServerConfig.model_validate({"base_model": str(tiny_base), **settings})
+        return [note for note in notes_after_init(config) if "--base FOLDER" in note]
+
+    assert len(unserved()) == 1
+    assert unserved(serve_base=True) == []
+    assert unserved(base_model="gym-nano") == []
