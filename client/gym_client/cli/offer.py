@@ -37,6 +37,8 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
 
+_OFTEN = 5
+"""Passes over the rows in one round that are worth a word: of few rows a model learns by heart."""
 _BF16_BYTES = 2
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Of what grows or shrinks with every round: below 64 MiB, 1 MiB and 64 rounds all are one to the name of an offer."""
@@ -269,15 +271,18 @@ def make_offer(
         pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
         rounds=rounds_to_come(status, rounds),
         rows=counts.as_dict(),
-        rows_in_words=_in_words(counts, recipe.max_length),
+        rows_in_words=_in_words(counts, recipe),
     )
 
 
-def _in_words(counts: RowCounts, max_length: int) -> tuple[str, ...]:
+def _in_words(counts: RowCounts, recipe: TrainingRecipe) -> tuple[str, ...]:
     from gym_fed.data.rows import unread_in_words
 
-    warning = counts.warning(max_length)
-    lines = (counts.describe(max_length), unread_in_words(counts.unread), warning and f"warning: {warning}")
+    warning = counts.warning(recipe.max_length)
+    seen = recipe.max_steps * recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+    often = f", each {seen / counts.learned:.0f} times a round" if seen >= _OFTEN * counts.learned else ""
+    rows = f"{counts.describe(recipe.max_length)}{often}"
+    lines = (rows, unread_in_words(counts.unread), warning and f"warning: {warning}")
     return tuple(line for line in lines if line)
 
 

@@ -150,6 +150,8 @@ def _enough_for_the_rule(fed: Federation, screened: ScreenedRound) -> ScreenedRo
     try:
         fed.config.soup.check_feasible(len(screened.kept))
     except GymError as error:
+        if not screened.kept:
+            raise _RoundAborted("no update passed the checks, each for its own reason") from error
         raise _RoundAborted(
             f"{counted(len(screened.kept), 'update')} passed the screens: {error.message}"
         ) from error
