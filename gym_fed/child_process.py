@@ -47,7 +47,7 @@ def background_environment(without: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def minimal_environment() -> dict[str, str]:
-    """The variables that Python needs to find its libraries, and none that could hold a secret; one thread, offline."""
+    """Return an environment without secrets: what Python needs to find its libraries, one thread, offline."""
     kept = {name: value for name, value in os.environ.items() if name in _NEEDED}
     return {**kept, **_ONE_THREAD, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 

@@ -1,7 +1,7 @@
-"""Evaluates what a stranger wrote (templates, regular expressions) in a child process with bounds.
+"""Evaluate untrusted templates, regular expressions and JSON schemas in a child process with limits.
 
-A chat template of a model folder, a template or a pattern of an evaluation suite and a pattern of an adapter are
-programs: each can loop for ever, fill the memory, or write without end. None of them is evaluated in this process.
+Chat templates of model folders, templates and patterns of evaluation suites, and patterns of adapters are programs.
+They can loop forever, exhaust the memory, or produce endless output. None of them is evaluated in the calling process.
 
 Neighbours: imports child_process, errors, text; imported by data, evaluation, export, modeling, models,
 serving.

@@ -1,4 +1,4 @@
-"""Chat templates by transformers' own functions: what the bounded process does for ``gym_fed.bounded.chat``."""
+"""The child's side of ``gym_fed.bounded.chat``: calls transformers' own functions for chat templates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gym_fed.bounded.errors import OUTPUT_CHARS, LimitExceededError
 
 
 def render(conversation: list[dict[str, Any]], **arguments: Any) -> Any:
-    """Return the text of one conversation, and the spans between ``{% generation %}`` and ``{% endgeneration %}``."""
+    """Return the text of one conversation, and the spans of its ``{% generation %}`` blocks."""
     rendered: Any = transformers_render()(conversations=[conversation], **arguments)
     text = rendered[0][0]
     if len(text) > OUTPUT_CHARS:
@@ -19,17 +19,17 @@ def render(conversation: list[dict[str, Any]], **arguments: Any) -> Any:
 
 @cache
 def transformers_render() -> Any:
-    """transformers' own function; first called before another is put in its place."""
+    """Return transformers' own function; it must be called once before ``install`` replaces that function."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     return render_jinja_template
 
 
 def names(source: str) -> dict[str, Any]:
-    """Return what a template reads and writes, from its syntax tree alone.
+    """Return the names and texts of a template, from its syntax tree alone.
 
     Returns:
-        ``variables`` that it does not set itself, ``attributes`` and text constants, and its ``literal`` text.
+        ``variables`` that the template does not set itself, ``attributes`` with text constants, and ``literal`` text.
     """
     from jinja2 import nodes
     from jinja2.meta import find_undeclared_variables

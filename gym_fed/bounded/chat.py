@@ -1,7 +1,7 @@
-"""Chat templates: rendered as transformers does, but in the bounded child process.
+"""Render chat templates as transformers does, but in a child process with limits.
 
-``install`` puts ``render_chat`` in the place of transformers' function, so that ``apply_chat_template`` of every
-tokenizer and processor goes through it, also where TRL, lm-eval or a caller's code calls it.
+``install`` replaces transformers' function by ``render_chat``. So every ``apply_chat_template`` uses it, including
+calls from TRL, lm-eval or user code.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from gym_fed.bounded import _chat_operations, here
+from gym_fed.bounded import _chat_operations, pool
 from gym_fed.bounded.errors import LimitExceededError
 from gym_fed.bounded.pool import EvaluationError, evaluate
-from gym_fed.bounded.shipped import is_shipped
+from gym_fed.bounded.trusted import is_trusted
 from gym_fed.errors import ErrorCode, GymError
 
 MAX_TEMPLATE_CHARS = 4 << 20
 _MAX_PLACES = 1000
 _PLACES: dict[str, str] = {}
-"""Which model a template came with, for errors."""
+"""Model name by template, for error messages."""
 
 
 def bind_templates(tokenizer: Any, name: str) -> None:
-    """Render a tokenizer's or a processor's templates in the bounded process, and name its model in errors."""
+    """Render the templates of a tokenizer or processor in the child process; errors name its model."""
     install()
     name_templates(tokenizer, name)
 
 
 def name_templates(tokenizer: Any, name: str) -> None:
-    """Name the model of a tokenizer's templates in errors."""
+    """Record the model that a tokenizer's templates belong to, for error messages."""
     given = getattr(tokenizer, "chat_template", None)
     for template in given.values() if isinstance(given, Mapping) else (given,):
         if isinstance(template, str):
@@ -41,7 +41,7 @@ def name_templates(tokenizer: Any, name: str) -> None:
 
 
 def install() -> None:
-    """Replace transformers' functions that compile chat templates; once for the process."""
+    """Replace transformers' functions that compile chat templates; repeated calls have no effect."""
     from transformers.utils import chat_template_utils as theirs
 
     _chat_operations.transformers_render()
@@ -68,11 +68,11 @@ def render_chat(
     add_generation_prompt: bool = False,
     **variables: Any,
 ) -> tuple[list[str], list[list[tuple[int, int]]]]:
-    """Render conversations; see transformers' ``render_jinja_template``, whose arguments and result these are.
+    """Render conversations; arguments and result are those of transformers' ``render_jinja_template``.
 
     Raises:
-        TemplateError, TypeError, ValueError: If the template refuses a conversation.
-        GymError: ``MODEL_INVALID`` if it takes more time or memory, or writes more, than it may.
+        TemplateError, TypeError, ValueError: If the template rejects a conversation.
+        GymError: ``MODEL_INVALID`` if it exceeds a limit on time, memory or output.
     """
     from transformers.utils import chat_template_utils as theirs
 
@@ -99,18 +99,18 @@ def render_chat(
 
 
 def template_variables(chat_template: str | None) -> frozenset[str]:
-    """The variables that a template reads and does not set."""
+    """Return the variables that a template reads and does not set."""
     return frozenset() if chat_template is None else _names(chat_template)["variables"]
 
 
 def literal_text(chat_template: str) -> str:
-    """The text that a template can write by itself, its pieces separated by null characters."""
+    """Return the literal text of a template, in pieces separated by null characters."""
     text: str = _names(chat_template)["literal"]
     return text
 
 
 def attribute_names(chat_template: str) -> frozenset[str]:
-    """Names that a template may read of messages: attributes, and text constants such as keys."""
+    """Return names that a template may read from messages: attributes, and text constants such as keys."""
     found: frozenset[str] = _names(chat_template)["attributes"]
     return found
 
@@ -122,31 +122,31 @@ def _names(chat_template: str) -> dict[str, Any]:
 
 
 def _schema(tool: Any) -> Any:
-    """A function's JSON schema; other tools as they are."""
+    """Return the JSON schema of a tool that is a function; other tools unchanged."""
     from transformers.utils.chat_template_utils import get_json_schema
 
     if isinstance(tool, dict):
         return tool
     if inspect.isfunction(tool) or inspect.ismethod(tool):
         return get_json_schema(tool)
-    raise ValueError("a tool is a JSON schema, or a function with type hints and a docstring")
+    raise ValueError("a tool must be a JSON schema, or a function with type hints and a docstring")
 
 
 def _evaluate(function: Callable[..., Any], template: str, **arguments: Any) -> Any:
     if len(template) > MAX_TEMPLATE_CHARS:
-        raise too_much(template, f"has more than {MAX_TEMPLATE_CHARS:,} characters")
-    if here.is_bounded or is_shipped(template):
+        raise limit_error(template, f"has more than {MAX_TEMPLATE_CHARS:,} characters")
+    if pool.in_child or is_trusted(template):
         return function(**arguments)
     try:
         return evaluate(function, **arguments)
     except LimitExceededError as error:
-        raise too_much(template, error.need) from error
+        raise limit_error(template, error.need) from error
     except EvaluationError as error:
         _raise_own(error)
 
 
 def _raise_own(error: EvaluationError) -> NoReturn:
-    """Raise what transformers' function would have raised in this process."""
+    """Raise the exception that transformers' function would have raised in this process."""
     from jinja2 import exceptions
 
     if "TemplateSyntaxError" in error.kinds:
@@ -160,8 +160,8 @@ def _raise_own(error: EvaluationError) -> NoReturn:
     raise exceptions.TemplateError(f"{error.kinds[0]}: {error}") from error
 
 
-def too_much(template: str, need: str, what: str = "one conversation") -> GymError:
-    """The error for a template that needs more than it may; ``what`` is what it was rendered with."""
+def limit_error(template: str, need: str, what: str = "one conversation") -> GymError:
+    """Return the error for a template that exceeds a limit; ``what`` names the input that it was rendered with."""
     name = _PLACES.get(template)
     whose = f"{name}: its chat template" if name else "the chat template"
     return GymError(

@@ -1,4 +1,4 @@
-"""Why a template or a pattern of a stranger was stopped."""
+"""Limits of the child process, and the error for exceeding one."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Literal
 
 Limit = Literal["time", "memory", "output", "crash"]
 SECONDS = 10.0
-"""Time for one template or one pattern on one input; those that people write take milliseconds."""
+"""Time limit for one template or pattern on one input; ordinary ones take milliseconds."""
 MEMORY_BYTES = 768 << 20
-"""Address space of the child process, of which its libraries take 150 MB."""
+"""Address space of the child process; its libraries need 150 MB of it."""
 OUTPUT_CHARS = 16 << 20
-"""Longest result; a conversation is far shorter."""
+"""Maximum length of a result; conversations are far shorter."""
 
 
 class LimitExceededError(Exception):
-    """A template or a pattern needed more than it may.
+    """A template or a pattern exceeded a limit.
 
-    Neither a ``ValueError`` nor a ``TemplateError``: what catches those takes them for a refusal of one input.
+    Not a ``ValueError`` or ``TemplateError``: callers that catch those treat them as the rejection of one input.
 
     Attributes:
-        limit: Which bound was exceeded.
-        need: What was exceeded, as the end of a sentence: "takes longer than 10 s".
+        limit: Which limit was exceeded.
+        need: The end of a sentence that describes it: "takes longer than 10 s".
     """
 
     def __init__(self, limit: Limit, seconds: float = SECONDS) -> None:
@@ -29,6 +29,6 @@ class LimitExceededError(Exception):
             "time": f"takes longer than {seconds:g} s",
             "memory": f"needs more than {MEMORY_BYTES >> 20} MiB of memory",
             "output": f"writes more than {OUTPUT_CHARS:,} characters",
-            "crash": "ended the process that evaluated it",
+            "crash": "crashed the process that evaluated it",
         }[limit]
         super().__init__(self.need)

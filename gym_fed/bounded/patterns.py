@@ -1,4 +1,4 @@
-"""Regular expressions of strangers: searched in the bounded child process, because ``re`` cannot be stopped."""
+"""Search untrusted regular expressions in a child process, because ``re`` cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
 BOUNDED_REGEX = "bounded_regex"
-"""The evaluation harness's name for the filter that stands for ``regex`` in a stranger's task."""
+"""Name under which the evaluation harness knows the filter that replaces ``regex`` in untrusted tasks."""
 
 
 _HALF_SECONDS = 1.0
@@ -20,11 +20,11 @@ _HALF_SECONDS = 1.0
 
 
 class BoundedPattern:
-    """A regular expression with the searches of ``re.Pattern`` that evaluations need.
+    """An untrusted regular expression, with the methods of ``re.Pattern`` that evaluations need.
 
     Args:
-        pattern: As ``re`` reads it.
-        place: What errors call it: a file and key, or the key alone.
+        pattern: In the syntax of ``re``.
+        place: Where it is written, for errors: a file and key, or the key alone.
     """
 
     def __init__(self, pattern: str, place: str) -> None:
@@ -40,7 +40,7 @@ class BoundedPattern:
         return [tuple(one) if isinstance(one, list) else one for one in groups]
 
     def remove(self, text: str) -> str:
-        """The text without its matches; raises as ``findall``."""
+        """Return the text without the matches; raises the same errors as ``findall``."""
         found: str = self._call(remove_all, text=text)
         return found
 
@@ -56,7 +56,7 @@ class BoundedPattern:
         return GymError(
             ErrorCode.DATA_INVALID,
             f"{self._place}: the pattern {plain(self.pattern, 80)!r} {problem}",
-            "write it with fewer repeats, such as [^<]* in the place of .*",
+            "use fewer repetitions, for example [^<]* instead of .*",
         )
 
 
@@ -73,8 +73,8 @@ class UnusablePatternError(Exception):
         self.pattern, self.problem = pattern, problem
 
 
-def match_names(patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Match patterns of a stranger with names, to learn whether it can be done here as well.
+def require_quick_match(patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Check in the child process that untrusted patterns can be matched with names within the limits.
 
     All patterns together have the bounds of one evaluation.
 
@@ -121,10 +121,10 @@ def match_all(patterns: list[str], names: list[str]) -> tuple[int, str] | None:
 
 
 def find_all(pattern: str, text: str) -> list[Any]:
-    """In the bounded process: ``re.findall``."""
+    """Call ``re.findall``; called in the child process."""
     return re.findall(pattern, text)
 
 
 def remove_all(pattern: str, text: str) -> str:
-    """In the bounded process: ``re.sub`` with nothing."""
+    """Remove all matches from a text; called in the child process."""
     return re.sub(pattern, "", text)

@@ -1,4 +1,4 @@
-"""The parent's side: a few warm child processes, each killed when a request exceeds its deadline."""
+"""Pool of warm child processes that evaluate requests; a process is killed when its request exceeds the deadline."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from gym_fed.child_process import minimal_environment, module_command
 from gym_fed.errors import ErrorCode, GymError
 
 MAX_PROCESSES = 4
-"""As many requests are evaluated at once; others wait for one that ends, or is killed at its deadline."""
+"""Maximum number of concurrent requests; others wait for a free process."""
 _START_SECONDS = 120.0
-"""For the imports of a child process on a busy machine."""
+"""Time limit for the imports of a child process; a busy machine needs long."""
 _MAX_REPLY_BYTES = 8 * OUTPUT_CHARS + (1 << 16)
 _TICK_SECONDS = 0.1
 _IDLE_TICKS = 50
 
+in_child = False
+"""True in the child process, where templates are rendered directly. Set by ``gym_fed.bounded.worker``."""
 
 _deadline: ContextVar[tuple[float, GymError] | None] = ContextVar("gym_fed_bounded_deadline", default=None)
 
 
 class EvaluationError(Exception):
-    """A template or a pattern failed by itself, within its bounds.
+    """A template or a pattern raised an exception, within the limits.
 
     Attributes:
-        kinds: Names of the exception's class and its bases.
-        line: Of a template that cannot be parsed.
+        kinds: Names of the exception's class and its base classes.
+        line: Line of a template's syntax error.
     """
 
     def __init__(self, kinds: list[str], message: str, line: int | None) -> None:
@@ -44,22 +46,22 @@ class EvaluationError(Exception):
 
 
 def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **arguments: Any) -> Any:
-    """Call a function that evaluates something of a stranger's in a child process.
+    """Call a function that evaluates untrusted input in a child process.
 
     Args:
-        function: Of a module of gym_fed, found there by its name.
-        seconds: The bound of time; ``SECONDS`` by default.
-        arguments: JSON.
+        function: A module-level function of gym_fed; the child imports it by name.
+        seconds: Time limit; ``SECONDS`` by default.
+        arguments: JSON values.
 
     Raises:
-        LimitExceededError: If it needs more time or memory, or writes more, than it may.
-        EvaluationError: If it fails by itself.
-        GymError: As the function; ``BUSY`` if every process is in use for all that time.
+        LimitExceededError: If the call exceeds a limit on time, memory or output.
+        EvaluationError: If the function raises an exception.
+        GymError: If the function raises one; ``BUSY`` if no process becomes free within the time limit.
     """
     name = f"{function.__module__}:{function.__qualname__}"
     seconds = SECONDS if seconds is None else seconds
-    until, late = _deadline.get() or (math.inf, None)
-    left = until - time.monotonic()
+    deadline, late = _deadline.get() or (math.inf, None)
+    left = deadline - time.monotonic()
     if late is not None and left <= 0:
         raise late
     try:
@@ -71,14 +73,14 @@ def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **ar
 
 
 @contextmanager
-def deadline_set(until: float, late: GymError) -> Iterator[None]:
-    """Bound the time of all evaluations inside the block together.
+def evaluation_deadline(deadline: float, error: GymError) -> Iterator[None]:
+    """Set one deadline for all evaluations inside the block.
 
     Args:
-        until: By ``time.monotonic``.
-        late: Raised by an evaluation that begins after it, or is not done by then.
+        deadline: On the clock of ``time.monotonic``.
+        error: Raised by an evaluation that starts after the deadline, or has not finished by then.
     """
-    token = _deadline.set((until, late))
+    token = _deadline.set((deadline, error))
     try:
         yield
     finally:
@@ -86,7 +88,7 @@ def deadline_set(until: float, late: GymError) -> Iterator[None]:
 
 
 class _Process:
-    """One child process; for one thread at a time."""
+    """One child process; used by one thread at a time."""
 
     def __init__(self, watchdog: _Watchdog) -> None:
         self._watchdog = watchdog
@@ -97,7 +99,7 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C at the terminal is this process's to answer
+                start_new_session=True,  # only the parent handles Ctrl-C at the terminal
             )
         except OSError as error:
             raise _not_started(str(error)) from error
@@ -111,14 +113,14 @@ class _Process:
             raise _not_started(f"no answer in {_START_SECONDS:g} s")
 
     def request(self, function: str, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a request; the process is of no further use if this raises."""
+        """Return the reply to a request; the process must not be used again if this raises."""
         line = json.dumps(
             {"function": function, "seconds": seconds, "arguments": arguments},
             ensure_ascii=False,
             default=str,
         )
         assert self._child.stdin is not None
-        with suppress(BrokenPipeError):  # reading reports it
+        with suppress(BrokenPipeError):  # reported by the read below
             self._child.stdin.write(line.encode("utf-8", "surrogatepass") + b"\n")
             self._child.stdin.flush()
         reply = self._read(seconds)
@@ -131,11 +133,11 @@ class _Process:
         return self._child.poll() is None and not self._watchdog.killed(self)
 
     def kill(self) -> None:
-        """End the process at once; from any thread."""
+        """Kill the process; thread-safe."""
         self._child.kill()
 
     def close(self) -> None:
-        """End the process and give back what it held."""
+        """Kill the process and release its resources."""
         self._child.kill()
         self._child.wait()
         for stream in (self._child.stdin, self._child.stdout):
@@ -144,7 +146,7 @@ class _Process:
                 stream.close()
 
     def _read(self, seconds: float) -> dict[str, Any] | None:
-        """One line; None if the process ended first, or was killed at its deadline."""
+        """Read one line; None if the process ended first, or was killed at its deadline."""
         assert self._child.stdout is not None
         self._watchdog.watch(self, seconds)
         try:
@@ -168,7 +170,7 @@ def _not_started(reason: str) -> GymError:
 
 
 class _Watchdog:
-    """A thread that kills processes at their deadline, on every platform; it ends when there is nothing to watch."""
+    """A thread that kills processes at their deadline, on every platform; it stops when it has nothing to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -177,7 +179,7 @@ class _Watchdog:
         self._is_running = False
 
     def watch(self, process: _Process, seconds: float) -> None:
-        """Kill the process after so many seconds unless it is released before."""
+        """Kill the process after ``seconds`` unless it is released before."""
         with self._lock:
             self._deadlines[process] = time.monotonic() + seconds
             if not self._is_running:
@@ -185,12 +187,12 @@ class _Watchdog:
                 self._is_running = True
 
     def release(self, process: _Process) -> None:
-        """Watch a process no longer."""
+        """Stop watching a process."""
         with self._lock:
             self._deadlines.pop(process, None)
 
     def killed(self, process: _Process) -> bool:
-        """True, once, if the process was killed at its deadline."""
+        """Return True if the process was killed at its deadline; only the first call does."""
         with self._lock:
             found = process in self._killed
             self._killed.discard(process)
@@ -224,7 +226,7 @@ class _Pool:
         if not self._slots.acquire(timeout=seconds):
             raise GymError(
                 ErrorCode.BUSY,
-                f"{MAX_PROCESSES} other templates were being evaluated for {seconds:g} s",
+                f"all {MAX_PROCESSES} template processes were busy for {seconds:g} s",
                 "try again later",
             )
         process: _Process | None = None
@@ -232,9 +234,9 @@ class _Pool:
             process = self._living() or _Process(self._watchdog)
             reply = process.request(function, seconds, arguments)
             limit: Limit | None = reply.get("limit")
-            if limit is not None:  # its memory may be full
+            if limit is not None:  # the process is killed: its memory may be full
                 raise LimitExceededError(limit, seconds)
-        except BaseException:  # Ctrl-C too: an answer would come late
+        except BaseException:  # including Ctrl-C: the process would send a late reply
             if process is not None:
                 process.close()
             raise
@@ -260,7 +262,7 @@ class _Pool:
             process.close()
 
     def close(self) -> None:
-        """End the processes that wait for requests."""
+        """Kill the idle processes."""
         with self._lock:
             while self._idle:
                 self._idle.pop().close()
@@ -271,7 +273,7 @@ _inherited: list[_Pool] = []
 
 
 def _after_fork() -> None:
-    """A forked process has processes of its own: two that write to one pipe would get each other's answers."""
+    """Give a forked process a pool of its own: two parents on one pipe would read each other's replies."""
     global _pool
     _inherited.append(_pool)
     _pool = _Pool()

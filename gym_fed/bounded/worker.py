@@ -1,6 +1,6 @@
-"""The child process: reads one JSON request a line, and answers each with one line.
+"""Child process that answers requests: one JSON object per line on standard input, one line of output for each.
 
-Run by ``gym_fed.bounded.pool``. It has no secrets, opens no network connection and writes no file.
+Started by ``gym_fed.bounded.pool``. It has no secrets, opens no network connection and writes no file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from gym_fed.bounded import here
+from gym_fed.bounded import pool
 from gym_fed.bounded.errors import MEMORY_BYTES, OUTPUT_CHARS, LimitExceededError
 from gym_fed.errors import GymError
 
@@ -23,8 +23,8 @@ _MAX_RETURNED_BYTES = 8 * OUTPUT_CHARS
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    here.is_bounded = True
-    with suppress(ImportError):  # before the first request's time begins
+    pool.in_child = True
+    with suppress(ImportError):  # imported now, so that the first request is not charged for it
         import_module("transformers.utils.chat_template_utils")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
     sys.stdout.buffer.write(b"{}\n")
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any]) -> bytes:
-    """The reply to one request: ``value``, ``limit``, ``refused``, or ``error`` with its ``message``."""
+    """Return the reply to one request: ``value``, ``limit``, ``refused``, or ``error`` with its ``message``."""
     _limit_cpu(request["seconds"])
     reply: dict[str, Any]
     try:
@@ -51,7 +51,7 @@ def _answer(request: dict[str, Any]) -> bytes:
         reply = {"limit": error.limit}
     except GymError as error:
         reply = {"refused": [error.code.value, error.message, error.hint]}
-    except Exception as error:  # noqa: BLE001  # whatever a template raises belongs to its author
+    except Exception as error:  # noqa: BLE001  # a template can raise anything
         kinds = [kind.__name__ for kind in type(error).__mro__[:-2]]
         line = getattr(error, "lineno", None)
         reply = {"error": kinds, "message": _message(error), "line": line}
@@ -62,22 +62,22 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 
 def _message(error: Exception) -> str:
-    """A template's error without the line that Jinja appends, which the parent's copy appends again."""
+    """Return an error's message without the line number that Jinja appends; the parent's copy appends it again."""
     return str(getattr(error, "message", None) or error)[:_MAX_ERROR_CHARS]
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """The function that the parent named as ``module:function``."""
+    """Return the function that the parent named as ``module:function``."""
     module, _, function = name.partition(":")
     if not module.startswith("gym_fed."):
-        raise ValueError(f"{module} is no module of gym_fed")
+        raise ValueError(f"{module} is not a module of gym_fed")
     found: Callable[..., Any] = getattr(import_module(module), function)
     return found
 
 
 def _limit_process() -> None:
-    """Bound the memory; no core dumps, no files."""
-    with suppress(ImportError):  # Windows has no such limits: there the parent's deadline alone holds
+    """Limit the memory, and forbid core dumps and files."""
+    with suppress(ImportError):  # Windows has no such limits, only the parent's deadline
         import resource
 
         for kind, most in (
@@ -90,7 +90,7 @@ def _limit_process() -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """End this process if one request computes for longer, should the parent be gone by then."""
+    """Limit the CPU time of one request, in case the parent has died and cannot enforce its deadline."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gym_fed.bounded.patterns import UnusablePatternError, match_names
+from gym_fed.bounded.patterns import UnusablePatternError, require_quick_match
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
@@ -51,7 +51,7 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
     if not wanted:
         return
     try:
-        match_names(list(wanted), [*names])
+        require_quick_match(list(wanted), [*names])
     except UnusablePatternError as error:
         key, pattern = wanted[error.pattern]
         raise _refused(where, key, f"{plain(pattern, 200)!r} {plain(error.problem, 200)}") from error

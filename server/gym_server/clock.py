@@ -67,7 +67,7 @@ class HubClock:
             self._offset = self._stored()  # a dashboard stays open while the hub's machine is set
         return self.wall() + self._offset
 
-    def least(self) -> float:
+    def earliest_now(self) -> float:
         """The least time that it can be now, for deciding what is old enough to be deleted.
 
         While a round is under way that is no later than the last trace of it: a machine's clock that was set forward,

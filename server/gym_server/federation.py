@@ -49,7 +49,7 @@ from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import HubLock, locked_file
 from gym_server.store.objects import ObjectStore
-from gym_server.strategy.lease_history import LeaseHistories
+from gym_server.strategy.lease_history import LeaseHistoryCache
 from gym_server.traffic import HubTraffic
 from gym_server.variants.variants import HubVariants
 
@@ -97,7 +97,7 @@ class Federation:
             database, self.key, folder / "keys" / "newest-head.json", private=private, clock=now
         )
         self.queue = MessageQueue(database, config.rounds.lease_seconds, now)
-        self.lease_histories = LeaseHistories(config.rounds.lease_seconds)
+        self.lease_histories = LeaseHistoryCache(config.rounds.lease_seconds)
         self.round_store = RoundStore(database, self.ledger, base.digest, now)
         hold = config.rewards.hold_seconds
         tls = PLAIN_TEXT if insecure else self.fingerprint

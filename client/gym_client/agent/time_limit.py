@@ -1,4 +1,4 @@
-"""``max_seconds`` of a contributor's policy: how long everything that one task causes may take here."""
+"""Enforce ``max_seconds`` of a contributor's policy for all work of one task."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import AbstractContextManager
 
 from gym_client.agent.hooks import Hooks
 from gym_client.agent.policy import Policy
-from gym_fed.bounded.pool import deadline_set
+from gym_fed.bounded.pool import evaluation_deadline
 from gym_fed.errors import ErrorCode, GymError
 
 
 class TimeLimit:
-    """The time that is left for one task, from when this is made.
+    """Time limit of one task; it starts when the object is created.
 
     Args:
-        policy: Its ``max_seconds`` counts.
-        hooks: Their ``should_stop`` ends the work as well.
+        policy: Gives ``max_seconds``.
+        hooks: Their ``should_stop`` also ends the work.
     """
 
     def __init__(self, policy: Policy, hooks: Hooks) -> None:
@@ -24,11 +24,11 @@ class TimeLimit:
         self._until = time.monotonic() + policy.max_seconds
 
     def is_over(self) -> bool:
-        """True if no time is left."""
+        """True if the time is used up."""
         return time.monotonic() > self._until
 
     def require(self, phase: str) -> None:
-        """Stop here if no time is left, or the contributor wants to stop.
+        """Raise if the time is used up or the contributor wants to stop.
 
         Raises:
             GymError: ``POLICY_REFUSED`` or ``INTERRUPTED``.
@@ -43,13 +43,13 @@ class TimeLimit:
             raise self.error(phase)
 
     def error(self, phase: str) -> GymError:
-        """The error for a phase during which the time ran out."""
+        """Return the error for a task whose time ran out during ``phase``."""
         return GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the task took longer than this machine's max_seconds of {self._max_seconds:g}, during {phase}",
+            f"the task exceeded max_seconds ({self._max_seconds:g} s) of this machine's policy during {phase}",
             "raise max_seconds in policy.yaml to allow it",
         )
 
     def bounding_templates(self) -> AbstractContextManager[None]:
-        """Within it, rendering the rows with the base's chat template is part of the time."""
-        return deadline_set(self._until, self.error("preparation of the rows"))
+        """Apply the limit to rendering the rows with the base's chat template, inside the block."""
+        return evaluation_deadline(self._until, self.error("preparation of the rows"))

@@ -288,7 +288,7 @@ def _encode(
 def _distiller(
     spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Data, time_limit: TimeLimit
 ) -> Refine:
-    """Distillation on this machine's data, with its progress shown; stops when asked to."""
+    """Return a distiller on this machine's data that reports progress and observes the time limit."""
     from gym_fed.data.rows import as_kind
     from gym_fed.delta.base import model_tensors
     from gym_fed.quantization.refining import distiller

@@ -106,7 +106,7 @@ class HubTime:
 
     Args:
         wall: This machine's clock.
-        steady: A clock that is never set and counts the time for which the machine sleeps.
+        steady: A clock that cannot be set and includes the time for which the machine sleeps.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Recognises a home folder that was copied, and one that several machines share.
+"""Detect home folders that were copied, and those that several machines share.
 
-A copy has the ``instance`` of its original. To a hub both are then one installation, and each work stream ends the
-other's. So a copy gets an instance of its own. A home on a network file system that another machine used last is no
-copy: its tasks exist once, and continue.
+A copy has the same ``instance`` as its original. A hub takes both for one installation, and each work stream ends the
+other's. So a copy gets a new instance. A home on a network file system that another machine used last is not a copy: its
+tasks exist once, and continue.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gym_client.identity.home import Home
 from gym_fed.files import write_atomically
+from gym_fed.text import counted
 
 MACHINE_ID = Path("/etc/machine-id")
 MOUNTS = Path("/proc/self/mountinfo")
@@ -25,18 +26,18 @@ address may change at each start."""
 _SHARED_TYPES = re.compile(
     r"nfs4?|cifs|smb3?|lustre|gpfs|beegfs|ceph|afs|orangefs|glusterfs|9p|virtiofs|fuse\..+"
 )
-"""File systems that several machines may have mounted."""
+"""File systems that several machines can mount at once."""
 _MAX_RECORD_CHARS = 10_000
 
 
 @dataclass(frozen=True)
 class _LastUse:
-    """Where a home was used last; kept in its file ``machine``, a line each."""
+    """Where a home was used last; stored in its file ``machine``, one field per line."""
 
     machine: str
-    """A digest that names the machine; empty where nothing names it."""
+    """Digest that identifies the machine; empty if nothing does."""
     files: str = ""
-    """Inode numbers that a copy does not have."""
+    """Inode numbers; those of a copy differ."""
     folder: str = ""
 
     @classmethod
@@ -52,15 +53,15 @@ class _LastUse:
         return cls(*(line.strip() for line in lines[:3])) if lines else None
 
     def exists_elsewhere(self, here: _LastUse) -> bool:
-        """True if the folder that was recorded is still there, next to the one that is used now."""
+        """True if the recorded folder still exists, in addition to the current one."""
         return bool(self.folder) and self.folder != here.folder and _inodes(Path(self.folder)) == self.files
 
 
 def adopt_copy(home: Home) -> str:
-    """Make a home that is a copy an installation of its own. The caller holds its lock.
+    """Make a copied home a separate installation. The caller holds the home's lock.
 
     Returns:
-        What was found and done, for the person; empty for a home that is used where it was used before.
+        A message for the user; empty if the home is used where it was used before.
     """
     here, before = _LastUse.here(home), _LastUse.recorded(home)
     if before == here:
@@ -69,8 +70,8 @@ def adopt_copy(home: Home) -> str:
     if before is not None and before.machine != here.machine and before.machine and here.machine:
         if before.files == here.files and _is_shared(home.folder):
             note = (
-                f"{home.folder} is shared with another machine, which used it last; its tasks continue here. Use it "
-                "on one machine at a time. To work on both at once, join on one of them with --home FOLDER"
+                f"{home.folder} is shared with another machine, which used it last. Its tasks continue here. Use it on "
+                "one machine at a time; to work on both at once, join with --home FOLDER on one of them"
             )
         else:
             note = _separate(home, "another machine")
@@ -81,20 +82,20 @@ def adopt_copy(home: Home) -> str:
 
 
 def _separate(home: Home, original: str) -> str:
-    """Take a copy's instance and tasks from it; its original has them, and answers them."""
+    """Delete a copy's instance and tasks, which the original keeps."""
     tasks = [task for task in home.tasks.iterdir() if task.is_dir()]
     for task in tasks:
         shutil.rmtree(task)
     (home.folder / "instance").unlink(missing_ok=True)
-    left = f"; {len(tasks)} begun there stay there" if tasks else ""
+    left = f" {counted(len(tasks), 'unfinished task')} stayed with the original." if tasks else ""
     return (
-        f"{home.folder} was copied from {original}, and is an installation of its own from now on{left}. "
-        "Both have the same account, which has one task a round: for an account of its own, join with --home FOLDER"
+        f"{home.folder} was copied from {original} and is now a separate installation.{left} Both use the same account, "
+        "which gets one task per round. To use another account, join with --home FOLDER"
     )
 
 
 def _inodes(folder: Path) -> str:
-    """The inode numbers of a home and its tasks; they are the same on every machine that mounts it."""
+    """Return the inode numbers of a home and its tasks; they are the same on every machine that mounts it."""
     try:
         return " ".join(str(path.stat().st_ino) for path in (folder, folder / "tasks"))
     except OSError:
@@ -102,7 +103,7 @@ def _inodes(folder: Path) -> str:
 
 
 def _is_shared(folder: Path) -> bool:
-    """True if a folder is on a file system that several machines may have mounted (Linux)."""
+    """True if a folder is on a file system that several machines can mount at once (Linux only)."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

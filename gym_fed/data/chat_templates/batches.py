@@ -1,6 +1,6 @@
-"""Many conversations by a stranger's template: whole rows go to the bounded process, not each call of the template.
+"""Render many conversations with an untrusted template, in batches of rows per request to the child process.
 
-A row needs several renderings (its words are located by comparing prefixes), and each alone would wait for an answer.
+A row is rendered several times (spans are located by comparing prefixes). One request per rendering would be slow.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gym_fed.bounded.chat import too_much
+from gym_fed.bounded.chat import limit_error
 from gym_fed.bounded.errors import SECONDS, LimitExceededError
 from gym_fed.bounded.pool import EvaluationError, evaluate
-from gym_fed.bounded.shipped import is_shipped
+from gym_fed.bounded.trusted import is_trusted
 from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConversation
 from gym_fed.text import plain
 
@@ -21,18 +21,18 @@ _CHARS = 1 << 22
 """Most rows of one request, and about the most characters; a longer row goes alone."""
 
 Placed = tuple[dict[str, Any], str]
-"""A row with ``messages`` and perhaps ``tools``, and what errors call it."""
+"""A row with ``messages`` and optionally ``tools``, and its name in errors."""
 
 
 def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[RenderedConversation]:
-    """Return ``renderer.render`` of each row.
+    """Render each row as ``ChatRenderer.render`` does.
 
     Raises:
-        GymError: As ``ChatRenderer.render``; ``MODEL_INVALID`` for a template that needs more than it may.
+        GymError: As ``ChatRenderer.render``; ``MODEL_INVALID`` for a template that exceeds a limit.
     """
     given = renderer.tokenizer.chat_template
     templates = list(given.values()) if isinstance(given, Mapping) else [given]
-    if all(is_shipped(str(one)) for one in templates):
+    if all(is_trusted(str(one)) for one in templates):
         return [renderer.render(row, place) for row, place in rows]
     return [one for batch in _batches(rows) for one in _bounded(renderer, batch)]
 
@@ -59,7 +59,7 @@ def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[Rendered
     tokenizer = renderer.tokenizer
     try:
         rendered = evaluate(
-            render_here,
+            render_in_child,
             seconds=SECONDS * (1 + len(str(rows)) // _CHARS),
             rows=rows,
             tokenizer={
@@ -75,7 +75,7 @@ def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[Rendered
         )
     except LimitExceededError as error:
         template = tokenizer.get_chat_template(None, None)
-        raise too_much(template, error.need, f"the rows from {rows[0][1]} to {rows[-1][1]}") from error
+        raise limit_error(template, error.need, f"the rows from {rows[0][1]} to {rows[-1][1]}") from error
     except EvaluationError as error:
         # The template fails by itself; one row alone gets the error that names it.
         if len(rows) > 1:
@@ -83,13 +83,13 @@ def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[Rendered
                 yield from _bounded(renderer, [row])
             return
         template = tokenizer.get_chat_template(None, None)
-        raise too_much(template, f"fails ({plain(str(error), 200)})", rows[0][1]) from error
+        raise limit_error(template, f"fails ({plain(str(error), 200)})", rows[0][1]) from error
     for text, spans in rendered:
         yield RenderedConversation(text, [(start, end) for start, end in spans])
 
 
-def render_here(rows: list[Any], tokenizer: dict[str, Any], how: dict[str, Any]) -> list[Any]:
-    """In the bounded process: ``[text, spans]`` of each row."""
+def render_in_child(rows: list[Any], tokenizer: dict[str, Any], how: dict[str, Any]) -> list[Any]:
+    """Return ``[text, spans]`` of each row; called in the child process."""
     renderer = ChatRenderer(_RowTokenizer(**tokenizer), **how)
     found = [renderer.render(row, place) for row, place in rows]
     return [[one.text, one.spans] for one in found]
@@ -97,7 +97,7 @@ def render_here(rows: list[Any], tokenizer: dict[str, Any], how: dict[str, Any])
 
 @dataclass(frozen=True)
 class _RowTokenizer:
-    """What a renderer reads of a tokenizer."""
+    """The attributes of a tokenizer that a renderer uses."""
 
     chat_template: str | dict[str, str]
     special_tokens_map: dict[str, str]
@@ -105,11 +105,11 @@ class _RowTokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, str]:
-        """None beside ``all_special_tokens``."""
+        """Empty: all special tokens are in ``all_special_tokens``."""
         return {}
 
     def get_chat_template(self, _name: None, tools: Any) -> str:
-        """As transformers chooses among several templates."""
+        """Choose among several templates as transformers does."""
         if isinstance(self.chat_template, str):
             return self.chat_template
         if tools is not None and "tool_use" in self.chat_template:

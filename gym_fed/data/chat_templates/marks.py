@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gym_fed.bounded.shipped import trl_folder
+from gym_fed.bounded.trusted import trl_folder
 from gym_fed.errors import ErrorCode, GymError
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 
-from gym_fed.bounded.shipped import declare_own
+from gym_fed.bounded.trusted import trust_template
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def named_template(name: str) -> str:
     if slots.thinks:
         answer = f"(thought ~ {answer})"
     system = "" if slots.fused else f"{{%- if system -%}}{_out(slots.system, 'system')}{{%- endif -%}}"
-    return declare_own(
+    return trust_template(
         f"{{%- set system = {_literal(slots.default)} -%}}{{%- set turns = messages -%}}"
         "{%- if messages and messages[0]['role'] == 'system' -%}"
         "{%- set system = messages[0]['content'] or system -%}{%- set turns = messages[1:] -%}{%- endif -%}"

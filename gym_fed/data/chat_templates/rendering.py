@@ -1,6 +1,6 @@
 """One call of a chat template: the text of a conversation, and where its marks lie.
 
-The environment is transformers', with ``raise_exception``, ``tojson`` and ``strftime_now``, in the bounded process.
+The environment is transformers', with ``raise_exception``, ``tojson`` and ``strftime_now``, in the child process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Template:
 
         Raises:
             TemplateError, TypeError: When the template refuses the conversation.
-            GymError: When it takes more time or memory than it may; see ``render_chat``.
+            GymError: When it exceeds a limit; see ``render_chat``.
         """
         return self._render(messages, tools, add_generation_prompt=prompt)[0]
 

@@ -62,10 +62,10 @@ class JsonSchemaGrader(Grader):
         except (ValueError, RecursionError):
             return 0.0
         try:
-            found = evaluate(is_valid_here, schema=validator.schema, value=value)
+            found = evaluate(is_valid_in_child, schema=validator.schema, value=value)
         except (
             LimitExceededError
-        ):  # as what the schema does not allow: a pattern of it may take for ever on a text
+        ):  # graded as invalid: a pattern of the schema may take forever on some texts
             return self.config.parsed_reward
         except EvaluationError as error:
             if "RecursionError" in error.kinds:
@@ -119,8 +119,8 @@ class JsonSchemaGrader(Grader):
         return self._validators[key]
 
 
-def is_valid_here(schema: Mapping[str, Any], value: Any) -> bool | str:
-    """In the bounded process: whether the schema allows the value, or the reference that cannot be resolved."""
+def is_valid_in_child(schema: Mapping[str, Any], value: Any) -> bool | str:
+    """Return True if the schema allows the value, or an unresolvable reference; called in the child process."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
     from referencing.exceptions import Unresolvable

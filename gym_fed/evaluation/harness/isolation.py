@@ -73,7 +73,7 @@ def _compiled(template: str) -> Any:
 
 @contextmanager
 def patterns_bounded() -> Iterator[None]:
-    """``regexes_to_ignore`` of a metric are a stranger's: removed in the bounded process.
+    """Apply a metric's ``regexes_to_ignore``, which are untrusted, in the child process.
 
     The harness's own metrics use ``re`` for nothing else.
     """
@@ -87,18 +87,18 @@ def patterns_bounded() -> Iterator[None]:
 
 
 class _Removing:
-    """What ``lm_eval.api.metrics`` needs of the module ``re``."""
+    """The part of the module ``re`` that ``lm_eval.api.metrics`` uses."""
 
     def sub(self, pattern: str, replacement: str, text: str) -> str:
-        """The text without the matches, as the metrics want it."""
+        """Return the text without the matches."""
         if replacement:
-            raise NotImplementedError("only removal is bounded")
+            raise NotImplementedError("only removal is supported")
         return BoundedPattern(pattern, "regexes_to_ignore").remove(str(text))
 
 
 @cache
 def register_bounded_filter() -> None:
-    """Register ``BOUNDED_REGEX``: the harness's filter ``regex``, searching in the bounded process."""
+    """Register ``BOUNDED_REGEX``: the harness's filter ``regex``, which searches in the child process."""
     from lm_eval.api.registry import register_filter
     from lm_eval.filters.extraction import RegexFilter
 

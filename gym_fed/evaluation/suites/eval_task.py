@@ -99,7 +99,7 @@ def eval_task(
         _grade_here(definition, grade)
     config = resolved(definition)
     first = used[split][:_RENDERED_ROWS]
-    if not is_own:  # its file was checked with its rows, in the bounded process
+    if not is_own:  # the file was checked with its rows before, in the child process
         refuse(name, config, _processed(config, first), _RENDERED_ROWS)
     has_choices = config.get("doc_to_choice") is not None
     if grade is not None:
@@ -139,7 +139,7 @@ def eval_task(
 
 
 def _target(template: Any, has_choices: bool, row: Row) -> Any:
-    """A row's right answer."""
+    """Return the correct answer of a row."""
     return value_of("doc_to_target", template, row, has_choices)
 
 

@@ -126,7 +126,7 @@ def choices_of(template: Any, row: Row) -> list[str] | None:
 
 
 def sandboxed(key: str, template: Any, has_choices: bool) -> Any:
-    """A function of a row in the place of a stranger's template, which renders it in the bounded process."""
+    """Return a function of a row that renders an untrusted template in the child process."""
     if not isinstance(template, str):
         return template
     if key == "doc_to_choice":
@@ -137,10 +137,10 @@ def sandboxed(key: str, template: Any, has_choices: bool) -> Any:
 
 
 def _bounded(place: str, function: Callable[..., Any], /, **arguments: Any) -> Any:
-    """Call a function of this module in the bounded process.
+    """Call a function of this module in the child process.
 
     Raises:
-        TemplateProblem: As the function; and if the template needs more than it may.
+        TemplateProblem: As the function, and if the template exceeds a limit.
     """
     try:
         return evaluate(function, **arguments)
@@ -242,7 +242,7 @@ def first_problem(
 def first_bounded_problem(
     config: Mapping[str, Any], rows: Sequence[Row], most: int
 ) -> tuple[int, TemplateProblem] | None:
-    """``first_problem`` of a stranger's templates, rendered in the bounded process."""
+    """Return ``first_problem`` of untrusted templates, which are rendered in the child process."""
     templates = {key: config.get(key) for key in TEMPLATES}
     for number, row in enumerate(rows[:most]):
         try:
@@ -253,7 +253,7 @@ def first_bounded_problem(
 
 
 def check_row(config: Mapping[str, Any], row: Row) -> None:
-    """In the bounded process: ``render``, whose result is not needed."""
+    """Render a row and discard the result; called in the child process."""
     render(config, row)
 
 

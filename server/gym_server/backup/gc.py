@@ -4,7 +4,7 @@ Objects that no version, ledger entry, variant, upload, message or counted updat
 uploads that stopped, copies of remote objects, what killed merges, replays and backups left in ``staging/``, and
 records of evaluations of what is no more. Nothing younger than the grace age is touched.
 
-Ages are by the hub's clock, which a step of the machine's clock does not move (``HubClock.least``). An object's row has
+Ages are by the hub's clock, which a step of the machine's clock does not move (``HubClock.earliest_now``). An object's row has
 the hub's time. A file's own time is the machine's, so a file is old only by the earlier of both clocks.
 """
 
@@ -91,7 +91,7 @@ def gc(
     """
     grace = fed.config.storage.keep_unneeded_seconds if grace_seconds is None else grace_seconds
     with care_lock(fed.folder):
-        now = fed.clock.least()
+        now = fed.clock.earliest_now()
         before = _Before(now - grace, min(now, fed.clock.wall()) - grace)
         stopped = _stopped_uploads(fed, before, dry_run)
         gone, gone_bytes, kept, kept_bytes = _objects(fed, before, dry_run, max_objects)
@@ -133,7 +133,7 @@ def _objects(
     stored = fed.store.listed()
     stale = fed.config.rewards.stale_rounds
     with fed.database.reading() as tx:
-        names = needed(tx, fed.clock.least(), stale)
+        names = needed(tx, fed.clock.earliest_now(), stale)
         rows = {row.sha256: row.created_at for row in tx.execute(select(objects)).all()}
         merging = tx.execute(select(rounds.c.server_round).where(rounds.c.state == MERGING)).first()
     age = {name: created for name, created in rows.items() if created <= before.rows}
@@ -156,7 +156,7 @@ def _objects(
 
 def _delete(fed: Federation, names: list[str], before: float, stored: dict[str, StoredObject]) -> list[str]:
     """Delete objects with their rows, in one transaction, so that nothing comes to name one meanwhile."""
-    now = fed.clock.least()
+    now = fed.clock.earliest_now()
     with fed.database.transaction() as tx:
         still = needed(tx, now, fed.config.rewards.stale_rounds)
         young = objects.c.sha256.in_(names) & (objects.c.created_at > before)
@@ -177,7 +177,7 @@ def _staging(fed: Federation, before: float, stopped: set[str], dry_run: bool) -
         } - stopped
         living = set(tx.scalars(select(rounds.c.server_round).where(rounds.c.state.not_in(_OVER))))
     gone = gone_bytes = 0
-    for path in [*sorted(fed.store.staging.iterdir()), *fed.store.left()]:
+    for path in [*sorted(fed.store.staging.iterdir()), *fed.store.partial_copies()]:
         with contextlib.suppress(FileNotFoundError):  # the hub finishes uploads meanwhile
             if path.stat().st_mtime > before or not _is_left(path, open_parts, living):
                 continue

@@ -17,7 +17,7 @@ from gym_fed.text import plain
 _DEBIAN = Path("/usr/lib/postgresql")
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """The address of a database without its password."""
     try:
         return plain(make_url(url).render_as_string(hide_password=True), 200)
@@ -45,7 +45,7 @@ def load(url: str, archive: Path) -> None:
         if inspect(engine).get_table_names():
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"the database {shown(url)} is not empty",
+                f"the database {without_password(url)} is not empty",
                 "make a new one, and name it with --database",
             )
     finally:

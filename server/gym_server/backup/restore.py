@@ -286,7 +286,7 @@ def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set
     if manifest.database == "postgresql" and "database" not in given:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"the backup is of a PostgreSQL database, {postgres.shown(database)}; restore connects only to one that "
+            f"the backup is of a PostgreSQL database, {postgres.without_password(database)}; restore connects only to one that "
             "you name",
             "pass --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
         )

@@ -109,7 +109,7 @@ class ObjectStore:
         """The folders that an upload needs room in: they may be on two disks."""
         return [self.staging, Path(self._root)] if self._remote is None else [self.staging]
 
-    def left(self) -> list[Path]:
+    def partial_copies(self) -> list[Path]:
         """Copies that a kill cut short while they were moved here from another disk."""
         return [] if self._remote is not None else sorted(Path(self._root).glob("*/.*.partial"))
 

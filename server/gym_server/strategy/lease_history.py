@@ -51,7 +51,7 @@ class OpenTask:
 
 
 @dataclass
-class Leases:
+class TaskRecord:
     """The past tasks of one contributor.
 
     Attributes:
@@ -82,12 +82,12 @@ class LeaseHistory:
             answered nothing in time held a task.
     """
 
-    by_contributor: dict[str, Leases] = field(default_factory=dict)
+    by_contributor: dict[str, TaskRecord] = field(default_factory=dict)
     blocked_by_newcomers: set[int] = field(default_factory=set)
 
-    def of(self, task: OpenTask) -> Leases:
+    def of(self, task: OpenTask) -> TaskRecord:
         """The earlier tasks of the contributor that holds a task."""
-        return self.by_contributor.get(task.contributor, Leases())
+        return self.by_contributor.get(task.contributor, TaskRecord())
 
     def counts(self, task: OpenTask) -> bool:
         """True if the holder of a task counts in the quorum: it has answered, or it is at work and expected to."""
@@ -102,7 +102,7 @@ class LeaseHistory:
         return sum(self.counts(task) for task in tasks)
 
 
-class LeaseHistories:
+class LeaseHistoryCache:
     """The history before each round. Ended rounds do not change, so it is read once a round."""
 
     def __init__(self, lease_seconds: float) -> None:
@@ -155,7 +155,7 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
         .order_by(round_tasks.c.server_round)
     )
     for row in tx.execute(query):
-        leases = history.by_contributor.setdefault(row.contributor or str(row.node_id), Leases())
+        leases = history.by_contributor.setdefault(row.contributor or str(row.node_id), TaskRecord())
         is_late = row.state == LATE
         if row.received_at is not None and row.created_at is not None:
             leases.seconds.append(max(0.0, row.received_at - row.created_at))
@@ -179,7 +179,7 @@ def _ended_without_quorum(row: Any) -> bool:
     return is_unmerged and row.deadline is not None and float(row.closed_at or 0.0) >= float(row.deadline)
 
 
-def expected_seconds(task: OpenTask, leases: Leases) -> float | None:
+def expected_seconds(task: OpenTask, leases: TaskRecord) -> float | None:
     """How long an open task takes by the contributor's own leases and this one's heartbeats; None: nothing is known."""
     now = () if task.projected_seconds is None else (task.projected_seconds,)
     return max((*leases.seconds, *now), default=None)

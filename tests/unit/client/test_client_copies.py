@@ -47,7 +47,7 @@ def test_a_home_that_was_copied_to_a_second_machine_is_another_node_of_the_same_
         copy = Home.open(tmp_path / "copy")
         note = copies.adopt_copy(copy)
         assert "was copied from another machine" in note
-        assert "1 begun there stay there" in note
+        assert "1 unfinished task stayed with the original" in note
         assert copies.adopt_copy(copy) == "", "once"
         assert list(copy.tasks.iterdir()) == []
         assert (first.home.tasks / "begun").is_dir()
@@ -78,7 +78,7 @@ def test_a_home_on_a_shared_file_system_keeps_its_tasks_and_says_that_another_ma
     for name in ("second", "first"):
         on_machine(name, tmp_path, monkeypatch)
         note = copies.adopt_copy(home)
-        assert "is shared with another machine, which used it last; its tasks continue here" in note
+        assert "is shared with another machine, which used it last. Its tasks continue here" in note
         assert "one machine at a time" in note
         assert copies.adopt_copy(home) == "", "once"
         assert (home.tasks / "begun").is_dir()
@@ -108,7 +108,7 @@ def test_a_second_copy_of_a_home_on_one_machine_is_another_installation_and_the_
         copy = Home.open(tmp_path / "copy")
         note = copies.adopt_copy(copy)
         assert f"was copied from {tmp_path / 'ann'}" in note
-        assert "1 begun there stay there" in note
+        assert "1 unfinished task stayed with the original" in note
         assert list(copy.tasks.iterdir()) == []
         assert copies.adopt_copy(first.home) == copies.adopt_copy(copy) == "", "once"
         assert (first.home.tasks / "begun").is_dir()

@@ -1,4 +1,4 @@
-"""Chat templates that are no stranger's, because an installed package has the same text: rendered in this process."""
+"""Trusted chat templates: those that an installed package ships or gym-fed wrote. They need no child process."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 
 
 def trl_folder() -> Path | None:
-    """The folder of TRL's templates, found without importing TRL, which takes seconds; None where it is missing."""
+    """Return the folder of TRL's templates without importing TRL, which takes seconds; None if TRL is missing."""
     spec = importlib.util.find_spec("trl")
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "chat_templates"
 
 
-def is_shipped(template: str) -> bool:
-    """True if an installed package ships this template, or ``declare_own`` named it."""
-    return _key(template) in _own or _key(template) in _shipped()
+def is_trusted(template: str) -> bool:
+    """True if an installed package ships this template, or ``trust_template`` was called with it."""
+    return _key(template) in _trusted or _key(template) in _shipped()
 
 
-def declare_own(template: str) -> str:
-    """Count a template that this project's code has written as its own, and return it."""
-    _own.add(_key(template))
+def trust_template(template: str) -> str:
+    """Trust a template that gym-fed's own code has built, and return it."""
+    _trusted.add(_key(template))
     return template
 
 
-_own: set[str] = set()
+_trusted: set[str] = set()
 
 
 @lru_cache(maxsize=1)
@@ -37,5 +37,5 @@ def _shipped() -> frozenset[str]:
 
 
 def _key(template: str) -> str:
-    """Jinja leaves out one line end at the end of a file."""
+    """Return the text to compare: Jinja drops one newline at the end of a file."""
     return template.removesuffix("\n")
