@@ -20,6 +20,11 @@ from gym_fed.portable import O_BINARY, opens_folders
 from gym_fed.system_errors import is_disk_full
 
 
+def default_home() -> Path:
+    """Return ``$GYM_HOME``, or ``~/.gym-fed``."""
+    return Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
+
+
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A binary file, readable too, that takes ``path``'s place if the block ends well, else is removed.
@@ -46,12 +51,12 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def move_file(source: Path, target: Path) -> None:
-    """Move a file to ``target``, whole or not at all; the caller syncs the folder.
+    """Move a file atomically; the caller must sync the target's folder.
 
-    A rename between two file systems fails (``EXDEV``). The bytes are then copied next to ``target`` first.
+    A rename between two file systems fails (``EXDEV``); the file is then copied next to ``target`` and renamed.
 
     Raises:
-        GymError: ``DISK_FULL`` when a copy does not fit; ``source`` is still there.
+        GymError: ``DISK_FULL`` if the copy does not fit; ``source`` is unchanged.
     """
     try:
         os.replace(source, target)

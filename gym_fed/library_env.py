@@ -38,12 +38,12 @@ def settle() -> None:
 
 
 def bound_spinning() -> None:
-    """Keep the threads of OpenMP from spinning for long between two pieces of work, here and in child processes.
+    """Limit how long idle OpenMP threads spin, in this process and its children.
 
-    By default libgomp's threads spin for milliseconds, on the very cores that the others are waiting for: beside
-    another busy process the export of a small model takes 20 to 40 s of a core instead of 7. With this bound the
-    speed of an idle machine stays (SmolLM2: 20 ms a token with and without). Has an effect only before PyTorch is
-    imported; a value that the user has set is kept.
+    By default libgomp's threads spin for milliseconds on cores that other threads are waiting for. Next to another
+    busy process, exporting a small model then takes 20 to 40 s of CPU time instead of 7 s. On an idle machine the limit
+    does not change the speed (SmolLM2: 20 ms per token). It must be set before PyTorch is imported. A value that the
+    user has set is kept.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

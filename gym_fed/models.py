@@ -157,8 +157,8 @@ def load_tokenizer(name_or_path: str) -> Any:
                 resolve(name_or_path), local_files_only=True, trust_remote_code=False
             )
         except (AttributeError, IndexError, TypeError) as error:
-            # transformers uses the values of tokenizer.json without looking at their types
-            raise ValueError(f"its tokenizer has values of other types: {error}") from error
+            # transformers does not check the types of values in tokenizer.json
+            raise ValueError(f"its tokenizer has values of the wrong type: {error}") from error
     for key in (
         "is_local",
         "local_files_only",

@@ -1,4 +1,4 @@
-"""What systems do differently: flags and reads of an open file, the user of a process, signals, and clocks."""
+"""Differences between operating systems: file flags and reads, the user of a process, signals, and clocks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def opens_folders() -> bool:
 
 
 def steady_seconds() -> float:
-    """A clock that is never set and counts the time for which the machine sleeps.
+    """Return the time of a clock that cannot be set and that includes sleep, in seconds.
 
-    ``time.monotonic`` stands still meanwhile, on Linux and on macOS. Linux has ``CLOCK_BOOTTIME``; the
-    ``CLOCK_MONOTONIC`` of macOS counts sleep; so does Python's clock on Windows.
+    ``time.monotonic`` stops during sleep on Linux and macOS. ``CLOCK_BOOTTIME`` of Linux and ``CLOCK_MONOTONIC`` of
+    macOS include sleep, and so does ``time.monotonic`` on Windows.
     """
     number = _steady_clock()
     return time.monotonic() if number is None else time.clock_gettime(number)
@@ -38,7 +38,7 @@ def steady_seconds() -> float:
 
 @cache
 def _steady_clock() -> int | None:
-    """The number of the system's clock that counts sleep; None where ``time.monotonic`` does."""
+    """Return the id of the system's clock that includes sleep; None if ``time.monotonic`` includes it."""
     if sys.platform == "darwin":
         return time.CLOCK_MONOTONIC
     return getattr(time, "CLOCK_BOOTTIME", None)

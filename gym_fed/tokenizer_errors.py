@@ -18,12 +18,12 @@ def tokenizer_errors(tokenizer: Any) -> Iterator[None]:
     """Around what a tokenizer computes.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a panic, and for what the library raises itself.
+        GymError: ``MODEL_INVALID`` for a panic, and for exceptions of the tokenizers library.
     """
     try:
         yield
     except BaseException as error:
-        # The library raises a bare ``Exception``, as for an unknown token that the vocabulary lacks.
+        # The library raises bare ``Exception``s, for example if the unknown token is not in the vocabulary.
         if not (is_panic(error) or type(error) is Exception):
             raise
         raise _failed(tokenizer, error) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,13 +23,13 @@ def doctor(
     security: Annotated[
         bool,
         typer.Option(
-            "--security", help="Check keys, secrets, addresses, dates and known advisories instead."
+            "--security", help="Check keys, secrets, addresses, certificates and known advisories instead."
         ),
     ] = False,
     hub: Annotated[Path, typer.Option(help="With --security: the folder of a hub.")] = Path("."),
     home: Annotated[
         Path | None,
-        typer.Option(help="With --security: the contributor's home; default $GYM_HOME or ~/.gym-fed."),
+        typer.Option(help="With --security: the home of a contributor; default $GYM_HOME or ~/.gym-fed."),
     ] = None,
     json_: AsJson = False,
 ) -> None:
@@ -40,9 +39,9 @@ def doctor(
 
         if security:
             from gym_fed.doctor.security import security_findings
+            from gym_fed.files import default_home
 
-            chosen = home or Path(os.environ.get("GYM_HOME") or "~/.gym-fed")
-            findings = security_findings(chosen.expanduser(), hub)
+            findings = security_findings(home.expanduser() if home else default_home(), hub)
         else:
             findings = run_checks()
     level = worst(findings)

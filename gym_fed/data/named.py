@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from gym_fed.config.train.data_source import DataConfig
 from gym_fed.data.catalogue import catalogue
 from gym_fed.data.registry import DatasetRegistry, default_store, is_dataset_name
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import default_home
 
 INFO = Path("data") / "dataset_info.json"
 """Where LLaMA-Factory looks for the descriptions of its sets, from the working directory."""
@@ -60,7 +60,6 @@ def registered(name: str) -> Path | None:
     if not versions:
         return None
     version = int(name.partition("@")[2] or versions[-1])
-    home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
-    folder = home / "pulled" / "datasets" / name.partition("@")[0] / str(version)
+    folder = default_home() / "pulled" / "datasets" / name.partition("@")[0] / str(version)
     registry.pull(f"{name.partition('@')[0]}@{version}", folder)
     return folder

@@ -24,7 +24,7 @@ from gym_fed.config.schema.problems import first_problem
 from gym_fed.data.licences import checked_licence
 from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, write_atomically
+from gym_fed.files import default_home, file_sha256, write_atomically
 from gym_fed.other_words import on_class_too
 
 CARD_NAME = ".gym-dataset.json"
@@ -73,8 +73,7 @@ Versions = list[int]  # named here, since a method below is called list
 
 def default_store() -> str:
     """``$GYM_DATASETS``, else ``datasets`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
-    home = os.environ.get("GYM_HOME") or "~/.gym-fed"
-    return os.environ.get("GYM_DATASETS") or str((Path(home) / "datasets").expanduser())
+    return os.environ.get("GYM_DATASETS") or str(default_home() / "datasets")
 
 
 class DatasetRegistry:

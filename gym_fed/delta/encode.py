@@ -100,7 +100,7 @@ def encode_delta(
     outputs instead of that of their weights. ``refine`` sees all tensors encoded at once and may better their scales
     (``gym_fed.quantization.distiller``); what it changes is in the residual too. Which tensors are embeddings and head
     is read off the tuned model or the base where one is a module, or else off their names. ``on_tensor`` is called with
-    the name of each tensor before it is read, and may raise to stop.
+    the name of each tensor before it is read; it may raise to stop the encoding.
 
     Raises:
         GymError: ``BASE_MISMATCH`` when tensors differ from the base's, ``DELTA_INVALID`` for values that are
@@ -203,7 +203,7 @@ def lora_delta(
     spaces, so that only products add up. What is written is then the best of rank r for this round's product plus the
     residual, and the residual is what the decoded product lacks of that.
 
-    ``on_tensor`` is called with the name of each factored tensor before it is quantised, and may raise to stop.
+    ``on_tensor`` is called with the name of each factored tensor before it is quantised; it may raise to stop.
 
     ``values`` are the differences of tensors that have no factors, such as saved modules, trained tokens, norms and
     biases (``gym_fed.delta.factors.lora_change``). They are written dense, in the policy's ``dense_dtype``, and have no

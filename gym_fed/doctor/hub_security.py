@@ -1,4 +1,4 @@
-"""`gym doctor --security` for the folder of a hub: addresses, certificate, invites and the database's password."""
+"""Security checks of a hub's folder for `gym doctor --security`: addresses, certificate, database password, invites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.yaml.file import load_config
 from gym_fed.doctor.check import Finding, Level
@@ -18,20 +18,19 @@ from gym_fed.errors import GymError
 from gym_fed.identity.tls import validity
 from gym_fed.text import counted, plain
 
-CONFIG_NAME = "gym-server.yaml"
 SOON = timedelta(days=14)
 LONG_INVITE = timedelta(days=30)
 _DAY_SECONDS = 86400.0
 
 
 def hub_findings(folder: Path) -> Iterator[Finding]:
-    """Check a hub's config, and the certificate and database next to it. Nothing is written or locked."""
+    """Check a hub's config, certificate and database, without writing or locking anything."""
     path = folder / CONFIG_NAME
     try:
         config = load_config(path, ServerConfig)
     except GymError as error:
         yield Finding(
-            "hub", Level.FAIL, plain(error.message, 400), f"fix {path}; gym-server run names each fault"
+            "hub", Level.FAIL, plain(error.message, 400), f"fix {path}; gym-server run reports each error"
         )
         return
     yield judge_listen(config)
@@ -42,29 +41,33 @@ def hub_findings(folder: Path) -> Iterator[Finding]:
     if config.storage.database.startswith("sqlite:///"):
         yield judge_invites(folder / config.storage.database.removeprefix("sqlite:///"), time.time())
     else:
-        yield Finding("invites", Level.OK, "not checked: not a SQLite database; gym-server invites list")
+        yield Finding(
+            "invites", Level.OK, "not checked: the database is not SQLite; see gym-server invites list"
+        )
 
 
 def judge_listen(config: ServerConfig) -> Finding:
-    """The address of the hub itself, which always has TLS unless it is loopback, and who may enrol there."""
+    """Check the hub's address and enrolment policy. Except on loopback, the hub always uses TLS."""
     policy = config.enrolment.policy
     seen = f"{config.listen}, TLS with the hub's key, enrolment: {policy}"
     if policy == "open" and not Endpoint.parse(config.listen, least_port=0).is_loopback:
-        remedy = "set enrolment: {policy: invite}, unless every stranger may contribute (docs/security.md)"
-        return Finding("listen: hub", Level.WARN, f"{seen}: everybody who reaches it can enrol", remedy)
+        remedy = "set enrolment: {policy: invite}, unless anybody may contribute (docs/security.md)"
+        return Finding("listen: hub", Level.WARN, f"{seen}: anybody who can reach it can enrol", remedy)
     return Finding("listen: hub", Level.OK, seen)
 
 
 def judge_dashboard(listen: str, public: bool) -> Finding:
-    """The address of the dashboard, and whether its pages need a key."""
+    """Check the dashboard's address, and whether its pages require a key."""
     if public and not Endpoint.parse(listen, least_port=0).is_loopback:
-        remedy = "set dashboard: {public: false}, unless everybody may see the rounds"
+        remedy = "set dashboard: {public: false}, unless anybody may see the rounds"
         return Finding("listen: dashboard", Level.WARN, f"{listen}: readable without a key", remedy)
-    return Finding("listen: dashboard", Level.OK, f"{listen}, {'no key to read' if public else 'key needed'}")
+    return Finding(
+        "listen: dashboard", Level.OK, f"{listen}, {'readable without a key' if public else 'requires a key'}"
+    )
 
 
 def judge_certificate(path: Path, now: datetime) -> Finding:
-    """The dates of the certificate that the hub serves."""
+    """Check the validity period of the certificate that the hub serves."""
     remedy = "get a new one: gym-server certificate (docs/hub-on-the-internet.md)"
     try:
         begin, end = validity(path.read_bytes())
@@ -72,7 +75,7 @@ def judge_certificate(path: Path, now: datetime) -> Finding:
         reason = error.message if isinstance(error, GymError) else error.strerror
         return Finding("certificate", Level.FAIL, f"{path}: {plain(reason, 200)}", remedy)
     if now < begin:
-        return Finding("certificate", Level.FAIL, f"{path}: valid from {begin:%Y-%m-%d} on", remedy)
+        return Finding("certificate", Level.FAIL, f"{path}: not valid before {begin:%Y-%m-%d}", remedy)
     if now > end:
         return Finding("certificate", Level.FAIL, f"{path}: expired on {end:%Y-%m-%d}", remedy)
     if end - now < SOON:
@@ -81,20 +84,20 @@ def judge_certificate(path: Path, now: datetime) -> Finding:
 
 
 def judge_database(config: Path, url: str) -> Finding:
-    """A password in the database's URL is in every copy of the config; the finding never shows it."""
+    """Check for a password in the database URL, which is in every copy of the config. Findings never contain it."""
     if urlsplit(url).password is None and "password=" not in url:
         return Finding("database", Level.OK, "no password in the config")
     mode = config.stat().st_mode
-    remedy = f"move the password to a file of mode 0600 that PGPASSFILE names; chmod 600 {config}"
+    remedy = f"move the password to a file with mode 0600, named by PGPASSFILE; chmod 600 {config}"
     if mode & 0o077:
-        seen = f"{config}: storage.database has a password, and other users can read the file"
+        seen = f"{config}: storage.database contains a password, and other users can read the file"
         return Finding("database", Level.FAIL, seen, remedy)
-    return Finding("database", Level.WARN, f"{config}: storage.database has a password", remedy)
+    return Finding("database", Level.WARN, f"{config}: storage.database contains a password", remedy)
 
 
 def judge_invites(database: Path, now: float) -> Finding:
-    """Unused invites stay keys to the hub until they expire."""
-    remedy = "cancel those that nobody waits for: gym-server invites cancel"
+    """Check how long unused invites stay valid; until they expire, anybody who has one can enrol."""
+    remedy = "cancel invites that are no longer needed: gym-server invites cancel"
     try:
         if not database.is_file():
             return Finding("invites", Level.OK, "no database yet")

@@ -1,4 +1,4 @@
-"""`gym doctor --security`: who can read the keys and secrets of this machine, and which versions have advisories."""
+"""Security checks of `gym doctor --security`: file modes of keys and secrets, and package versions with advisories."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.doctor.check import Finding, Level
-from gym_fed.doctor.hub_security import CONFIG_NAME, hub_findings
+from gym_fed.doctor.hub_security import hub_findings
 
 MINIMUMS = {
     "aiohttp": ("3.12.14", "CVE-2025-53643"),
@@ -31,7 +32,7 @@ MINIMUMS = {
     "transformers": ("4.53.0", "CVE-2025-3933"),
     "urllib3": ("2.6.0", "CVE-2025-66418"),
 }
-"""The first release without a serious flaw of the past. It is no substitute for `make audit`, which queries PyPI."""
+"""First release that fixes a known serious vulnerability, and its advisory. `make audit` queries PyPI instead."""
 
 MAX_KEYS = 1000
 _PRIVATE = b"PRIVATE KEY-----"
@@ -41,8 +42,8 @@ def security_findings(home: Path, hub: Path) -> list[Finding]:
     """Run every security check.
 
     Args:
-        home: The contributor's home folder; it need not exist.
-        hub: The folder of a hub; without a ``gym-server.yaml`` in it, no hub is looked at.
+        home: The contributor's home folder; it may be missing.
+        hub: The folder of a hub; without a ``gym-server.yaml`` in it, no hub is checked.
     """
     if os.name == "nt":
         files = [Finding("files", Level.OK, "not checked: Windows has no file modes")]
@@ -53,16 +54,16 @@ def security_findings(home: Path, hub: Path) -> list[Finding]:
 
 
 def home_findings(home: Path) -> Iterator[Finding]:
-    """The modes of a contributor's home and of the keys in it."""
+    """Check the modes of a contributor's home and of the keys in it."""
     if not home.is_dir():
-        yield Finding("home", Level.OK, f"{home} does not exist; it is made with mode 0700")
+        yield Finding("home", Level.OK, f"{home} does not exist; it will be created with mode 0700")
         return
     mode = stat.S_IMODE(home.stat().st_mode)
     remedy = f"chmod 700 {home}"
     if mode & 0o022:
         yield Finding("home", Level.FAIL, f"{home}: mode {mode:04o}, other users can write", remedy)
     elif mode & 0o077:
-        yield Finding("home", Level.WARN, f"{home}: mode {mode:04o}, other users can look inside", remedy)
+        yield Finding("home", Level.WARN, f"{home}: mode {mode:04o}, other users can list its files", remedy)
     else:
         yield Finding("home", Level.OK, f"{home}: mode {mode:04o}")
     yield from key_findings(home, "home")
@@ -70,7 +71,7 @@ def home_findings(home: Path) -> Iterator[Finding]:
 
 
 def key_findings(folder: Path, owner: str) -> Iterator[Finding]:
-    """Private keys in a folder must have mode 0600, whatever the folders above allow: folders are moved."""
+    """Check that private keys have mode 0600, even in a folder that is closed to others: folders are moved."""
     if not folder.is_dir():
         return
     for path in islice(sorted(folder.iterdir()), MAX_KEYS):
@@ -90,7 +91,7 @@ def key_findings(folder: Path, owner: str) -> Iterator[Finding]:
 
 
 def secret_findings(folder: Path) -> Iterator[Finding]:
-    """Files of tokens and passwords that other programs of ours read, each only where it exists."""
+    """Check the modes of files with tokens and passwords, if they exist."""
     user = Path.home()
     tokens = Path(os.environ.get("HF_HOME") or user / ".cache" / "huggingface")
     places = [
@@ -110,39 +111,39 @@ def secret_findings(folder: Path) -> Iterator[Finding]:
                 "secret", Level.FAIL, f"{path}: every user of this machine can read it", f"chmod 600 {path}"
             )
         else:
-            yield Finding("secret", Level.OK, f"{path}: closed to other users")
+            yield Finding("secret", Level.OK, f"{path}: not readable by all users")
 
 
 def version_findings() -> Iterator[Finding]:
-    """Installed packages below the first release without a known flaw; one line when there is none."""
-    looked_at = 0
+    """Report installed packages with a known vulnerability, or one finding if there are none."""
+    num_checked, outdated = 0, False
     for name, (minimum, advisory) in MINIMUMS.items():
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-        looked_at += 1
+        num_checked += 1
         if (finding := judge_version(name, version, minimum, advisory)).level is not Level.OK:
+            outdated = True
             yield finding
-            looked_at = -len(MINIMUMS)
-    if looked_at > 0:
-        yield Finding("advisories", Level.OK, f"none of {looked_at} packages is below its known minimum")
+    if num_checked and not outdated:
+        yield Finding("advisories", Level.OK, f"{num_checked} packages have the fixes of known advisories")
 
 
 def judge_version(name: str, version: str, minimum: str, advisory: str) -> Finding:
-    """Compare an installed version with the first one that has the fix."""
+    """Compare an installed version with the first release that has the fix."""
     if Version(version) >= Version(minimum):
         return Finding(f"advisory: {name}", Level.OK, version)
     return Finding(
         f"advisory: {name}",
         Level.FAIL,
-        f"{version}, and {advisory} is fixed in {minimum}",
+        f"{version} is affected by {advisory}, which is fixed in {minimum}",
         f"pip install '{name}>={minimum}', with -c constraints.txt in a checkout",
     )
 
 
 def readable_by_others(path: Path) -> bool:
-    """True if users outside the file's group can read it: its mode, and every folder above it, allow that."""
+    """True if users outside the file's group can read it, by its mode and that of every folder above."""
     path = path.absolute()
     if not path.stat().st_mode & stat.S_IROTH:
         return False
@@ -150,12 +151,12 @@ def readable_by_others(path: Path) -> bool:
 
 
 def no_hub(folder: Path) -> Finding:
-    """The line for a folder without a hub."""
-    return Finding("hub", Level.OK, f"no {CONFIG_NAME} in {folder}; name the hub's folder with --hub")
+    """Return the finding for a folder without a hub."""
+    return Finding("hub", Level.OK, f"no {CONFIG_NAME} in {folder}; pass the hub's folder with --hub")
 
 
 def _is_secret(path: Path) -> bool:
-    """A PEM file with a private key, or a ``.key`` file of any form. An unreadable file is another user's: closed."""
+    """True for a file that may hold a private key. A file that this user cannot read is not checked."""
     try:
         with path.open("rb") as file:
             text = file.read(1 << 16)

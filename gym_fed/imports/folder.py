@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.file_lock import lock
-from gym_fed.files import full_disk_named, make_folder, whole_or_not_at_all
+from gym_fed.files import default_home, full_disk_named, make_folder, whole_or_not_at_all
 from gym_fed.imports.digests import source_digest, state_of
 from gym_fed.json_files import read_object
 from gym_fed.text import readable_bytes
@@ -46,7 +46,7 @@ class ImportedModel:
 
 def imports_home() -> Path:
     """``$GYM_HOME/imports``, or ``~/.gym-fed/imports``."""
-    return Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser() / "imports"
+    return default_home() / "imports"
 
 
 def usable_folder(folder: Path) -> Path:

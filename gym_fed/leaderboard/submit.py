@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.keys import samples_path
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
-from gym_fed.files import file_sha256
+from gym_fed.files import default_home, file_sha256
 from gym_fed.identity.keys import SigningKey, load_or_create
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.leaderboard.board import Leaderboard
@@ -73,7 +72,7 @@ def submit(
 
 def home_key() -> SigningKey:
     """The key of ``$GYM_HOME`` or ``~/.gym-fed``, made on first use."""
-    home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
+    home = default_home()
     return load_or_create(home / "key.pem", PassphraseSource("GYM_PASSPHRASE").get)
 
 

@@ -74,8 +74,7 @@ class LedgerCheck:
         body = self._chain.add(entry)
         if (before := body.get(HEADS_BEFORE, self._heads)) != self._heads:
             raise corrupt(
-                f"{before} heads were signed before entry {entry.sequence}, as it says, and {self._heads} of them are "
-                "here"
+                f"entry {entry.sequence} counts {before} signed heads, but {self._heads} are stored"
             )
         self.frontier.append(entry.hash)
         self.history.add(entry.kind, body)

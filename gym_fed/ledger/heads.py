@@ -19,7 +19,7 @@ from gym_fed.ledger.merkle import verify_inclusion
 FORMAT = "gym-head-1"
 FORK_FORMAT = "gym-fork-1"
 HEADS_BEFORE = "heads"
-"""Key of an entry's body: how many heads were signed before it. A head that was deleted is missed by it."""
+"""Key of an entry's body with the number of heads that were signed before it. It reveals a deleted head."""
 _SIGNATURE = re.compile(r"[0-9a-f]{128}", re.ASCII)
 
 

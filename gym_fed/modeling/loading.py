@@ -146,7 +146,7 @@ def readable_errors(name: str) -> Iterator[None]:
         ) from error
     except BaseException as error:
         of_other_sizes = isinstance(error, RuntimeError) and "ignore_mismatched_sizes" in str(error)
-        of_tokenizers = type(error) is Exception  # the tokenizers library has no class of its own
+        of_tokenizers = type(error) is Exception  # the tokenizers library raises bare Exceptions
         if not (isinstance(error, wrong) or of_other_sizes or of_tokenizers or is_panic(error)):
             raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

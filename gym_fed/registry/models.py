@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import default_home
 from gym_fed.identity.keys import SigningKey
 from gym_fed.models import folder_here
 from gym_fed.other_words import on_class_too
@@ -39,13 +40,13 @@ from gym_fed.registry.manifest import (
 from gym_fed.registry.preparing import Note, StatedFacts, prepared
 from gym_fed.registry.pushing import publish
 from gym_fed.registry.rebuild import rebuild
-from gym_fed.registry.signers import Confirm, Pins, gym_home, own_key
+from gym_fed.registry.signers import Confirm, Pins, own_key
 from gym_fed.registry.versions import LATEST, VersionStore, require_tag, split_reference
 
 
 def default_model_store() -> str:
     """``$GYM_MODELS``, else ``models`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
-    return os.environ.get("GYM_MODELS") or str(gym_home() / "models")
+    return os.environ.get("GYM_MODELS") or str(default_home() / "models")
 
 
 class DamagedWarning(UserWarning):
@@ -387,7 +388,7 @@ def _named_here(name: str) -> str | None:
 
 def _default_folder(found: ModelVersion, kind: str) -> Path:
     version = str(found.version) + (f"-{kind}" if kind else "")
-    return gym_home() / "pulled" / "models" / found.name / version
+    return default_home() / "pulled" / "models" / found.name / version
 
 
 def _require_free(tag: str) -> None:

@@ -8,7 +8,6 @@ refused, until somebody names it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import make_folder, write_atomically
+from gym_fed.files import default_home, make_folder, write_atomically
 from gym_fed.identity.keys import SigningKey, load_or_create
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.registry.manifest import Signer
@@ -35,18 +34,13 @@ class _Pin(StrictModel):
     public_keys: list[str] = Field(max_length=64)
 
 
-def gym_home() -> Path:
-    """``$GYM_HOME``, else ``~/.gym-fed``."""
-    return Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
-
-
 def own_key() -> SigningKey:
     """The user's key, which is also a contributor's: ``key.pem`` in the home, made on first use.
 
     Raises:
         GymError: ``KEY_LOCKED`` when it is under a passphrase that is not given.
     """
-    return load_or_create(gym_home() / "key.pem", _PASSPHRASE.get)
+    return load_or_create(default_home() / "key.pem", _PASSPHRASE.get)
 
 
 def parsed_fingerprint(text: str) -> str:
@@ -145,4 +139,4 @@ class Pins:
 
     def _path(self, name: str) -> Path:
         digest = hashlib.sha256(f"{self._registry}\n{name}".encode()).hexdigest()
-        return gym_home() / "signers" / f"{digest[:32]}.json"
+        return default_home() / "signers" / f"{digest[:32]}.json"

@@ -1,10 +1,9 @@
-"""The hub's clock: seconds since 1970 that a step of the machine's own clock does not move.
+"""The hub's clock: seconds since 1970, unaffected when the machine's clock is set.
 
-Leases, deadlines, sessions and signed times are measured by it. While a hub runs it advances with a clock of the system
-that is never set. It begins at the machine's time; where a round is under way it continues from the last trace of the
-hub's activity. So the time for which a hub was down counts against nobody, nor does the time for which its machine
-slept. Both are added between two rounds. Commands in other processes read the difference to the machine's clock from
-the database.
+It measures leases, deadlines, sessions and signed times. While a hub runs, it advances with a system clock that cannot
+be set. It starts at the machine's time, or, during a round, at the hub's last recorded activity. So a round does not
+lose the time for which the hub was down or its machine slept; that time is added between two rounds. Commands in other
+processes read the difference to the machine's clock from the database.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class HubClock:
     Args:
         database: Keeps the difference to the machine's clock.
         wall: The machine's clock.
-        steady: A clock that is never set and counts sleep.
-        awake: A clock that is never set and stands still while the machine sleeps.
+        steady: A clock that cannot be set and includes sleep.
+        awake: A clock that cannot be set and stops while the machine sleeps.
     """
 
     def __init__(
@@ -49,13 +48,13 @@ class HubClock:
         self._began: float | None = None
         """Time of the hub at second 0 of ``steady``; None where no hub runs in this process."""
         self._away = 0.0
-        """Seconds of downtime and sleep that are not added yet."""
+        """Seconds of downtime and sleep that have not been added yet."""
         self.slept = 0.0
         """Seconds for which the machine slept since ``start``."""
         self._ahead = 0.0
         """``steady`` minus ``awake`` at the start."""
         self._unstored = 0.0
-        """Seconds of sleep that the stored difference to the machine's clock lacks."""
+        """Seconds of sleep that the stored difference to the machine's clock does not include yet."""
         self._offset = self._stored()
 
     def now(self) -> float:
@@ -68,10 +67,10 @@ class HubClock:
         return self.wall() + self._offset
 
     def earliest_now(self) -> float:
-        """The least time that it can be now, for deciding what is old enough to be deleted.
+        """Return the earliest possible current time, for deciding which files are old enough to be deleted.
 
-        While a round is under way that is no later than the last trace of it: a machine's clock that was set forward,
-        even while no hub ran, ages nothing of an open round.
+        During a round it is at most the hub's last recorded activity. So files of an open round do not get older if the
+        machine's clock is set forward, even while no hub runs.
         """
         with self._database.reading() as tx:
             active = _last_activity(tx)
@@ -91,7 +90,7 @@ class HubClock:
         self._store(now - wall)
 
     def catch_up(self) -> None:
-        """Add the time for which the hub was down or its machine slept; to be called between two rounds."""
+        """Add the time for which the hub was down or its machine slept; call it between two rounds."""
         with self._lock:
             self._notice_sleep()
             if self._began is not None and self._away:
@@ -116,7 +115,7 @@ class HubClock:
             return step if abs(step) > STEP_SECONDS else 0.0
 
     def _notice_sleep(self) -> None:
-        """Stand still for the time for which the machine slept, until ``catch_up``."""
+        """Leave out the time for which the machine slept, until ``catch_up``."""
         if self._began is None or self._slept_now() <= STEP_SECONDS:
             return
         with self._lock:
@@ -128,7 +127,7 @@ class HubClock:
                 self._unstored += new
 
     def _slept_now(self) -> float:
-        """Seconds of sleep that were not noticed yet."""
+        """Return the seconds of sleep that have not been noticed yet."""
         return self.steady() - self.awake() - self._ahead - self.slept
 
     def _has_round(self) -> bool:

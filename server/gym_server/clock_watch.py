@@ -15,7 +15,7 @@ _LEAST_CLOCKS = 3
 
 
 class ClockWatch:
-    """Looks every few seconds; each difference is logged once."""
+    """Compares the clocks every few seconds; logs each difference once."""
 
     def __init__(self, fed: Federation) -> None:
         self._fed = fed
@@ -23,30 +23,29 @@ class ClockWatch:
         self._slept = 0.0
 
     def look(self) -> None:
-        """Look once."""
+        """Compare the clocks once."""
         step = self._fed.clock.keep()
         if step:
             log.warning(
-                "this machine's clock was set %s %s; rounds, leases and sessions go on by the monotonic clock",
+                "this machine's clock was set %s %s; rounds, leases and sessions are not affected",
                 readable_seconds(abs(step)),
                 "forward" if step > 0 else "back",
             )
         asleep, self._slept = self._fed.clock.slept - self._slept, self._fed.clock.slept
         if asleep > 0:
             log.warning(
-                "this machine slept for %s; that counts against no round, lease or session",
+                "this machine slept for %s; rounds, leases and sessions are extended by that time",
                 readable_seconds(asleep),
             )
         ahead, count = self._fed.contributor_clocks.median()
-        # Of this machine's clock, against the contributors'.
+        # Difference of this machine's clock to the contributors' clocks.
         wrong = self._fed.clock.wall() - self._fed.clock.now() - ahead
         if count < _LEAST_CLOCKS or abs(wrong) <= _TOLERANCE_SECONDS:
             self._reported = 0.0
         elif abs(wrong - self._reported) > _TOLERANCE_SECONDS:
             self._reported = wrong
             log.warning(
-                "this machine's clock is %s %s those of %d contributors (their median); set it: the hub's is the "
-                "wrong one",
+                "this machine's clock is %s %s the median of %d contributors' clocks, so it is probably wrong; set it",
                 readable_seconds(abs(wrong)),
                 "ahead of" if wrong > 0 else "behind",
                 count,

@@ -20,7 +20,7 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import IO
 
-from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.strict import read_config_text
 from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
@@ -55,7 +55,7 @@ from gym_server.variants.variants import HubVariants
 
 log = logging.getLogger("gym_server")
 
-CONFIG_NAME = "gym-server.yaml"
+
 PASSPHRASE_VARIABLE = "GYM_SERVER_PASSPHRASE"
 RUN_ID = 1
 """Flower's run id: a hub's folder holds one federation, which is one run."""
@@ -77,7 +77,7 @@ class Federation:
         self.base = base
         self.database = database
         self.sends_arrays = False
-        """True where another strategy than DeltaSoup runs: tasks and replies then hold arrays instead of deltas."""
+        """True if a strategy other than DeltaSoup runs: tasks and replies then contain arrays instead of deltas."""
         self.clock = HubClock(database)
         self.contributor_clocks = ContributorClocks()
         self.traffic = HubTraffic()
@@ -240,7 +240,7 @@ class Federation:
 
     @property
     def max_update_bytes(self) -> int:
-        """The largest object that a contributor may send; other strategies' arrays need not be the base's weights."""
+        """Size limit of an object from a contributor. Arrays of other strategies need not be the base's weights."""
         if self.sends_arrays:
             return self.config.admission.max_update_bytes
         return self.config.max_update_bytes(self.base.shapes)

@@ -57,7 +57,7 @@ def test_what_is_declared_and_not_sent_counts_as_if_it_were_there(hub: LoopbackH
         request = pb.BeginUploadRequest(sha256="1" * 64, size_bytes=QUOTA)
         assert not ann.call("BeginUpload", request).complete
         assert not ann.call("BeginUpload", request).complete, "the same again is no second one"
-        with pytest.raises(GymError, match=f"{QUOTA} declared and not finished"):
+        with pytest.raises(GymError, match=f"{QUOTA} bytes of unfinished uploads"):
             bring(ann, tmp_path, 1, 0)
 
 

@@ -1,8 +1,8 @@
 """Detect home folders that were copied, and those that several machines share.
 
 A copy has the same ``instance`` as its original. A hub takes both for one installation, and each work stream ends the
-other's. So a copy gets a new instance. A home on a network file system that another machine used last is not a copy: its
-tasks exist once, and continue.
+other's. So a copy gets a new instance. A home on a network file system that another machine used last is not a copy:
+its tasks exist once, and continue.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def _separate(home: Home, original: str) -> str:
     (home.folder / "instance").unlink(missing_ok=True)
     left = f" {counted(len(tasks), 'unfinished task')} stayed with the original." if tasks else ""
     return (
-        f"{home.folder} was copied from {original} and is now a separate installation.{left} Both use the same account, "
-        "which gets one task per round. To use another account, join with --home FOLDER"
+        f"{home.folder} was copied from {original} and is now a separate installation.{left} Both use the same "
+        "account, which gets one task per round. To use another account, join with --home FOLDER"
     )
 
 

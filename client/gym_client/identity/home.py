@@ -14,7 +14,7 @@ from typing import Any
 from gym_client.identity.keystore import Keystore
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.file_lock import LockHeldError, lock
-from gym_fed.files import append_lines, make_folder, write_atomically
+from gym_fed.files import append_lines, default_home, make_folder, write_atomically
 from gym_fed.identity.keys import SigningKey
 from gym_fed.portable import read_at
 from gym_fed.system_errors import system_error
@@ -37,7 +37,7 @@ class Home:
     @classmethod
     def open(cls, folder: str | Path | None = None) -> Home:
         """The home at ``folder``, ``$GYM_HOME`` or ``~/.gym-fed``; made (mode 0700) on first use."""
-        chosen = Path(folder or os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
+        chosen = Path(folder).expanduser() if folder else default_home()
         require_utf8("the home folder", chosen.absolute(), "choose another with --home")
         try:
             make_folder(chosen.absolute(), 0o700)

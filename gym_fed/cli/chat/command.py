@@ -17,6 +17,7 @@ from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_chat, print_next
 from gym_fed.console import AsJsonLines, err, print_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import default_home
 from gym_fed.options import DEVICE, AdapterOption, ServedVariants
 from gym_fed.waiting import waiting
 
@@ -129,7 +130,7 @@ def chat(
         conversation = ChatSession(writer, system=system, variant=variant, sampling=settings.fields())
         terminal = Terminal(conversation, settings, as_json=as_json)
         if prompt is None:
-            home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
+            home = default_home()
             with line_editing(home):
                 terminal.run()
             if api is None and not as_json:

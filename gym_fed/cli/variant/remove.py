@@ -256,7 +256,7 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
     for one in removal.work:
         out.print(f"  unfinished work deleted: {one}")
     words = {
-        "removed": "nobody reads it there any more; the hub deletes the file within a day or two",
+        "removed": "no longer readable there; the hub deletes the file within one or two days",
         "absent": "it had none of this name",
         "another's": "not asked: your account there is not its owner",
         "not asked": "the account there was left, and a copy may be kept"

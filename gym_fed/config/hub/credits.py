@@ -99,9 +99,9 @@ class RewardsConfig(StrictModel):
     is paid alone."""
 
     stale_threshold: Cosine | None = 0.999
-    """From this cosine on an update is rejected as somebody else's merged work of an earlier round, or as a soup. It
-    stays where the authors' own updates of different rounds are that similar too. One's own merged update is found
-    only where it is the same but for scale and codec, and costs no reputation. Null: not looked for."""
+    """From this cosine on, an update is rejected as a copy of somebody else's merged update of an earlier round, or of
+    a soup. It is accepted if the authors' own updates of different rounds are as similar. Contributors' own merged
+    updates are detected only if nothing but scale and codec changed, and cost no reputation. Null: no check."""
 
     stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3
     """How many earlier rounds are looked at for ``stale_threshold``."""

@@ -40,9 +40,9 @@ class RoundsConfig(StrictModel):
     min_contributors: int = Field(3, ge=1)
     """The least quorum: a round with fewer admitted updates at its deadline is aborted."""
     quorum_share: float = Field(0.5, ge=0.5, lt=1)
-    """More than this share of the contributors that were given the task must answer, so that no minority, however fast,
-    forms a round. Contributors that failed, went away, or stopped three of the last ten rounds by not answering are not
-    counted."""
+    """More than this share of the contributors that were given the task must answer, so that a fast minority cannot
+    complete a round. Contributors that failed, went away, or blocked three of the last ten rounds by not answering are
+    not counted."""
     deadline_seconds: float = Field(1800, gt=0)
     lease_seconds: float = Field(60, ge=1)
     """A contributor that is silent for this long loses its task."""
@@ -79,8 +79,8 @@ class AdmissionConfig(StrictModel):
     """What an update may be at most."""
 
     max_update_bytes: int = Field(2 << 30, ge=1024)
-    """Of one update. The hub also takes none larger than the base's weights need in any codec: 8 bytes for each weight
-    and about 1 MiB, which is the cap that contributors are shown where it is lower."""
+    """Size limit of one update. Updates are also limited to 8 bytes per weight of the base plus about 1 MiB.
+    Contributors are shown the lower limit."""
     max_norm: float | None = Field(None, gt=0)
     """L2 norm above which an update is refused outright."""
     norm_ratio: float | None = Field(4.0, gt=1)
@@ -132,7 +132,7 @@ class VariantsConfig(StrictModel):
     max_bytes: int | None = Field(None, ge=1024)
     """Of one variant; by default what an update may have, ``admission.max_update_bytes``."""
     max_bytes_per_contributor: int = Field(4 << 30, ge=1024)
-    """Of all variants that one contributor has here."""
+    """Size limit of all variants of one contributor together."""
     max_total_bytes: int = Field(64 << 30, ge=1024)
     """Of all variants that the hub has now. Files of replaced and removed ones, and uploads that nothing was made of,
     are bounded by ``limits.unreferenced_bytes_per_account``."""
@@ -173,8 +173,8 @@ class LimitsConfig(StrictModel):
     transfers_per_hour: int = Field(60, ge=1)
     """Transfers of credits that one account may ask for: each is two entries of the ledger."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
-    """Bytes of one account's uploads that no merged update and no variant names: unfinished ones, updates that wait
-    for their round, and refused or rejected ones until they are deleted (``storage.keep_unneeded_seconds``)."""
+    """Limit on the bytes of one account's uploads that no merged update or variant uses. They are unfinished uploads,
+    updates waiting for their round, and refused or rejected ones until ``storage.keep_unneeded_seconds`` is over."""
 
 
 class StorageConfig(StrictModel):
@@ -189,8 +189,8 @@ class StorageConfig(StrictModel):
     reserve_bytes: int = Field(256 << 20, ge=0)
     """Free space that the hub leaves on its disks: below it no upload begins and no round opens."""
     keep_unneeded_seconds: float = Field(86400, ge=3600)
-    """For how long the hub keeps what nothing needs any more: refused updates, uploads that were never used, files of
-    replaced and removed variants. It looks every ten minutes; ``gym-server gc`` looks at once."""
+    """How long the hub keeps unreferenced files: refused updates, unused uploads, files of replaced and removed
+    variants. The hub deletes older ones every ten minutes; ``gym-server gc`` does so at once."""
 
 
 class DashboardConfig(StrictModel):

@@ -16,8 +16,11 @@ from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.schema.problems import Problem, Problems
 from gym_fed.errors import GymError
 
+CONFIG_NAME = "gym-server.yaml"
+"""Name of the config file in a hub's folder."""
+
 _DELTA_BYTES_PER_WEIGHT = 8
-"""More than any codec needs: dense float32 has 4, masked votes at most 8."""
+"""Upper bound for all codecs: dense float32 needs 4, masked votes at most 8."""
 _DELTA_BYTES_PER_TENSOR = 1 << 10
 _DELTA_HEADER_BYTES = 1 << 20
 
@@ -26,14 +29,14 @@ class ServerConfig(ServerSections):
     """The whole of ``gym-server.yaml``."""
 
     def max_update_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        """The largest update that this hub takes.
+        """Return the size limit of an update, in bytes.
 
         Args:
-            shapes: Of the base's tensors, by name.
+            shapes: Shapes of the base's tensors, by name.
 
         Returns:
-            Bytes: the least of ``admission.max_update_bytes``, an account's share of the disk, and what the base's
-            weights can take up in any codec.
+            The minimum of ``admission.max_update_bytes``, ``limits.unreferenced_bytes_per_account``, and the largest
+            size of the base's weights in any codec.
         """
         weights = sum(math.prod(shape) for shape in shapes.values())
         of_base = (
@@ -42,7 +45,7 @@ class ServerConfig(ServerSections):
         return min(self.admission.max_update_bytes, self.limits.unreferenced_bytes_per_account, of_base)
 
     def max_variant_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        """The largest variant that this hub keeps, in bytes."""
+        """Return the size limit of a variant, in bytes."""
         most = self.max_update_bytes(shapes)
         return most if self.variants.max_bytes is None else min(most, self.variants.max_bytes)
 

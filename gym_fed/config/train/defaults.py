@@ -34,7 +34,7 @@ _MOST_ROWS_PER_STEP = 8
 """Small data sets use fewer rows per step: (most rows, rows per step)."""
 
 _PREFERENCES = ("preference", "unpaired")
-"""Kinds of rows that are seen once where they are many, and at most three times where they are few."""
+"""Kinds of rows that are trained on for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
 _MOST_PREFERENCE_EPOCHS = 3
 
 _LEAST_STEPS = 40

@@ -7,14 +7,13 @@ A file whose sha256 is not the lock's is refused.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, write_atomically
+from gym_fed.files import default_home, file_sha256, write_atomically
 from gym_fed.text import plain
 
 LOCK = "evals.lock"
@@ -56,7 +55,7 @@ class EvalsLock(StrictModel):
 
 def evals_home() -> Path:
     """``$GYM_HOME/evals``, or ``~/.gym-fed/evals``."""
-    return Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser() / "evals"
+    return default_home() / "evals"
 
 
 def split_path(dataset: str, subset: str | None, split: str) -> str:

@@ -23,7 +23,7 @@ from gym_quant.packed_file import open_packed, write_packed
 from torch import Tensor
 
 from gym_fed.errors import GymError
-from gym_fed.files import make_folder, remove_left_parts, whole_file_in_place
+from gym_fed.files import default_home, make_folder, remove_left_parts, whole_file_in_place
 from gym_fed.portable import own_user
 
 Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
@@ -68,7 +68,7 @@ def packed_anew(name: str, format: str, weights: Sequence[Tensor]) -> PackedLine
 
 def packed_home() -> Path:
     """``$GYM_HOME/packed``, or ``~/.gym-fed/packed``."""
-    return Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser() / "packed"
+    return default_home() / "packed"
 
 
 class PackedBase:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gym_fed.files import default_home
+
 
 def variants_folder(store: Path | None = None) -> Path:
     """The folder that was named, ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``, which is ``~/.gym-fed``."""
-    home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed")
-    return (store or Path(os.environ.get("GYM_VARIANTS") or home / "variants")).expanduser()
+    return (store or Path(os.environ.get("GYM_VARIANTS") or default_home() / "variants")).expanduser()
 
 
 def present_store() -> Path | None:

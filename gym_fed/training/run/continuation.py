@@ -63,7 +63,7 @@ def another_run(named: Path, error: GymError) -> GymError:
 def copy_checkpoint(named: Path, checkpoints: Path) -> Path:
     """Copy a checkpoint of another run into this one, whole or not at all; return the copy."""
     checkpoints.mkdir(parents=True, exist_ok=True)
-    # In the folder itself, which may be on another disk than its parent.
+    # In this folder, because its parent may be on another disk.
     part = checkpoints / f".{named.name}.part"
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(named, part)

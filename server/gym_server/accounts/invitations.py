@@ -6,11 +6,12 @@ from typing import Any
 
 from sqlalchemy import select, update
 
+from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import Invite, format_invite, token_hash
 from gym_fed.text import plain
-from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.federation import Federation
 from gym_server.store.tables import invites
 
 MAX_NOTE = 200

@@ -19,6 +19,7 @@ from typing import IO, Any
 from sqlalchemy import Connection, select
 
 import gym_fed
+from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.files import file_sha256
@@ -27,7 +28,7 @@ from gym_fed.ledger.heads import SignedHead
 from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name
 from gym_server.backup.records import missing_records, whole_records
-from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.federation import Federation
 from gym_server.ledger.checks import verify_database
 from gym_server.ledger.rows import hash_of, newest_head
 from gym_server.rounds.soups import optimizer_name, residual_name

@@ -1,11 +1,13 @@
-"""Delete files that nothing refers to any more: in every running hub by itself, and by `gym-server gc`.
+"""Delete unreferenced files, for the running hub and for `gym-server gc`.
 
-Objects that no version, ledger entry, variant, upload, message or counted update names (``gym_server.store.usage``),
-uploads that stopped, copies of remote objects, what killed merges, replays and backups left in ``staging/``, and
-records of evaluations of what is no more. Nothing younger than the grace age is touched.
+These are objects that no version, ledger entry, variant, upload, message or counted update names
+(``gym_server.store.usage``), stopped uploads, copies of remote objects, files that killed merges, replays and backups
+left in ``staging/``, and records of evaluations that no longer belong to anything. Files younger than the grace age
+stay.
 
-Ages are by the hub's clock, which a step of the machine's clock does not move (``HubClock.earliest_now``). An object's row has
-the hub's time. A file's own time is the machine's, so a file is old only by the earlier of both clocks.
+Ages are measured by the hub's clock, which does not change when the machine's clock is set
+(``HubClock.earliest_now``). An object's row has the time of the hub's clock. A file has the time of the machine's
+clock, so its age is measured by the earlier of both clocks.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from gym_server.store.usage import needed
 log = logging.getLogger("gym_server")
 
 PASS_SECONDS = 600.0
-"""How often a running hub looks."""
+"""Interval between two passes of a running hub."""
 _PASS_OBJECTS = 2000
-"""Objects that one of its passes deletes."""
+"""Maximum number of objects that one pass deletes."""
 _TEMPORARY = re.compile(r"(replay|rescore|backup)-.*|restored-[0-9a-f]{64}|.*\.(copy|fetch|partial)")
 _OF_ROUND = re.compile(r"(soup|root)-(\d+)(\.gymdelta)?")
 _BATCH, _REMOTE_BATCH = 200, 20
@@ -42,29 +44,29 @@ _BATCH, _REMOTE_BATCH = 200, 20
 _OVER = ("committed", "aborted")
 
 
-class _Before(NamedTuple):
-    """What is not older stays: rows by the hub's clock, files by the earlier of its and the machine's."""
+class _Cutoff(NamedTuple):
+    """Times after which nothing is deleted: for rows by the hub's clock, for files by the earlier of both clocks."""
 
     rows: float
     files: float
 
 
 def gc_pass(fed: Federation) -> None:
-    """The running hub's pass: delete a bounded number of objects, and log what was deleted."""
+    """Run one pass of a running hub: delete a limited number of objects, and log what was deleted."""
     try:
         found = gc(fed, max_objects=_PASS_OBJECTS)
     except GymError as error:
         if error.code is not ErrorCode.STATE_LOCKED:
             raise
-        return  # a backup runs, or somebody's `gym-server gc`
+        return  # a backup or `gym-server gc` is running
     freed = found["object_bytes"] + found["staging_bytes"] + found["record_bytes"]
     if found["objects"] or found["staging"] or found["records"]:
         log.info(
-            "gc: %s freed; %s, %s and %s of evaluations deleted",
+            "gc: freed %s; deleted %s, %s and %s",
             readable_bytes(freed),
             counted(found["objects"], "object"),
-            counted(found["staging"], "leftover"),
-            counted(found["records"], "file"),
+            counted(found["staging"], "temporary file"),
+            counted(found["records"], "evaluation record"),
         )
 
 
@@ -74,11 +76,11 @@ def gc(
     dry_run: bool = False,
     max_objects: int | None = None,
 ) -> dict[str, Any]:
-    """Delete what is not needed.
+    """Delete unreferenced files.
 
     Args:
         fed: The hub, running or not.
-        grace_seconds: What is younger stays; None: ``storage.keep_unneeded_seconds``.
+        grace_seconds: Keep younger files; None: ``storage.keep_unneeded_seconds``.
         dry_run: Delete nothing, only count.
         max_objects: Delete at most this many objects, the oldest first; None: all.
 
@@ -92,7 +94,7 @@ def gc(
     grace = fed.config.storage.keep_unneeded_seconds if grace_seconds is None else grace_seconds
     with care_lock(fed.folder):
         now = fed.clock.earliest_now()
-        before = _Before(now - grace, min(now, fed.clock.wall()) - grace)
+        before = _Cutoff(now - grace, min(now, fed.clock.wall()) - grace)
         stopped = _stopped_uploads(fed, before, dry_run)
         gone, gone_bytes, kept, kept_bytes = _objects(fed, before, dry_run, max_objects)
         parts, part_bytes = _staging(fed, before.files, stopped, dry_run)
@@ -110,8 +112,8 @@ def gc(
     }
 
 
-def _stopped_uploads(fed: Federation, before: _Before, dry_run: bool) -> set[str]:
-    """Withdraw declarations of uploads that got no byte for the grace age; returns the names of their parts."""
+def _stopped_uploads(fed: Federation, before: _Cutoff, dry_run: bool) -> set[str]:
+    """Withdraw uploads that received no data within the grace age; return the names of their partial files."""
     with fed.database.reading() as tx:
         old = tx.execute(select(uploads).where(uploads.c.created_at <= before.rows)).all()
     stopped = set()
@@ -128,7 +130,7 @@ def _stopped_uploads(fed: Federation, before: _Before, dry_run: bool) -> set[str
 
 
 def _objects(
-    fed: Federation, before: _Before, dry_run: bool, max_objects: int | None
+    fed: Federation, before: _Cutoff, dry_run: bool, max_objects: int | None
 ) -> tuple[int, int, int, int]:
     stored = fed.store.listed()
     stale = fed.config.rewards.stale_rounds
@@ -137,7 +139,7 @@ def _objects(
         rows = {row.sha256: row.created_at for row in tx.execute(select(objects)).all()}
         merging = tx.execute(select(rounds.c.server_round).where(rounds.c.state == MERGING)).first()
     age = {name: created for name, created in rows.items() if created <= before.rows}
-    if merging is None:  # a merge puts soups into the store before anything names them
+    if merging is None:  # a merge stores soups before anything refers to them
         loose = {name: item.modified_at for name, item in stored.items() if name not in rows}
         age |= {name: modified for name, modified in loose.items() if modified <= before.files}
     wanted = sorted((name for name in age if name not in names), key=age.__getitem__)[:max_objects]
@@ -155,7 +157,7 @@ def _objects(
 
 
 def _delete(fed: Federation, names: list[str], before: float, stored: dict[str, StoredObject]) -> list[str]:
-    """Delete objects with their rows, in one transaction, so that nothing comes to name one meanwhile."""
+    """Delete objects with their rows, in one transaction, so that no new reference to one can appear meanwhile."""
     now = fed.clock.earliest_now()
     with fed.database.transaction() as tx:
         still = needed(tx, now, fed.config.rewards.stale_rounds)

@@ -224,7 +224,7 @@ class Place:
         return dict(self._fs.find(path, detail=True))
 
     def _json(self, path: str, name: str) -> Any:
-        """The JSON document at ``path``. Those who can write to the place could make it huge or deeply nested."""
+        """Read the JSON document at ``path``. It is untrusted: it may be huge or deeply nested."""
         with self._fs.open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:

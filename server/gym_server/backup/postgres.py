@@ -18,11 +18,11 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 def without_password(url: str) -> str:
-    """The address of a database without its password."""
+    """Return a database URL with the password hidden."""
     try:
         return plain(make_url(url).render_as_string(hide_password=True), 200)
     except (ArgumentError, ValueError):
-        return "an address that cannot be read"
+        return "an invalid URL"
 
 
 def dump(url: str, archive: Path) -> None:

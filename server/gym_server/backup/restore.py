@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
@@ -27,7 +27,6 @@ from gym_fed.text import plain
 from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, Place, SnapshotManifest, is_inside, object_name
 from gym_server.federation import (
-    CONFIG_NAME,
     PASSPHRASE_VARIABLE,
     Federation,
     folder_lock,
@@ -71,8 +70,8 @@ def restore(
     Raises:
         GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder with something in it;
             ``STATE_CORRUPT`` for what is not what was backed up; ``STALE`` when a newer state is known;
-            ``CONFIG_INVALID`` where the config that was backed up names a place outside ``folder``, on this machine
-            or another, that the caller has not named.
+            ``CONFIG_INVALID`` if the config in the backup names a place outside ``folder``, on this machine or another,
+            that the caller has not named.
     """
     folder = folder.resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -257,9 +256,9 @@ def _give(fresh: Path, storage: dict[str, str]) -> None:
 
 
 def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set[str]) -> None:
-    """Refuse a config that has the restore write outside the new folder, or connect to a host that only it names.
+    """Refuse a config that makes the restore write outside the new folder, or connect to a host that only it names.
 
-    The config's author may be anybody who could write to the backup.
+    Anybody who can write to the backup may have changed the config.
 
     Args:
         config: As it was brought.
@@ -286,8 +285,8 @@ def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set
     if manifest.database == "postgresql" and "database" not in given:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"the backup is of a PostgreSQL database, {postgres.without_password(database)}; restore connects only to one that "
-            "you name",
+            f"the backup is of a PostgreSQL database, {postgres.without_password(database)}; restore connects only to "
+            "a database that you name",
             "pass --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
         )
     if "objects" not in given and not is_inside(objects):

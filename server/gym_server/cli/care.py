@@ -213,8 +213,8 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete objects and leftovers that nothing names any more, as a running hub does by itself."""
-    with opened(folder) as fed, waiting("looking for what nothing names"):
+    """Delete unreferenced objects and temporary files, as a running hub does every ten minutes."""
+    with opened(folder) as fed, waiting("looking for unreferenced files"):
         from gym_server.backup.gc import gc as run_gc
 
         found = run_gc(fed, None if grace is None else parse_duration(grace), dry_run)

@@ -191,7 +191,7 @@ class Watcher(AbstractContextManager["Watcher"]):
 
 
 def _phase(now: Snapshot) -> tuple[int, str]:
-    """The round and the phase of its merge, without the count of its steps."""
+    """Return the round and the phase of its merge, without the number of steps."""
     return now.server_round, now.merge.partition(",")[0]
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_SHOWN = 12
 """Contributors in the region; the others are counted."""
 _LOSSES = 6
-"""Versions whose loss is in the region, the newest ones; the base's is there as well."""
+"""Number of newest versions whose loss is shown, in addition to the base's."""
 
 
 def region(now: Snapshot, footer: Sequence[str] = ()) -> RenderableType:

@@ -306,14 +306,14 @@ class _Server:
                 log.debug("%s", error)  # the strategy says so
 
     async def _collect_garbage(self) -> None:
-        """Delete what nothing needs any more, on the threads for long work."""
+        """Delete unreferenced files at intervals, on the threads for long work."""
         keep = readable_seconds(self._fed.config.storage.keep_unneeded_seconds)
-        log.info("what no round, version or variant needs is deleted after %s", keep)
+        log.info("unreferenced files are deleted after %s", keep)
         while True:
             try:
                 await heavily(gc_pass, self._fed)
             except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
-                log.warning("gc: nothing was deleted this time: %s", error)
+                log.warning("gc: failed, trying again in %s: %s", readable_seconds(PASS_SECONDS), error)
             except Exception:  # one row that cannot be read must not end all later passes
                 log.exception("gc: nothing was deleted this time")
             await asyncio.sleep(PASS_SECONDS)

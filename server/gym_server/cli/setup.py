@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.train.defaults import LARGE, in_words, method_defaults
 from gym_fed.config.train.training import TrainingConfig
@@ -18,7 +18,7 @@ from gym_fed.kinds import AGGREGATORS
 from gym_fed.modeling.weight_count import count_stored_weights
 from gym_fed.serving.base_spec import require_all_tensors
 from gym_fed.wire.limits import DEFAULT_PORT
-from gym_server.federation import CONFIG_NAME, create_keys
+from gym_server.federation import create_keys
 from gym_server.store.database import Database
 
 _AGGREGATOR = "byzantine_robust"
@@ -157,13 +157,13 @@ rewards:
 #   enrolment_work_bits: 20     # policy open: proof of work, about a second of one core
 #   account_changes_per_hour: 12 # how often one account may replace its key, or come back after it left
 #   transfers_per_hour: 60      # of credits, by one account
-#   unreferenced_bytes_per_account: 4294967296 # uploads that were not merged
+#   unreferenced_bytes_per_account: 4294967296 # of uploads that are not merged
 
 storage:
   database: sqlite:///hub.db    # or postgresql+psycopg://USER@HOST/DATABASE, the password in PGPASSFILE
   objects: objects              # a folder, or s3://BUCKET/PREFIX (docs/coordinate.md)
   # max_local_copy_bytes: 8589934592 # of what is on S3: copies on this machine
-  # keep_unneeded_seconds: 86400 # refused updates and unused uploads are deleted when they are older
+  # keep_unneeded_seconds: 86400 # refused updates and unused uploads are deleted after this time
   # reserve_bytes: 268435456    # free space left on the disks: below it no upload begins and no round opens
 
 # Pages for the browser beside the rounds (docs/dashboard.md); as `gym-server run --dashboard`.

@@ -62,8 +62,8 @@ class Snapshot:
     verdicts: dict[str, tuple[int, str, str, str]] = field(default_factory=dict)
     """Of each update of the round and the one before: round, contributor, verdict, reason."""
     losses: dict[int, tuple[int, float, str]] = field(default_factory=dict)
-    """Of each of the last versions that lead to the current one: its round, the loss, and where that is from.
-    Version 0 is among them if its held-out loss is known, with round 0."""
+    """For each of the last versions that lead to the current one: round, loss, and source of the loss. Version 0 is
+    included, with round 0, if its held-out loss is known."""
     version: int = 0
     """The current one; lower than before after `gym-server rollback`."""
     committed: int = 0
@@ -71,7 +71,7 @@ class Snapshot:
     num_rounds: int = 0
     quorum: int = 0
     merge: str = ""
-    """How far the merge is, in words; empty outside of the state merging."""
+    """Phase and steps of the merge, as text; empty unless the state is merging."""
     reason: str = ""
     """Why the last round was aborted."""
     pause: str = ""

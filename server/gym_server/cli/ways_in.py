@@ -6,10 +6,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.errors import GymError
-from gym_server.federation import CONFIG_NAME
 
 
 def ways_in(folder: Path, config: ServerConfig, fingerprint: str, port: int = 0) -> list[tuple[str, str]]:

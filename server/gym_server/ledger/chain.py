@@ -356,10 +356,10 @@ class Ledger:
     # ---- verification ----
 
     def check_heads(self) -> None:
-        """Check, in a moment, that no signed head was deleted; ``verify`` checks everything.
+        """Check quickly that no signed head was deleted; ``verify`` checks everything.
 
         Raises:
-            GymError: ``STATE_CORRUPT``.
+            GymError: ``STATE_CORRUPT`` if a head is missing.
         """
         with self._database.reading() as tx:
             stored = int(tx.scalar(select(func.count()).select_from(ledger_heads)) or 0)
@@ -369,7 +369,7 @@ class Ledger:
         if entries > newest:
             raise corrupt(f"entries {newest + 1} to {entries} are under no signed head")
         if stored != signed:
-            raise corrupt(f"{signed} heads were signed by entry {newest}, and {stored} of them are here")
+            raise corrupt(f"entry {newest} counts {signed} signed heads, but {stored} are stored")
 
     def verify(self) -> dict[str, int]:
         """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.checks``."""

@@ -33,9 +33,10 @@ def newest_head(tx: Connection) -> SignedHead | None:
 
 
 def signed_heads(tx: Connection) -> int:
-    """How many heads have been signed, by the entry under the newest one; by the rows for a ledger of before.
+    """Return the number of heads that have been signed, as the entry under the newest head counts them.
 
-    The rows alone would not show that one was deleted.
+    The number of rows alone would not reveal a deleted head. It is used only if the entry has no count, as in a ledger
+    of an older version.
     """
     newest = tx.scalar(select(func.max(ledger_heads.c.size)))
     text = tx.scalar(select(ledger.c.body).where(ledger.c.sequence == newest)) if newest is not None else None

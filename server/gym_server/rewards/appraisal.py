@@ -15,7 +15,13 @@ from gym_fed.soup.credit.running_score import RunningScore
 from gym_server.federation import Federation
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity
 from gym_server.rewards.reputations import Contribution, RoundContributions, record, reputations_before
-from gym_server.rewards.running_scores import RUN, carried_over, keep, recorded, running_scores_on
+from gym_server.rewards.running_scores import (
+    RUN,
+    carried_over,
+    recorded,
+    running_scores_on,
+    write_running_scores,
+)
 from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
 from gym_server.rewards.split import MeasuredRound, certainty, split
 from gym_server.rounds.hub_model import HubModel
@@ -139,7 +145,7 @@ def appraise(
         groups = [[update_of[one] for one in group] for group in found.together]
         account = RoundContributions(height, contributions, measurement, clusters, groups, found.left)
         record(tx, fed.ledger, server_round, account, config.reputation)
-        keep(tx, model.heldout, height, running_scores)
+        write_running_scores(tx, model.heldout, height, running_scores)
 
     judgements = [
         replace(j, credit=found.credits.get(j.contributor, 0) if j.verdict in PAID_VERDICTS else 0)

@@ -84,10 +84,10 @@ class RoundSimilarity:
     torn: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
 
     def together(self, updates: Collection[str], threshold: float, measured: bool = False) -> list[list[str]]:
-        """Those of ``updates`` that are paid as one, two or more at a time; docs/rewards.md has the rule.
+        """Return groups of two or more updates that are paid as one; docs/rewards.md has the rule.
 
         Args:
-            updates: Those that earn.
+            updates: The updates that earn credits.
             threshold: From where on two are linked.
             measured: Whether they do so by a score, so that there is no noise among them.
         """
@@ -235,9 +235,8 @@ def _repeated_work(
 ) -> float:
     """Measure how alike honest work on the same rows is: the largest similarity of one author's updates of two rounds.
 
-    The authors are the accounts that ``old`` is by, without the accused: a copier that repeats its copy would otherwise
-    set the bar that it is measured by. Each may have an update in this round and merged ones before. 0 where no author
-    has two.
+    The authors are the accounts that made ``old``, without the accused: otherwise a copier could raise the threshold by
+    repeating its copy. Updates of this round and earlier merged ones are compared. Returns 0 if no author has two.
     """
     largest = 0.0
     for who in old.contributors - {row.contributor}:

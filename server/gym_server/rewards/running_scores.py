@@ -1,7 +1,7 @@
-"""Store running scores: what each contributor, and the run, brought on the current held-out rows.
+"""Store running scores: what each contributor, and the run, has contributed on the current held-out rows.
 
-Each set of held-out rows has running scores of its own, which begin at zero. Every version adds a row for those who
-took part, so that a rollback ends the scores of the abandoned versions. The credits paid for them stay paid.
+Each set of held-out rows has its own running scores, which start at zero. Every version adds a row for each of its
+contributors, so that a rollback discards the scores of the abandoned versions. Credits paid for them stay paid.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector
         tx: The transaction.
         heldout: Digest of the held-out rows.
         height: The version. Scores of versions that do not lead to it are left out.
-        nothing: ``[k]`` zeros: the parts of those whose every round was abandoned.
+        nothing: ``[k]`` zeros, for contributors all of whose rounds were abandoned.
 
     Returns:
-        ``earned`` counts abandoned rounds too: their credits were paid, and the same gain is not paid for twice.
+        The scores. ``earned`` includes abandoned rounds, so that the same gain is not paid for twice.
     """
     table, newest = running_scores, func.max(running_scores.c.height)
     abandoned = set(tx.scalars(select(versions.c.height))) - heights_to(tx, height)
@@ -56,7 +56,9 @@ def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector
     return found
 
 
-def keep(tx: Connection, heldout: str, height: int, found: Mapping[str, RunningScore]) -> None:
+def write_running_scores(
+    tx: Connection, heldout: str, height: int, found: Mapping[str, RunningScore]
+) -> None:
     """Write the running scores as of a version."""
     for who, one in found.items():
         tx.execute(

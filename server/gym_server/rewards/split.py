@@ -81,8 +81,8 @@ def split(
             one part for taking part (by the sum of their reputations), divided equally.
         duplicates: By contributor of a merged update, those who sent the same work: they share all that it gets.
         evals: For each what the update adds to the evaluations; None where credits do not depend on them.
-        carried: Credits that earlier rounds left in the pool. They were left because no gain had earned them, so only a
-            measured round pays from them, and a round that measures nothing passes them on.
+        carried: Credits that earlier rounds left in the pool because no gain had earned them. Only a measured round
+            pays from them; a round without measurements passes them on.
     """
     same_work = duplicates or {}
     others = {who for group in same_work.values() for who in group}

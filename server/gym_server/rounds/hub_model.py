@@ -38,7 +38,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class HubModel:
-    """A model that follows the chain of versions, in memory from its first use until ``release``.
+    """A model that follows the chain of versions; it is in memory from its first use until ``release``.
 
     Args:
         base: What the federation is built on; the loaded model must have its digest.
@@ -78,7 +78,7 @@ class HubModel:
 
     @classmethod
     def of(cls, fed: Federation) -> HubModel:
-        """Load the base of a hub; version 0 until ``follow``."""
+        """Load a hub's base; the model is at version 0 until ``follow``."""
         return cls(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
 
     @property
@@ -106,7 +106,7 @@ class HubModel:
         return settings_digest(self._loaded.model, self._loaded.tokenizer)
 
     def follow(self, soups: Sequence[SoupReference]) -> None:
-        """Go on to the version that soups lead to; from the base again where they are not those applied before."""
+        """Advance to the version that ``soups`` lead to; start from the base if other soups were applied before."""
         if list(soups[: len(self._applied)]) != self._applied:
             self._memory = self._load_base()
             self._applied, self.digest = [], self._base.digest
@@ -115,7 +115,7 @@ class HubModel:
             self._applied.append(soup)
 
     def release(self) -> None:
-        """Free the memory of the model; its next use brings it back as it was. Losses that were measured are kept."""
+        """Free the model's memory. Its next use restores it; measured losses are kept."""
         if self._memory is not None:
             self._parked.park(self._memory.model)
             self._memory = None
@@ -123,7 +123,7 @@ class HubModel:
 
     @contextmanager
     def freed_afterwards(self) -> Iterator[HubModel]:
-        """Release the model at the end of the block: contributors train for much longer than a merge takes."""
+        """Release the model at the end of the block, because contributors train for much longer than a merge takes."""
         try:
             yield self
         finally:

@@ -1,4 +1,4 @@
-"""How far the merge of a round is, for the coordinator's screens, which may be in other processes."""
+"""Progress of a merge, stored in the database for screens in other processes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ log = logging.getLogger("gym_server")
 
 _SETTING = "merge_progress"
 _WRITE_SECONDS = 0.5
-"""Steps within a phase are written this often at most; each phase is written at once."""
+"""Minimum time between two writes within a phase; a new phase is written at once."""
 
 MergeState = dict[str, str | int]
-"""``phase``, ``done`` and ``total``; ``total`` is 0 where the steps of a phase are not counted."""
+"""``phase``, ``done`` and ``total``; ``total`` is 0 if the steps of the phase are not counted."""
 
 
 class MergeProgress:
     """Records the phase of a merge and its steps.
 
     Args:
-        database: The hub's.
-        clock: Seconds, for the time between two writes.
+        database: The hub's database.
+        clock: Clock in seconds that measures the time between two writes.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,18 +37,18 @@ class MergeProgress:
         self._written_at = 0.0
 
     def begin(self, phase: str, total: int = 0, done: int = 0) -> None:
-        """Begin a phase of ``total`` steps, of which ``done`` are done."""
+        """Begin a phase of ``total`` steps, ``done`` of which are finished."""
         self._phase, self._done, self._total = phase, done, total
         self._write()
 
     def step(self, _: object = None) -> None:
-        """Count a step of the phase."""
+        """Count one finished step of the phase."""
         self._done += 1
         if self._clock() - self._written_at >= _WRITE_SECONDS:
             self._write()
 
     def end(self) -> None:
-        """The merge is over, whatever came of it."""
+        """Record that no merge is running; call it after success and failure."""
         self._set("")
 
     def _write(self) -> None:
@@ -65,13 +65,13 @@ class MergeProgress:
 
 
 def merge_state(tx: Connection) -> MergeState | None:
-    """How far the merge that runs is; None where none runs. A killed hub leaves its last state until it continues."""
+    """Return the progress of the running merge, or None. After a kill the last state stays until the hub continues."""
     text = tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING))
     return json.loads(text) if text else None
 
 
 def merge_text(state: MergeState) -> str:
-    """The phase in words, such as "checking updates, 2 of 5"."""
+    """Return the progress as text: "checking updates, 2 of 5"."""
     if not state["total"]:
         return str(state["phase"])
     return f"{state['phase']}, {state['done']} of {state['total']}"

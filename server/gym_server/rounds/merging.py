@@ -187,7 +187,7 @@ def _merge(
 
 
 def _num_tensors(kept: Sequence[ScreenedUpdate]) -> int:
-    """How many tensors the merge of some updates has."""
+    """Return the number of tensors in the union of some updates."""
     names: set[str] = set()
     for update in kept:
         with DeltaFile.open(update.path) as delta:

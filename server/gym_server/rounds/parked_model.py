@@ -1,4 +1,4 @@
-"""The tensors of the hub's model on disk, so that the hub holds no memory for them between rounds."""
+"""Store the tensors of the hub's model on disk between rounds, to free their memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gym_fed.delta.base import model_tensors, tensors_digest
 log = logging.getLogger("gym_server")
 
 _ROOM = 4
-"""The file is written only where this many times its size is free."""
+"""The file is written only if this many times its size is free on the disk."""
 
 
 class ParkedTensors:
-    """A file of a model's tensors. Without it the model is made from base and soups again, which takes longer.
+    """A file with a model's tensors. Without it, the model is rebuilt from the base and soups, which takes longer.
 
     Args:
-        path: The file; one that a hub of before left is not read.
+        path: The file. A file from an earlier process is not read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._digest = ""
-        """Digest of the tensors in the file; empty where there is none."""
+        """Digest of the tensors in the file; empty if there is no file."""
 
     def park(self, model: Any) -> None:
-        """Write the model's tensors. On a disk with little room nothing is written."""
+        """Write the model's tensors, unless the disk has little free space."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -46,13 +46,15 @@ class ParkedTensors:
             self._digest = tensors_digest(model)
         except (OSError, RuntimeError, SafetensorError) as error:  # the file only saves time
             part.unlink(missing_ok=True)
-            log.warning("the model is made again in the next round: %s", error)
+            log.warning(
+                "the next merge rebuilds the model, because its tensors could not be stored: %s", error
+            )
 
     def restore(self, model: Any) -> bool:
         """Copy the tensors into a model of the same base.
 
         Returns:
-            False where there are none, or others than were written; the model is then undefined.
+            False if there is no file, or its content has changed; the model's values are then undefined.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -63,6 +65,6 @@ class ParkedTensors:
                 for name, tensor in model_tensors(model).items():
                     tensor.copy_(file.get_tensor(name))
         except (OSError, RuntimeError, SafetensorError) as error:
-            log.warning("%s cannot be read, and the model is made again: %s", self._path, error)
+            log.warning("%s cannot be read, so the model is rebuilt: %s", self._path, error)
             return False
         return tensors_digest(model) == self._digest

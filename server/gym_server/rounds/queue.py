@@ -336,7 +336,7 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
 def _hand_over_tasks(tx: Connection, node_id: int, new: int) -> None:
     """Move a forgotten node's tasks of ended rounds to a new node, so that the account keeps its record.
 
-    Otherwise an account would lose the tasks that it left unanswered by enrolling new installations.
+    Otherwise an account could erase its unanswered tasks by enrolling new installations.
     """
     ended = select(rounds.c.server_round).where(rounds.c.state.in_(("committed", "aborted")))
     taken = select(round_tasks.c.server_round).where(round_tasks.c.node_id == new)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import select
 
 from gym_fed.config.hub.sections import StorageConfig
+from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.config.schema.plugins import read_records, require_plugins
@@ -27,7 +28,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.private import PrivateMerge
-from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.federation import Federation
 from gym_server.ledger.rows import entry_of
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import SecureSum, secure_sum

@@ -44,7 +44,7 @@ def check_reply(
     Args:
         task: What the contributor was sent.
         reply: Its answer.
-        max_bytes: Cap of all that a plain reply may expand to (``Federation.max_update_bytes``).
+        max_bytes: Limit on the expanded size of a plain reply (``Federation.max_update_bytes``).
         size_of: Bytes of a stored object by its sha256; raises ``NOT_FOUND``. Called for plain replies only.
 
     Raises:

@@ -131,7 +131,7 @@ def screen_updates(
             progress.begin("checking updates", len(screened.kept))
             screen.on_update = progress.step
         else:
-            progress.begin("evidence", len(screens), place)
+            progress.begin("running checks", len(screens), place)
         screened = screen.apply(screened)
     return screened
 
@@ -144,7 +144,7 @@ def _load(fed: Federation, current: Round, progress: MergeProgress) -> ScreenedR
     progress.begin("reading updates", len(rows))
     found = []
     for row in rows:
-        path = fed.store.local_path(row.delta_sha256)  # fetched, where the store is not on this machine
+        path = fed.store.local_path(row.delta_sha256)  # downloads the object if the store is remote
         found.append(ScreenedUpdate(row, path, Judgement(row.update_id, row.contributor, "merged", "")))
         progress.step()
     return ScreenedRound(found)
@@ -281,7 +281,7 @@ class HeldOutLoss(Screen):
 
     def __init__(self, fed: Federation, model: HubModel) -> None:
         self.on_update: Callable[[], object] = lambda: None
-        """Called after each update that was tried."""
+        """Called after each checked update."""
         self._model = model
         self._learning_rate = fed.config.soup.server_learning_rate
         self._allowed = fed.config.gate.max_update_loss_increase

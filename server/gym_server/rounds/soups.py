@@ -108,9 +108,9 @@ def make_soup(
 
     Args:
         fed: The hub.
-        ingredients: What is merged.
-        out_path: Where the soup goes.
-        on_tensor: Called with the name of each tensor that was merged; masked votes are merged at once.
+        ingredients: Updates and settings of the merge.
+        out_path: File of the soup.
+        on_tensor: Called with the name of each merged tensor, except for masked votes, which are merged at once.
 
     Raises:
         GymError: What ``gym_fed.soup.merging`` raises, ``NOT_FOUND`` for an object that the store lacks, and

@@ -84,7 +84,7 @@ def newest_to(tx: Connection, height: int, most: int) -> list[int]:
 
 
 def base_loss(tx: Connection) -> float | None:
-    """The held-out loss of version 0, as the first version that follows from it was compared; None if none was."""
+    """Return the held-out loss of version 0, as measured for the first version based on it; None if unknown."""
     first = select(versions.c.heldout_before).where(
         versions.c.parent == 0, versions.c.heldout_before.is_not(None)
     )

@@ -39,14 +39,14 @@ class Transfers:
     """Moves objects between contributors and the store.
 
     Args:
-        database: Holds declarations and who brought what.
-        store: Gets the objects.
-        max_bytes: Cap of one object.
-        private: Report whether the hub holds an object only to its senders and readers; to others it would confirm a
-            guess at what somebody sent.
-        limits: Quota and pace of one account.
-        storage: Free space to leave on the disk, and for how long unneeded objects stay.
-        clock: The hub's, Unix seconds.
+        database: Stores declarations, and who sent which object.
+        store: Receives the objects.
+        max_bytes: Size limit of one object.
+        private: Reveal only to senders and readers whether the hub has an object. Others could otherwise check a guess
+            at what somebody sent.
+        limits: Quota and rate of one account.
+        storage: Free space to leave on the disk, and how long unreferenced objects are kept.
+        clock: The hub's clock, Unix seconds.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class Transfers:
         return pb.UploadState(offset=offset, complete=False)
 
     def _check_quota(self, tx: Connection, contributor: str, size_bytes: int) -> None:
-        """Refuse an upload beyond the account's quota, so that nobody fills the disk with what is never merged."""
+        """Refuse an upload beyond the account's quota, so that nobody fills the disk with data that is never merged."""
         most, held = self._limits.unreferenced_bytes_per_account, usage_of(tx, contributor)
         if held.total + size_bytes > most:
             raise GymError(
                 ErrorCode.QUOTA_EXCEEDED,
-                f"{contributor} has {held.finished} bytes here that no merged update or variant names, and "
-                f"{held.declared} declared and not finished; with these {size_bytes} it would be more than {most}",
-                f"wait: what is not used is deleted after {readable_seconds(self._storage.keep_unneeded_seconds)}; "
-                "or ask the coordinator (limits.unreferenced_bytes_per_account)",
+                f"{contributor} has {held.finished} bytes of uploads that no merged update or variant uses, and "
+                f"{held.declared} bytes of unfinished uploads; {size_bytes} more would exceed the limit of {most}",
+                f"wait: unused uploads are deleted after {readable_seconds(self._storage.keep_unneeded_seconds)}; "
+                "or ask the coordinator to raise limits.unreferenced_bytes_per_account",
             )
 
     async def receive(

@@ -106,11 +106,11 @@ class ObjectStore:
 
     @property
     def folders(self) -> list[Path]:
-        """The folders that an upload needs room in: they may be on two disks."""
+        """The folders in which an upload needs free space; they may be on two disks."""
         return [self.staging, Path(self._root)] if self._remote is None else [self.staging]
 
     def partial_copies(self) -> list[Path]:
-        """Copies that a kill cut short while they were moved here from another disk."""
+        """Return incomplete copies, left by a kill while an object was moved from another disk."""
         return [] if self._remote is not None else sorted(Path(self._root).glob("*/.*.partial"))
 
     def delete(self, sha256: str) -> None:

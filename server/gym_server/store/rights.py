@@ -1,4 +1,4 @@
-"""Who may read an object, and how many bytes an account has here that no merged update, version or variant names.
+"""Who may read an object, and how many bytes count against an account's quota.
 
 Readers are its senders, those whom a task or version names it to, and a variant's readers.
 The right to read that an upload gives (``readers``) is the record of who brought an object. ``FORMERLY`` marks who gave
@@ -33,7 +33,7 @@ _EVERYONE = "*"
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of finished objects that count against the quota, and of uploads that are declared and not finished."""
+    """Bytes that count against the quota: of finished objects, and of declared uploads that are not finished."""
 
     finished: int
     declared: int
@@ -45,9 +45,9 @@ class Usage:
 
 
 def usage_of(tx: Connection, contributor: str) -> Usage:
-    """The bytes that count against an account's quota: what it brought or declared, unless something kept names it.
+    """Return the bytes that count against an account's quota: its uploads, except those that a kept object refers to.
 
-    An update counts until it is merged: one that is refused would otherwise keep its file for nothing.
+    An update counts until it is merged; otherwise refused updates could fill the disk.
     """
     mine = select(readers.c.sha256).where(readers.c.contributor.in_((contributor, FORMERLY + contributor)))
     rows = tx.execute(

@@ -205,8 +205,8 @@ contributions = _table(
     Column("reputation", Float, nullable=False),  # of the contributor, after the round
 )
 
-# What each contributor's updates, and all rounds under contributor "", brought on the same held-out rows, as of each
-# version with an update of theirs.
+# Running scores of each contributor on the same held-out rows, as of each version with an update of theirs. Contributor
+# "" is the whole run.
 running_scores = _table(
     "running_scores",
     Column("contributor", String, primary_key=True),

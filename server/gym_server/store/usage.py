@@ -1,4 +1,4 @@
-"""Which objects the hub still needs; gc, the hub's own and `gym-server gc`, deletes the others.
+"""Which objects the hub still needs; the running hub and `gym-server gc` delete the others.
 
 Needed is: what a version, the ledger, a variant or an unfinished upload names; the delta of every update that was
 merged, waits for its round, or is compared with by later rounds; and what a message of a living round refers to. What
@@ -56,7 +56,7 @@ def _essential(tx: Connection) -> Iterator[tuple[str, str]]:
 
 
 def _in_use(tx: Connection, now: float, stale_rounds: int) -> Iterator[tuple[str, str]]:
-    # By rounds: with a quota full of rejected updates nobody could send one that would let the old ones go.
+    # Counted in rounds, not updates: accounts whose quota is full of rejected updates could not send a newer one.
     newest = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
     open_or_young = (updates.c.verdict == "admitted") | (
         (updates.c.server_round > newest - stale_rounds) & (updates.c.verdict != "refused")

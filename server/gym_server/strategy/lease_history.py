@@ -1,12 +1,13 @@
-"""What contributors' earlier tasks show: how long they take, and which of them leave tasks unanswered.
+"""Read contributors' earlier tasks: how long they took, and which were left unanswered.
 
-An answered lease shows how long its owner takes, in time or too late. One that the end of its round cut off shows it by
-its last heartbeat: the seconds so far, and how many of the training steps were done.
+The duration of an answered task is known, even if the answer was late. For a task that was cut off by the end of its
+round, it is estimated from the last heartbeat: the seconds so far and the share of training steps done.
 
-A round needs answers from more than half of those at work, so accounts that never answer could stop every round. An
-account therefore stops counting after ``MAX_BLOCKED_ROUNDS`` rounds that ended at their deadline without a quorum while
-it held a task. Being late in a round that was merged does not matter: otherwise fast accounts could remove slow ones
-from the quorum. Accounts without an answer in time share one count, or new accounts could stop rounds for ever.
+A round needs answers from more than half of the contributors at work, so accounts that never answer could block every
+round. An account therefore no longer counts after ``MAX_BLOCKED_ROUNDS`` rounds that ended at their deadline without a
+quorum while it held a task. Being late in a merged round does not count as blocking; otherwise fast accounts could
+remove slow ones from the quorum. Accounts without any answer in time share one count; otherwise new accounts could
+block rounds forever.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LEARNED_ROUNDS = 10
 MAX_UNANSWERED = 3
 """Tasks in a row that a contributor may leave unanswered before rounds stop waiting for it."""
 MAX_BLOCKED_ROUNDS = 3
-"""Rounds of the last ``LEARNED_ROUNDS`` that an account may stop before it no longer counts in the quorum."""
+"""Number of the last ``LEARNED_ROUNDS`` rounds that an account may block before it no longer counts in the quorum."""
 
 _TRAINING = "train"
 
@@ -52,7 +53,7 @@ class OpenTask:
 
 @dataclass
 class TaskRecord:
-    """The past tasks of one contributor.
+    """The earlier tasks of one contributor.
 
     Attributes:
         seconds: Durations of tasks that were answered or measured by heartbeats.
@@ -68,16 +69,16 @@ class TaskRecord:
 
     @property
     def is_awaited(self) -> bool:
-        """True if rounds wait for it beyond the least grace period."""
+        """True if rounds wait for the contributor beyond the minimum grace period."""
         return self.unanswered < MAX_UNANSWERED
 
 
 @dataclass
 class LeaseHistory:
-    """The tasks of the last ``LEARNED_ROUNDS`` rounds before one.
+    """The tasks of the ``LEARNED_ROUNDS`` rounds before a given one.
 
     Attributes:
-        by_contributor: What each contributor's tasks show.
+        by_contributor: The record of each contributor.
         blocked_by_newcomers: Rounds that ended at the deadline without a quorum while a contributor that had
             answered nothing in time held a task.
     """
@@ -86,31 +87,31 @@ class LeaseHistory:
     blocked_by_newcomers: set[int] = field(default_factory=set)
 
     def of(self, task: OpenTask) -> TaskRecord:
-        """The earlier tasks of the contributor that holds a task."""
+        """Return the record of the contributor that holds a task."""
         return self.by_contributor.get(task.contributor, TaskRecord())
 
     def counts(self, task: OpenTask) -> bool:
-        """True if the holder of a task counts in the quorum: it has answered, or it is at work and expected to."""
+        """True if a task's holder counts in the quorum: it has answered, or is at work and expected to answer."""
         if task.outcome:
             return task.outcome == "replied"
-        leases = self.of(task)
-        stopped = leases.blocked if leases.num_in_time else self.blocked_by_newcomers
-        return len(stopped) < MAX_BLOCKED_ROUNDS
+        record = self.of(task)
+        blocked = record.blocked if record.num_in_time else self.blocked_by_newcomers
+        return len(blocked) < MAX_BLOCKED_ROUNDS
 
     def num_counted(self, tasks: Sequence[OpenTask]) -> int:
-        """How many contributors count in the quorum."""
+        """Return the number of contributors that count in the quorum."""
         return sum(self.counts(task) for task in tasks)
 
 
 class LeaseHistoryCache:
-    """The history before each round. Ended rounds do not change, so it is read once a round."""
+    """Reads the history before a round once, because ended rounds do not change."""
 
     def __init__(self, lease_seconds: float) -> None:
         self.lease_seconds = lease_seconds
         self._newest = (0, LeaseHistory())
 
     def before(self, tx: Connection, server_round: int) -> LeaseHistory:
-        """The history before a round."""
+        """Return the history before a round."""
         number, found = self._newest
         if number != server_round:
             found = lease_history(tx, server_round, self.lease_seconds)
@@ -118,12 +119,12 @@ class LeaseHistoryCache:
         return found
 
     def num_counted(self, tx: Connection, server_round: int) -> int:
-        """How many contributors count in the quorum of a round that is under way."""
+        """Return the number of contributors that count in the quorum of the current round."""
         return self.before(tx, server_round).num_counted(open_tasks(tx, server_round, self.lease_seconds))
 
 
 def open_tasks(tx: Connection, server_round: int, lease_seconds: float) -> list[OpenTask]:
-    """The tasks of a round."""
+    """Read the tasks of a round."""
     rows = tx.execute(_tasks().where(round_tasks.c.server_round == server_round))
     return [
         OpenTask(
@@ -138,12 +139,12 @@ def open_tasks(tx: Connection, server_round: int, lease_seconds: float) -> list[
 
 
 def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> LeaseHistory:
-    """Read what the tasks of the rounds before one show."""
+    """Read the tasks of the rounds before ``server_round``."""
     over = rounds.c.state.in_((COMMITTED, ABORTED)) & (rounds.c.server_round < server_round)
     last = select(rounds).where(over).order_by(rounds.c.server_round.desc()).limit(LEARNED_ROUNDS)
     blocked = {row.server_round: _ended_without_quorum(row) for row in tx.execute(last)}
     history = LeaseHistory()
-    # An update that came too late counts as much as one that was merged; one that was refused for itself does not.
+    # Late updates count like merged ones; updates refused for their content do not.
     of_task = and_(
         updates.c.message_id == round_tasks.c.message_id,
         or_(updates.c.verdict != "refused", updates.c.code == ErrorCode.STALE.value),
@@ -155,34 +156,34 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
         .order_by(round_tasks.c.server_round)
     )
     for row in tx.execute(query):
-        leases = history.by_contributor.setdefault(row.contributor or str(row.node_id), TaskRecord())
+        record = history.by_contributor.setdefault(row.contributor or str(row.node_id), TaskRecord())
         is_late = row.state == LATE
         if row.received_at is not None and row.created_at is not None:
-            leases.seconds.append(max(0.0, row.received_at - row.created_at))
-            leases.unanswered = 0
-            leases.num_in_time += not is_late
+            record.seconds.append(max(0.0, row.received_at - row.created_at))
+            record.unanswered = 0
+            record.num_in_time += not is_late
         elif is_late:
-            leases.unanswered += 1
+            record.unanswered += 1
             projected = _projected(row, lease_seconds)
             if projected is not None:
-                leases.seconds.append(projected)
+                record.seconds.append(projected)
         if is_late and blocked[row.server_round]:
-            leases.blocked.add(row.server_round)
-            if not leases.num_in_time:
+            record.blocked.add(row.server_round)
+            if not record.num_in_time:
                 history.blocked_by_newcomers.add(row.server_round)
     return history
 
 
 def _ended_without_quorum(row: Any) -> bool:
-    """True for a round that collected until its deadline and was not merged."""
+    """True if a round collected until its deadline and was not merged."""
     is_unmerged = row.state == ABORTED and row.merging is None
     return is_unmerged and row.deadline is not None and float(row.closed_at or 0.0) >= float(row.deadline)
 
 
-def expected_seconds(task: OpenTask, leases: TaskRecord) -> float | None:
-    """How long an open task takes by the contributor's own leases and this one's heartbeats; None: nothing is known."""
+def expected_seconds(task: OpenTask, record: TaskRecord) -> float | None:
+    """Estimate an open task's duration from its heartbeats and the contributor's earlier tasks; None if unknown."""
     now = () if task.projected_seconds is None else (task.projected_seconds,)
-    return max((*leases.seconds, *now), default=None)
+    return max((*record.seconds, *now), default=None)
 
 
 def _tasks(*more: Column[Any]) -> Select[Any]:
@@ -205,7 +206,7 @@ def _tasks(*more: Column[Any]) -> Select[Any]:
 
 
 def _projected(row: Any, lease_seconds: float) -> float | None:
-    """Seconds that a task takes by its last heartbeat, ``train 30/300``; None where that says nothing yet."""
+    """Estimate the seconds that a task takes from its last heartbeat (``train 30/300``); None before the first step."""
     phase, _, steps = str(row.progress or "").partition(" ")
     done, total = (whole_number(text, 12) or 0 for text in (*steps.partition("/")[::2],))
     if phase != _TRAINING or not 0 < done <= total:

@@ -1,9 +1,9 @@
-"""The end of a round's collection: a majority has answered, and the others had the time that they need themselves.
+"""Decide when a round stops collecting updates.
 
-A round that waits for everybody is as slow as the one contributor that sends heartbeats and nothing else. One that is
-content with a fixed number belongs to the fastest. So the quorum is a share of the tasks that were handed out,
-and those still at work get a grace period by the history of their own leases. Accounts that stopped earlier rounds by
-not answering no longer count (``gym_server.strategy.lease_history``).
+A round that waits for everybody is as slow as a contributor that only sends heartbeats. A round that needs a fixed
+number of updates takes only those of the fastest. So the quorum is a share of the tasks that were handed out, and
+contributors still at work get a grace period based on their earlier tasks. Accounts that blocked earlier rounds by not
+answering do not count (``gym_server.strategy.lease_history``).
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def grace_ends(
 
 
 class Pace:
-    """When a hub's rounds are complete. What earlier rounds show is read once a round."""
+    """Decides when a hub's rounds are complete. The history of earlier rounds is read once per round."""
 
     def __init__(self, fed: Federation) -> None:
         self._fed = fed
         self._stage: tuple[int, str, list[float]] = (0, "", [])
-        """Round and stage of secure aggregation that were last looked at, and the stage's seconds in earlier rounds."""
+        """Cache: round, stage of secure aggregation, and seconds that answers to the stage took in earlier rounds."""
         self._abandoned: tuple[int, float] = (0, 0.0)
         """Round whose tasks are all lost or failed, and since when."""
         self._logged_quorum = 0
@@ -201,8 +201,8 @@ class Pace:
         ignored = sum(not history.counts(task) for task in working)
         if ignored:
             note += (
-                f"; the quorum does not count {ignored} of them, by {MAX_BLOCKED_ROUNDS} of the last "
-                f"{LEARNED_ROUNDS} rounds that ended at the deadline without their answers"
+                f"; {ignored} of them do not count in the quorum, because {MAX_BLOCKED_ROUNDS} of the last "
+                f"{LEARNED_ROUNDS} rounds ended at the deadline without their answers"
             )
         handed_out = counted(len(tasks), "task")
         log.info(text, server_round, len(admitted), handed_out, len(working), max(0.0, seconds), note)

@@ -90,15 +90,15 @@ class VariantChecks:
         if count >= self._config.max_per_contributor:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{manifest.owner} has {count} variants here, and may have no more (variants.max_per_contributor)",
+                f"{manifest.owner} already has {count} variants on this hub, the limit (variants.max_per_contributor)",
                 "remove one: gym variant hub remove NAME",
             )
         most = self._config.max_bytes_per_contributor
         if used + size > most:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{manifest.owner} has {used} bytes in {counted(count, 'variant')} here; with the {size} of {name} it "
-                f"would be more than {most} (variants.max_bytes_per_contributor)",
+                f"{manifest.owner} has {used} bytes in {counted(count, 'variant')} on this hub; the {size} bytes of "
+                f"{name} would exceed the limit of {most} (variants.max_bytes_per_contributor)",
                 "remove one: gym variant hub remove NAME; or use a smaller codec, or LoRA",
             )
         total = int(tx.scalar(select(func.sum(variants.c.size_bytes)).where(other)) or 0)

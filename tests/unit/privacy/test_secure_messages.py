@@ -22,7 +22,7 @@ from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_client.agent.work import Setup, perform
 from gym_client.identity.home import Home
 from gym_server.cli.setup import HubChoices, init_hub
-from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.federation import Federation
 from gym_server.privacy.secure_stages import Stages
 from gym_server.rounds.payload import Inline
 from gym_server.rounds.replay import replay
@@ -30,6 +30,7 @@ from gym_server.strategy.durable import DurableDeltaSoup
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta

@@ -215,7 +215,7 @@ def test_a_pass_deletes_a_bounded_number_the_oldest_first_and_logs_what_was_free
         gc_pass(hub.fed)
         gc_pass(hub.fed)
     assert [record.getMessage() for record in caplog.records] == [
-        "gc: 2.0 kB freed; 2 objects, 0 leftovers and 0 files of evaluations deleted"
+        "gc: freed 2.0 kB; deleted 2 objects, 0 temporary files and 0 evaluation records"
     ]
 
 
@@ -228,7 +228,7 @@ def test_a_running_hub_deletes_by_itself_what_nothing_needs(tmp_path: Path) -> N
     hub.start()
     try:
         hub.wait_for("gc", lambda: not orphan.exists())
-        hub.wait_for("its line in the log", lambda: "gc: 1.0 kB freed" in hub.log())
+        hub.wait_for("its line in the log", lambda: "gc: freed 1.0 kB" in hub.log())
         assert "is deleted after" in hub.log()
     finally:
         hub.stop()

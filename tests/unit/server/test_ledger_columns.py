@@ -15,7 +15,7 @@ from gym_client.variants.variants import push_variant, sign_variant
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of
-from gym_server.rewards.running_scores import RUN, keep, recorded
+from gym_server.rewards.running_scores import RUN, recorded, write_running_scores
 from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.round_store import Judgement, SoupRecord
 from gym_server.store.tables import (
@@ -138,7 +138,7 @@ class Filled:
         figures = {"score": 0.5, "error": 0.1, "similarity": 0.25, "reputation": 0.75}
         tx.execute(contributions.insert().values(**scores, **figures))
         brought = {self.ids[0]: RunningScore(np.array([0.2, 0.3]), 0.01, 800), RUN: RunningScore(np.ones(2))}
-        keep(tx, "rows", 1, brought)
+        write_running_scores(tx, "rows", 1, brought)
         tx.execute(reputations.insert().values(contributor=self.ids[0], value=0.75, height=1))
         body = {"server_round": 1, "height": 1, "method": "estimate", "scores": {update_id: 0.5}}
         body |= {"similarity": {update_id: 0.25}, "reputations": {self.ids[0]: 0.75}}

@@ -55,7 +55,7 @@ def test_each_phase_of_a_merge_is_on_the_terminal_in_json_and_on_the_dashboard(
         phases = list(dict.fromkeys(phase for phase, *_ in seen))
         assert phases == [
             "reading updates",
-            "evidence",
+            "running checks",
             "checking updates",
             "merging tensors",
             "writing the server's state",
@@ -70,7 +70,9 @@ def test_each_phase_of_a_merge_is_on_the_terminal_in_json_and_on_the_dashboard(
         merged = [(done, total) for phase, _, done, total in seen if phase == "merging tensors"]
         assert merged[-1][0] == merged[-1][1] > 3
         assert events.count("round 1: merging: reading updates, 0 of 3") == 1
-        assert len(events) == len(phases) + 1, "evidence comes before and after the updates are tried"
+        assert len(events) == len(phases) + 1, (
+            "other checks run before and after the held-out loss is checked"
+        )
         over = look(room.fed)
         assert over.merge == ""
         assert status_of(room.fed)["merge"] is snapshot(room.fed)["merge"] is None
@@ -103,7 +105,7 @@ def test_a_round_that_does_not_merge_has_no_phase_though_a_killed_hub_left_one(
 ) -> None:
     room = PacedRoom(tmp_path / "hub", tiny_base, [Member("fast", 20)])
     try:
-        MergeProgress(room.fed.database).begin("evidence", 3)
+        MergeProgress(room.fed.database).begin("running checks", 3)
         DurableDeltaSoup(room.fed)._collecting(1)
         assert look(room.fed).merge == Snapshot().merge
         assert status_of(room.fed)["merge"] is None

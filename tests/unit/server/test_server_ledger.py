@@ -177,10 +177,10 @@ def test_a_signed_head_that_was_deleted_is_missed_by_verify_by_the_start_and_by_
     written.check_heads()
     with database.transaction() as tx:
         tx.execute(ledger_heads.delete().where(ledger_heads.c.size == size))
-    missed = "heads were signed before entry" if size == 2 else "heads were signed before entry 5"
+    missed = "entry 3 counts 1 signed heads, but 0" if size == 2 else "entry 5 counts 2 signed heads, but 1"
     with pytest.raises(GymError, match=missed):
         written.verify()
-    with pytest.raises(GymError, match="3 heads were signed by entry 5, and 2 of them are here"):
+    with pytest.raises(GymError, match="entry 5 counts 3 signed heads, but 2 are stored"):
         written.check_heads()
     path = tmp_path / "ledger.jsonl"
     text = [first_line(written.public_key), *lines(written.entries(), written.heads())]
@@ -189,7 +189,7 @@ def test_a_signed_head_that_was_deleted_is_missed_by_verify_by_the_start_and_by_
         verify_file(path)
     with database.transaction() as tx:
         written.append(tx, "note", {"contributor": BOB})  # counts on from the entries, not from the rows
-    with pytest.raises(GymError, match="4 heads were signed by entry 6, and 3 of them are here"):
+    with pytest.raises(GymError, match="entry 6 counts 4 signed heads, but 3 are stored"):
         written.check_heads()
 
 

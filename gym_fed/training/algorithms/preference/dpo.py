@@ -23,7 +23,7 @@ class Dpo(Pairs):
 
     uses_reference = True
     takes_reference = True
-    # LoRA at 5e-5: at a twentieth, as for the others, margins do not move; at a half the model forgets.
+    # 5e-5 with LoRA. A twentieth, as for the other algorithms, does not change margins; with a half the model forgets.
     learning_rate_scale = 0.25
     federates = True
     # Alone, DPO on a few dozen pairs makes both answers unlikely: of 30 pairs gym-nano learnt to write neither.
