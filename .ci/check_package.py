@@ -40,7 +40,7 @@ def main() -> None:
     WORK.mkdir(parents=True)
     sdist, wheel = build()
     check_contents(sdist, wheel)
-    # Printed by the tool: an SBOM and checksums, next to the wheel.
+    # Write an SBOM and checksums next to the wheel.
     print(run([sys.executable, "-m", "tools.sbom", str(wheel), str(sdist)], cwd=ROOT).strip())
     python = clean_venv(wheel)
     check_origin(python)

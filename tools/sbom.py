@@ -1,7 +1,7 @@
 """Write an SBOM and checksums next to a built wheel: ``python -m tools.sbom WHEEL [SDIST ...]``.
 
-``WHEEL.cdx.json`` is a CycloneDX 1.6 document of the wheel and everything it requires, with the versions installed
-here, which are those of constraints.txt. ``SHA256SUMS`` covers the given files and the SBOM; check it with
+``WHEEL.cdx.json`` is a CycloneDX 1.6 document of the wheel and its dependencies, with the installed versions, which are
+those of constraints.txt. ``SHA256SUMS`` covers the given files and the SBOM; check it with
 ``sha256sum -c SHA256SUMS``.
 """
 
@@ -39,7 +39,7 @@ def write_sbom(wheel: Path) -> Path:
     """Write ``WHEEL.cdx.json`` next to the wheel and return its path.
 
     Raises:
-        SystemExit: When a requirement is not installed, or the document does not match the CycloneDX schema.
+        SystemExit: If a requirement is not installed, or the document does not match the CycloneDX schema.
     """
     headers = _headers(wheel)
     root = _component(str(headers["Name"]), str(headers["Version"]), file_sha256(wheel))
@@ -66,7 +66,7 @@ def write_checksums(files: Iterable[Path]) -> Path:
 def _add(
     bom: Bom, known: dict[str, Component], parent: Component, lines: Iterable[str], extras: frozenset[str]
 ) -> None:
-    """Add the installed distributions that ``lines`` require, and theirs, with the dependency edges."""
+    """Add the installed distributions that ``lines`` require, recursively, with the dependency edges."""
     children = []
     for requirement in map(Requirement, lines):
         marker = requirement.marker

@@ -61,7 +61,7 @@ def _findings(name: str) -> Iterable[Finding]:
     """What a check reports; one of another package that raises is reported itself."""
     try:
         return list(CHECKS.new(name).findings())
-    except Exception as error:  # a stranger's check may raise anything
+    except Exception as error:  # a check of another package may raise anything
         if name in CHECKS.own():
             raise
         what = f"check of a plug-in: {plain(name, 60)}"

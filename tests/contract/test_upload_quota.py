@@ -1,4 +1,4 @@
-"""What one account may leave on the hub's disk that is never merged: bounded, reported, and given back by use."""
+"""The quota on bytes that one account uploads and that are never merged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_uploads_that_nothing_names_end_at_the_quota_and_the_refusal_names_the_f
     with hub.client(tmp_path / "ann") as ann, hub.client(tmp_path / "bob") as bob:
         for fill in range(2):
             bring(ann, tmp_path, QUOTA // 2, fill)
-        with pytest.raises(GymError, match=rf"{QUOTA} bytes here .* with these 1 it would be more") as caught:
+        with pytest.raises(GymError, match=rf"{QUOTA} bytes of uploads .*; 1 more would exceed") as caught:
             bring(ann, tmp_path, 1, 2)
         assert caught.value.code is ErrorCode.QUOTA_EXCEEDED
         assert not list(hub.fed.store.staging.glob("*.part")), "nothing was taken of what was refused"

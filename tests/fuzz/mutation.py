@@ -1,4 +1,4 @@
-"""Seeded mutations of valid inputs, for the quick suite: the same inputs at every run."""
+"""Mutations of valid inputs from a fixed random seed, for the quick suite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORDS = (
 
 
 def mutations(seeds: Sequence[bytes], count: int, max_bytes: int) -> Iterator[bytes]:
-    """The seeds themselves, and ``count`` changed copies of them."""
+    """Yield the seeds, then ``count`` mutated copies."""
     yield from seeds
     choice = random.Random(20260101)
     for number in range(count):

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of one target: ``python -m tests.fuzz.run TARGET [--seconds 60] [--corpus FOLDER]``.
 
-Needs atheris (``make fuzz`` installs it). An input that breaks the property is kept in ``build/fuzz/TARGET``, and the
-exit code is not 0. ``--input FILE`` reads one such file again, without atheris.
+Needs atheris (``make fuzz`` installs it). A failing input is saved in ``build/fuzz/TARGET``, and the exit code is
+not 0. ``--input FILE`` reproduces a saved input without atheris.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     with atheris.instrument_imports(include=list(target.modules)):
         seeds = target.seeds()
         for seed in seeds:
-            once(given.target, seed)  # imports what the reader imports, so that it is instrumented
+            once(given.target, seed)  # imports the parser's modules, so that they are instrumented
     work = ROOT / "build" / "fuzz" / given.target
     corpus = given.corpus or work / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def once(name: str, data: bytes) -> None:
-    """Read one input; a refusal is what is wanted, every other exception goes on up."""
+    """Parse one input; ``GymError`` is expected, any other exception is a finding."""
     from gym_fed.errors import GymError
     from tests.fuzz.targets import TARGETS
 

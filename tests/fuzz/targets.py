@@ -1,6 +1,6 @@
-"""Readers of what strangers supply, each as a function of bytes, with the valid inputs that mutations start from.
+"""Fuzz targets: parsers of untrusted data, each as a function of bytes, with valid inputs as seeds for mutations.
 
-A target may raise ``GymError`` and nothing else. Its seeds come from the golden files and from our own writers.
+A target may raise ``GymError`` and nothing else. The seeds are golden files and the output of our own writers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 
 @dataclass(frozen=True)
 class Target:
-    """One reader under test.
+    """One parser under test.
 
     Args:
         seeds: Valid inputs.
-        read: Reads any bytes; raises ``GymError`` for what it refuses.
-        modules: What coverage is measured in.
-        max_bytes: The longest input that is tried.
+        read: Parses bytes; raises ``GymError`` for invalid input.
+        modules: Modules in which coverage is measured.
+        max_bytes: Maximum length of an input.
     """
 
     seeds: Callable[[], list[bytes]]
@@ -36,7 +36,7 @@ class Target:
 
 @cache
 def scratch() -> Path:
-    """A folder of this process for the inputs that a reader takes as a file; in memory where the machine has that."""
+    """Return this process's folder for inputs that are parsed from files; in memory if possible."""
     memory = Path("/dev/shm")
     parent = str(memory) if memory.is_dir() else None
     holder = tempfile.TemporaryDirectory(prefix="gym-fuzz-", dir=parent)
@@ -235,7 +235,7 @@ def tokenizer_seeds() -> list[bytes]:
 
 
 def read_rows(data: bytes) -> None:
-    """The first byte chooses the suffix."""
+    """Parse a file of rows; the first byte of the input selects its suffix."""
     from gym_fed.data.reading import load_rows
 
     suffix = _SUFFIXES[data[0] % len(_SUFFIXES)] if data else "jsonl"
@@ -280,7 +280,7 @@ def hub_yaml_seeds() -> list[bytes]:
 
 
 def read_run_yaml(data: bytes) -> None:
-    """Our own configs of runs, and LLaMA-Factory's."""
+    """Parse run configs, in our format and LLaMA-Factory's."""
     from gym_fed.config.llamafactory.files import load_training_config
 
     load_training_config(as_file("run.yaml", data))
@@ -359,13 +359,13 @@ def invite_seeds() -> list[bytes]:
 
 
 def remove_scratch() -> None:
-    """Delete this process's inputs; a fuzzer that leaves by ``os._exit`` cannot."""
+    """Delete this process's input files; needed because the fuzzer exits with ``os._exit``."""
     for holder in _HOLDERS:
         shutil.rmtree(holder.name, ignore_errors=True)
 
 
 def _text(data: bytes) -> str:
-    """What arrives as text was decoded by the wire or the shell, which refuse other bytes."""
+    """Decode an input as the wire or the shell would: both reject invalid UTF-8."""
     return data.decode("utf-8", errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""What fuzzing found, each with the input that showed it: an exception that is no ``GymError``."""
+"""Regression tests for fuzz findings: inputs that raised something other than ``GymError``."""
 
 from __future__ import annotations
 

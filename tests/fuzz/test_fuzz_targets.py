@@ -1,4 +1,4 @@
-"""Whatever bytes a reader is given, it ends in a value or in a ``GymError``, within bounds of time and memory.
+"""Parsers return a value or raise ``GymError`` for any bytes, within limits on time and memory.
 
 The quick suite tries seeded mutations; ``make fuzz`` searches by coverage for a minute each (docs/fuzzing.md).
 """

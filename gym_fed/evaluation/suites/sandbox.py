@@ -1,4 +1,4 @@
-"""Jinja's sandbox for templates that a stranger may have written: none makes a very large text, or runs very long."""
+"""Jinja's sandbox for untrusted templates, with limits on the size of texts and on loops."""
 
 from __future__ import annotations
 

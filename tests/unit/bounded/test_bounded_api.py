@@ -1,4 +1,4 @@
-"""`gym api` with a base of a stranger's: one conversation whose template hangs keeps no other request waiting."""
+"""`gym api` with an untrusted base: a conversation whose template hangs does not delay other requests."""
 
 from __future__ import annotations
 

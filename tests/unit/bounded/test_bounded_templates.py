@@ -1,4 +1,4 @@
-"""A stranger's chat template that never ends, fills the memory or writes without end is stopped and named."""
+"""Untrusted chat templates that never end, exhaust the memory or write endless output are stopped and named."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def test_marks_and_refusals_are_as_in_transformers() -> None:
 
 def test_rows_are_rendered_alike_by_the_bounded_process_and_here() -> None:
     tokenizer = load_tokenizer("gym-nano")
-    stranger = copy.copy(tokenizer)
-    stranger.chat_template = "{# x #}" + tokenizer.chat_template
+    untrusted = copy.copy(tokenizer)
+    untrusted.chat_template = "{# x #}" + tokenizer.chat_template
     rows = [({"messages": ROW * (1 + number % 3)}, f"row {number}") for number in range(70)]
-    assert render_rows(ChatRenderer(stranger), rows) == render_rows(ChatRenderer(tokenizer), rows)
+    assert render_rows(ChatRenderer(untrusted), rows) == render_rows(ChatRenderer(tokenizer), rows)
     broken = [*rows, ({"messages": [{**ROW[0], "weight": 3}]}, "row 70")]
     with pytest.raises(GymError, match="row 70: a message has the weight 3") as caught:
-        render_rows(ChatRenderer(stranger), broken)
+        render_rows(ChatRenderer(untrusted), broken)
     assert caught.value.code is ErrorCode.DATA_INVALID
 
 

@@ -1,4 +1,4 @@
-"""Rows and templates of strangers: what is too deep, too long or too large is refused by key or file, or is text."""
+"""Untrusted rows and templates: too deep, too long or too large ones are refused, naming the key or file."""
 
 from __future__ import annotations
 

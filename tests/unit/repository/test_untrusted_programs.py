@@ -1,4 +1,4 @@
-"""Reads the source: templates and patterns that a stranger wrote are evaluated in ``gym_fed.bounded`` alone."""
+"""Checks of the source: only ``gym_fed.bounded`` evaluates untrusted templates and patterns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quan
 TEMPLATES = {
     "gym_fed/evaluation/harness/isolation.py": "templates of the registry's suites, compiled once",
     "gym_fed/evaluation/suites/sandbox.py": "the environment of suites' templates",
-    "gym_fed/evaluation/suites/rendering.py": "templates of the registry's suites; `sandboxed` for a stranger's",
+    "gym_fed/evaluation/suites/rendering.py": "templates of the registry's suites; untrusted ones are `sandboxed`",
 }
-"""Modules outside ``gym_fed.bounded`` that may render Jinja, and whose templates those are."""
+"""Modules outside ``gym_fed.bounded`` that may render Jinja, and the source of their templates."""
 PATTERNS = {
-    "gym_fed/evaluation/suites/rendering.py": "regex_replace, which a suite's template calls in the bounded process",
+    "gym_fed/evaluation/suites/rendering.py": "regex_replace, which a suite's template calls in the child process",
     "gym_fed/export/process.py": "numbers of errors",
     "gym_fed/registry/manifest.py": "a number of characters",
     "gym_fed/serving/filter/patterns.py": "an operator's rule, whose ways to match were counted before",
@@ -23,16 +23,16 @@ PATTERNS = {
     "gym_fed/serving/openai/tool_formats/_json_calls.py": "the beginnings of this project's tool formats",
     "gym_fed/training/tuning/_peft.py": "of an adapter, after it was tried in another process (modeling/patterns.py)",
 }
-"""Modules that build a regular expression from something else than a literal or a constant, and from what."""
+"""Modules that build a regular expression from a value that is not a literal or a constant, and its source."""
 _CONVERTER = "gym_fed/export/gguf/convert.py"
-"""Wraps the loader for llama.cpp's converter, which copies templates and renders none."""
+"""Wraps the loader for llama.cpp's converter, which copies templates without rendering them."""
 _SEARCHES = {"compile", "search", "match", "fullmatch", "sub", "findall", "finditer", "split"}
 _RENDERERS = {"render_jinja_template", "_compile_jinja_template", "from_string"}
 
 
 @cache
 def _modules() -> list[tuple[str, ast.Module]]:
-    """Every module outside ``gym_fed.bounded``, with its place."""
+    """Return every module outside ``gym_fed.bounded``, with its path."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     read = [(file.relative_to(ROOT).as_posix(), file) for file in files]
     return [
@@ -43,7 +43,7 @@ def _modules() -> list[tuple[str, ast.Module]]:
 
 
 def _names(tree: ast.Module) -> set[str]:
-    """Names that a module imports or reads as attributes."""
+    """Return names that a module imports or reads as attributes."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):

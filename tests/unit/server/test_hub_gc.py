@@ -1,4 +1,4 @@
-"""What nothing names any more is deleted, by the hub itself and by `gym-server gc`; a full disk loses nothing."""
+"""Unreferenced files are deleted by the running hub and by `gym-server gc`; a full disk loses nothing."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_running_hub_deletes_by_itself_what_nothing_needs(tmp_path: Path) -> N
     try:
         hub.wait_for("gc", lambda: not orphan.exists())
         hub.wait_for("its line in the log", lambda: "gc: freed 1.0 kB" in hub.log())
-        assert "is deleted after" in hub.log()
+        assert "are deleted after" in hub.log()
     finally:
         hub.stop()
 

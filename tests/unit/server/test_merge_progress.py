@@ -1,4 +1,4 @@
-"""How far a merge is: on the coordinator's terminal, in JSON, and on the dashboard."""
+"""The progress of a merge on the terminal, in JSON and on the dashboard."""
 
 from __future__ import annotations
 

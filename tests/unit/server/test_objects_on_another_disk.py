@@ -1,4 +1,4 @@
-"""Objects on another file system than the hub's folder: a rename between the two fails with EXDEV."""
+"""Objects on another file system than the hub's folder, where a rename fails with EXDEV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub holds no model between rounds, and has the same one again for the next merge."""
+"""The hub keeps no model in memory between rounds, and restores the same one for the next merge."""
 
 from __future__ import annotations
 
