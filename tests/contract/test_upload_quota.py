@@ -97,7 +97,7 @@ def test_a_refused_update_counts_against_the_quota_and_its_file_goes_after_the_s
     raw.upload(delta)
     manifest = update_of(hub, who, task, delta)
     assert raw.submit(task, manifest)["verdict"] == "refused"
-    with pytest.raises(GymError, match=f"{QUOTA} bytes here that no merged update") as caught:
+    with pytest.raises(GymError, match=f"{QUOTA} bytes of uploads that no merged update") as caught:
         raw.upload(b"another one")
     assert (caught.value.code, "deleted after 24 h 0 min" in caught.value.hint) == (
         ErrorCode.QUOTA_EXCEEDED,
