@@ -24,7 +24,7 @@ _MAX_RETURNED_BYTES = 8 * OUTPUT_CHARS
 def main() -> None:
     """Answer requests until standard input ends."""
     pool.in_child = True
-    with suppress(ImportError):  # imported now, so that the first request is not charged for it
+    with suppress(ImportError):  # imported now, so that the first request's time limit does not include it
         import_module("transformers.utils.chat_template_utils")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
     sys.stdout.buffer.write(b"{}\n")

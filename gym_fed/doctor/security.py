@@ -63,7 +63,7 @@ def home_findings(home: Path) -> Iterator[Finding]:
     if mode & 0o022:
         yield Finding("home", Level.FAIL, f"{home}: mode {mode:04o}, other users can write", remedy)
     elif mode & 0o077:
-        yield Finding("home", Level.WARN, f"{home}: mode {mode:04o}, other users can list its files", remedy)
+        yield Finding("home", Level.WARN, f"{home}: mode {mode:04o}, other users can access it", remedy)
     else:
         yield Finding("home", Level.OK, f"{home}: mode {mode:04o}")
     yield from key_findings(home, "home")
