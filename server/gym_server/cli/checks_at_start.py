@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
@@ -24,7 +25,7 @@ from gym_fed.text import counted
 from gym_server.base.served import ServedBase, record_tensors
 from gym_server.evaluations.runner import check_measurable, suites_of
 from gym_server.evaluations.safety import check_probable
-from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.store.room import shortage
