@@ -174,7 +174,8 @@ def _merge(
         if fed.config.root is not None:
             progress.begin("training on the root data")
         ingredients = _ingredients(fed, model, current, kept)
-        progress.begin("merging tensors", _num_tensors(kept))
+        masked = fed.config.secure_aggregation is not None
+        progress.begin("merging tensors", 0 if masked else _num_tensors(kept))
         soup = make_soup(fed, ingredients, soup_path(fed, current.server_round), progress.step)
         progress.begin("writing the server's state")
         return _MergedRound(ingredients, soup, soup.stage(fed, current.server_round))
@@ -187,7 +188,7 @@ def _merge(
 
 
 def _num_tensors(kept: Sequence[ScreenedUpdate]) -> int:
-    """Return the number of tensors in the union of some updates."""
+    """Return the number of tensors in the union of some updates, which are not masked."""
     names: set[str] = set()
     for update in kept:
         with DeltaFile.open(update.path) as delta:
