@@ -4,5 +4,5 @@ Chat templates of model folders, templates and patterns of evaluation suites, an
 They can loop forever, exhaust the memory, or produce endless output. None of them is evaluated in the calling process.
 
 Neighbours: imports child_process, errors, text; imported by data, evaluation, export, modeling, models,
-serving.
+serving, training.
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from gym_fed.bounded import _chat_operations, pool
+from gym_fed.bounded import chat_operations, pool
 from gym_fed.bounded.errors import LimitExceededError
 from gym_fed.bounded.pool import EvaluationError, evaluate
 from gym_fed.bounded.trusted import is_trusted
@@ -44,7 +44,7 @@ def install() -> None:
     """Replace transformers' functions that compile chat templates; repeated calls have no effect."""
     from transformers.utils import chat_template_utils as theirs
 
-    _chat_operations.transformers_render()
+    chat_operations.transformers_render()
     for name, ours in (
         ("render_jinja_template", render_chat),
         ("_get_template_variables", template_variables),
@@ -87,11 +87,13 @@ def render_chat(
         "add_generation_prompt": add_generation_prompt,
         **plain(variables),
     }
+    if (moment := chat_operations.present_time()) is not None:
+        arguments["template_moment"] = moment
     texts, spans = [], []
     for given in conversations:
         conversation = plain(getattr(given, "messages", given))
         text, marked = _evaluate(
-            _chat_operations.render, chat_template, conversation=conversation, **arguments
+            chat_operations.render, chat_template, conversation=conversation, **arguments
         )
         texts.append(text)
         spans.append([(start, end) for start, end in marked])
@@ -117,7 +119,7 @@ def attribute_names(chat_template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _names(chat_template: str) -> dict[str, Any]:
-    found = _evaluate(_chat_operations.names, chat_template, source=chat_template)
+    found = _evaluate(chat_operations.names, chat_template, source=chat_template)
     return {key: value if isinstance(value, str) else frozenset(value) for key, value in found.items()}
 
 

@@ -26,10 +26,18 @@ def doctor(
             "--security", help="Check keys, secrets, addresses, certificates and known advisories instead."
         ),
     ] = False,
-    hub: Annotated[Path, typer.Option(help="With --security: the folder of a hub.")] = Path("."),
+    hub: Annotated[
+        Path, typer.Option("--dir", metavar="FOLDER", help="The hub's folder.", envvar="GYM_SERVER_DIR")
+    ] = Path("hub"),
     home: Annotated[
         Path | None,
-        typer.Option(help="With --security: the home of a contributor; default $GYM_HOME or ~/.gym-fed."),
+        typer.Option(
+            "--home",
+            metavar="FOLDER",
+            help="Your key, accounts, receipts and caches.",
+            envvar="GYM_HOME",
+            show_default="~/.gym-fed",
+        ),
     ] = None,
     json_: AsJson = False,
 ) -> None:

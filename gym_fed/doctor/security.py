@@ -152,7 +152,7 @@ def readable_by_others(path: Path) -> bool:
 
 def no_hub(folder: Path) -> Finding:
     """Return the finding for a folder without a hub."""
-    return Finding("hub", Level.OK, f"no {CONFIG_NAME} in {folder}; pass the hub's folder with --hub")
+    return Finding("hub", Level.OK, f"no {CONFIG_NAME} in {folder}; pass the hub's folder with --dir")
 
 
 def _is_secret(path: Path) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.bounded.chat_operations import present_time_set
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts
@@ -33,7 +34,6 @@ from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, re
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
 from gym_fed.training.rows.last_encoded import LastEncoded
 from gym_fed.training.rows.run_rows import RunRows, encode_run, has_held_out, rows_of_run
-from gym_fed.training.rows.template_date import templates_say
 from gym_fed.training.run.check import begin_check, evaluates_first
 from gym_fed.training.run.checks import check_config, check_graders, require_training
 from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
@@ -202,7 +202,7 @@ class Trainer(ExpectedElsewhere):
         algorithm = ALGORITHMS.new(config.algorithm)
         tuning = TUNING.new(config.finetuning)
         device, folder, begun = self._start_processes(config)
-        with templates_say(begun):
+        with present_time_set(begun):
             given = rows_of_run(config, dataset, eval_dataset, self._split_of)
             config = self.config = self._defaults.for_rows(self.config, self._given, given[0])
             check_early_stopping(config, has_eval_data=has_held_out(config, given[1]))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.bounded.chat import limit_error
+from gym_fed.bounded.chat_operations import present_time, present_time_set
 from gym_fed.bounded.errors import SECONDS, LimitExceededError
 from gym_fed.bounded.pool import EvaluationError, evaluate
 from gym_fed.bounded.trusted import is_trusted
@@ -72,6 +73,7 @@ def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[Rendered
                 "mask_history": renderer.mask_history,
                 "reasoning": renderer.reasoning,
             },
+            moment=present_time(),
         )
     except LimitExceededError as error:
         template = tokenizer.get_chat_template(None, None)
@@ -88,8 +90,13 @@ def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[Rendered
         yield RenderedConversation(text, [(start, end) for start, end in spans])
 
 
-def render_in_child(rows: list[Any], tokenizer: dict[str, Any], how: dict[str, Any]) -> list[Any]:
+def render_in_child(
+    rows: list[Any], tokenizer: dict[str, Any], how: dict[str, Any], moment: str | None
+) -> list[Any]:
     """Return ``[text, spans]`` of each row; called in the child process."""
+    if moment is not None:
+        with present_time_set(moment):
+            return render_in_child(rows, tokenizer, how, None)
     renderer = ChatRenderer(_RowTokenizer(**tokenizer), **how)
     found = [renderer.render(row, place) for row, place in rows]
     return [[one.text, one.spans] for one in found]

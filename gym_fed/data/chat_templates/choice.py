@@ -45,8 +45,10 @@ def read_chat_template(value: str) -> str | None:
         text = Template(source, tokens).text(_TURNS)
     except (TemplateError, TypeError) as error:
         where = "" if source == value or value in NAMED else f"the file {value} "
-        line = f", line {error.lineno} of the template" if isinstance(error, TemplateSyntaxError) else ""
-        raise _bad(f"{where}does not write a conversation: {error}{line}", "correct the template") from error
+        text = str(error)
+        if isinstance(error, TemplateSyntaxError):
+            text = f"{error.message}, line {error.lineno} of the template"
+        raise _bad(f"{where}does not write a conversation: {text}", "correct the template") from error
     lacking = [turn["content"] for turn in _TURNS if turn["content"] not in text]
     if lacking:
         raise _bad(

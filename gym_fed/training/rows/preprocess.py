@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from gym_fed.bounded.chat_operations import present_time_set
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
@@ -12,7 +13,6 @@ from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_tokenizer
 from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
-from gym_fed.training.rows.template_date import templates_say
 from gym_fed.training.rows.tokenized import TokenizedRows
 from gym_fed.training.run.checks import check_config
 
@@ -35,7 +35,7 @@ def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dic
     if not store.is_filled():
         store.require_free()
     tokenizer = template_tokenizer(_tokenizer_of(config), config)
-    with templates_say(datetime.now().isoformat(timespec="seconds")):
+    with present_time_set(datetime.now().isoformat(timespec="seconds")):
         rows = encode_run(config, algorithm, tokenizer, *rows_of_run(config, None, None))
     return rows.counts, rows.eval_counts, store.index()
 

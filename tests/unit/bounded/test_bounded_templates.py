@@ -18,7 +18,7 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
-from gym_fed.bounded import _chat_operations, chat, pool
+from gym_fed.bounded import chat, chat_operations, pool
 from gym_fed.bounded.trusted import is_trusted
 from gym_fed.data.chat_templates import batches
 from gym_fed.data.chat_templates.batches import render_rows
@@ -89,7 +89,7 @@ def test_the_bounded_process_renders_what_transformers_does(name: str) -> None:
     source = (trl_templates() / f"{name}.jinja").read_text()
     tool = {"type": "function", "function": {"name": "add", "description": "d", "parameters": {}}}
     how: dict[str, Any] = {"tools": [tool], "add_generation_prompt": True, "bos_token": "<s>"}
-    theirs = _chat_operations.transformers_render()
+    theirs = chat_operations.transformers_render()
     wanted = theirs(conversations=[ROW, ROW[:1]], chat_template="{# x #}" + source, **how)
     assert not is_trusted("{# x #}" + source)
     assert chat.render_chat([ROW, ROW[:1]], chat_template="{# x #}" + source, **how) == tuple(wanted)

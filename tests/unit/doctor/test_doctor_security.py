@@ -48,7 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def checked(home: Path, hub: Path) -> Result:
     return CliRunner().invoke(
         gym,
-        ["doctor", "--security", "--home", str(home), "--hub", str(hub), "--json"],
+        ["doctor", "--security", "--home", str(home), "--dir", str(hub), "--json"],
         catch_exceptions=False,
     )
 

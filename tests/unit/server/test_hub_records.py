@@ -93,7 +93,11 @@ def test_records_of_what_is_no_more_are_deleted_when_they_are_old(hub: LoopbackH
     (base.parent / ".x.json.0123.partial").write_text("killed")
     with fed.database.transaction() as tx:
         for number, state in ((5, "aborted"), (7, "merging")):
-            tx.execute(rounds.insert().values(server_round=number, state=state, opened_at=0.0, base_height=0))
+            tx.execute(
+                rounds.insert().values(
+                    server_round=number, state=state, opened_at=fed.clock.now(), base_height=0
+                )
+            )
     assert gc(fed, 86400)["records"] == 0, "all of it is young"
     aged(records_folder(fed))
     assert gc(fed, 86400, dry_run=True)["records"] == 5

@@ -173,7 +173,7 @@ def test_rows_of_preferences_are_measured_with_their_answers(
     chosen = defaults.for_rows(defaults.for_method(settings), None, [row] * 8)
 
     assert chosen.max_length == 512
-    assert chosen.num_train_epochs == 1
+    assert chosen.num_train_epochs == 3
 
 
 def test_a_plan_is_of_what_the_run_would_choose(large_base: Path, tmp_path: Path) -> None:

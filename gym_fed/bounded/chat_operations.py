@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, tzinfo
 from functools import cache
 from typing import Any
 
 from gym_fed.bounded.errors import OUTPUT_CHARS, LimitExceededError
 
 
-def render(conversation: list[dict[str, Any]], **arguments: Any) -> Any:
-    """Return the text of one conversation, and the spans of its ``{% generation %}`` blocks."""
+def render(
+    conversation: list[dict[str, Any]], *, template_moment: str | None = None, **arguments: Any
+) -> Any:
+    """Return the text of one conversation, and the spans of its ``{% generation %}`` blocks.
+
+    Args:
+        conversation: Messages.
+        template_moment: The present time for templates that print it; None for the real one.
+        arguments: Of transformers' function.
+    """
+    if template_moment is not None:
+        with present_time_set(template_moment):
+            return render(conversation, **arguments)
     rendered: Any = transformers_render()(conversations=[conversation], **arguments)
     text = rendered[0][0]
     if len(text) > OUTPUT_CHARS:
         raise LimitExceededError("output")
     return [text, rendered[1][0] if rendered[1] else []]
+
+
+def present_time() -> str | None:
+    """Return the time that templates of this process get, in ISO format, if it was set."""
+    from transformers.utils import chat_template_utils as theirs
+
+    return None if theirs.datetime is datetime else theirs.datetime.now().isoformat()
+
+
+@contextmanager
+def present_time_set(moment: str) -> Iterator[None]:
+    """Inside the block, templates that call for the present time get ``moment``, in ISO format and local time."""
+    from transformers.utils import chat_template_utils
+
+    module: Any = chat_template_utils
+    before, fixed = module.datetime, datetime.fromisoformat(moment)
+
+    class Then(datetime):
+        """transformers calls nothing but ``now``."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return fixed.astimezone(tz) if tz is not None else fixed
+
+    module.datetime = Then
+    try:
+        yield
+    finally:
+        module.datetime = before
 
 
 @cache
