@@ -31,6 +31,7 @@ from gym_server.federation import Federation, folder_lock
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.round_store import Round
+from gym_server.rounds.parked_model import parked_path
 from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.connections import ConnectionLimiter, require_free
 from gym_server.rpc.hub import Hub
@@ -331,5 +332,6 @@ class _Server:
         except BaseException as error:  # noqa: BLE001 (passed to the main thread, which raises it)
             self._failure = error
         finally:
+            parked_path(self._fed.folder).unlink(missing_ok=True)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(done.set)

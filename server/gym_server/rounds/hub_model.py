@@ -30,7 +30,7 @@ from gym_fed.models import LoadedModel, load_model, quiet_loading, resolve
 from gym_fed.portable import give_back_memory
 from gym_fed.text import plain
 from gym_server.federation import Federation
-from gym_server.rounds.parked_model import ParkedTensors
+from gym_server.rounds.parked_model import ParkedTensors, parked_path
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import published
 
@@ -62,7 +62,7 @@ class HubModel:
                 ErrorCode.BASE_MISMATCH,
                 f"{source} has digest {found}, the federation's base is {base.digest}",
             )
-        self._parked = ParkedTensors(folder / "staging" / "hub-model.safetensors")
+        self._parked = ParkedTensors(parked_path(folder))
         self._applied: list[SoupReference] = []
         self.digest = base.digest
         self._rows = (

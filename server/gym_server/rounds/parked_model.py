@@ -16,6 +16,11 @@ _ROOM = 4
 """The file is written only if this many times its size is free on the disk."""
 
 
+def parked_path(folder: Path) -> Path:
+    """Return where the file of a hub is; it is deleted when the hub stops."""
+    return folder / "staging" / "hub-model.safetensors"
+
+
 class ParkedTensors:
     """A file with a model's tensors. Without it, the model is rebuilt from the base and soups, which takes longer.
 

@@ -266,6 +266,7 @@ def test_a_refusal_is_in_the_record_sealed_and_its_reason_for_the_contributor_al
         "record",
         "at",
         "at_bucket_seconds",
+        "heads",
     }
 
 
