@@ -30,8 +30,8 @@ from gym_server.clock_watch import ClockWatch
 from gym_server.federation import Federation, folder_lock
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
-from gym_server.rounds.round_store import Round
 from gym_server.rounds.parked_model import parked_path
+from gym_server.rounds.round_store import Round
 from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.connections import ConnectionLimiter, require_free
 from gym_server.rpc.hub import Hub
