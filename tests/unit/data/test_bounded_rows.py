@@ -124,7 +124,7 @@ def test_items_are_what_json_reads_however_the_bytes_arrive(
         ('[{"a": "x]', "1:8"),
         ('[\n{"a": 1}]\nmore', "3:1"),
         ("[1, ]", "1:5"),
-        ('{"a": 1,}', "1:9"),
+        ('{"a": 1,}', "1:[89]"),  # Python 3.13 names the comma, earlier ones what follows it
     ],
 )
 @pytest.mark.parametrize("chunk", [1, 1 << 20])

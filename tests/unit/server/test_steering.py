@@ -76,7 +76,7 @@ def test_a_pause_holds_over_a_restart_until_it_is_ended_and_the_ledger_has_both(
         again.steering.resume()
     assert hub.fed.steering.paused() is None
     said = entries(hub.fed, "paused", "resumed")
-    assert [{**body, "at": 0} for body in said] == [
+    assert [{key: 0 if key == "at" else body[key] for key in body if key != "heads"} for body in said] == [
         {"by": "coordinator", "reason": BACKUP, "at": 0},
         {"by": "coordinator", "at": 0},
     ]
