@@ -26,11 +26,19 @@ def place_with(folder: Path, manifest: str) -> Place:
     return Place(str(folder))
 
 
-@pytest.mark.parametrize("manifest", [BRACKETS, f"{'[' * 200}{']' * 200}"], ids=["unreadable", "readable"])
-def test_a_backup_manifest_that_is_nested_deeply_is_refused_by_name(manifest: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        GymError, match=r"snapshots/one/manifest\.json is (nested too deeply|not JSON)"
-    ) as refused:
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        # Python 3.13 reads to the end, where brackets are missing; earlier ones give up at the depth.
+        (BRACKETS, "(nested too deeply|not JSON)"),
+        (f"{'[' * 200}{']' * 200}", "nested too deeply"),
+    ],
+    ids=["unreadable", "readable"],
+)
+def test_a_backup_manifest_that_is_nested_deeply_is_refused_by_name(
+    manifest: str, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(GymError, match=rf"snapshots/one/manifest\.json is {problem}") as refused:
         place_with(tmp_path, manifest).manifests()
     assert refused.value.code is ErrorCode.STATE_CORRUPT
 

@@ -258,6 +258,10 @@ def _encode(
     version, codec, lora = model.version_spec(spec), spec.codec, spec.recipe.sends_factors
     loses = codec.error_feedback and (codec.quantises_factors or not lora)
     feedback = residuals.load(spec.base_digest, [soup.server_round for soup in spec.soups]) if loses else None
+
+    def on_tensor(_: str) -> None:
+        time_limit.require("encoding")
+
     if lora:
         factors = lora_factors(result.model)
         report = lora_delta(
@@ -266,7 +270,7 @@ def _encode(
             version,
             policy=codec,
             residual=feedback,
-            on_tensor=lambda name: time_limit.require("encoding"),
+            on_tensor=on_tensor,
         )
     else:
         refine = _distiller(spec, model, result, data, time_limit) if codec.distill_steps else None
@@ -278,7 +282,7 @@ def _encode(
             version,
             residual=feedback,
             refine=refine,
-            on_tensor=lambda name: time_limit.require("encoding"),
+            on_tensor=on_tensor,
         )
     if feedback is not None:
         feedback.stage(folder.residual_path)

@@ -1,8 +1,8 @@
-"""Which objects the hub still needs; the running hub and `gym-server gc` delete the others.
+"""Find the objects that a hub still needs. The running hub and `gym-server gc` delete all others.
 
-Needed is: what a version, the ledger, a variant or an unfinished upload names; the delta of every update that was
-merged, waits for its round, or is compared with by later rounds; and what a message of a living round refers to. What
-is left over (refused and rejected updates, replaced variants, uploads that were never named) can go.
+A hub needs the objects that a version, the ledger, a variant or an unfinished upload names, and those that a message of
+an open round refers to. It needs the delta of each update that was merged, waits for its round, or is compared with
+updates of later rounds. Refused and rejected updates, replaced variants and unused uploads are not needed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from gym_fed.training.evaluating import evaluate
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("twice", 6, seed=5)
-"""Of a task that gym-nano does not know, so that the loss is large against rounding."""
+"""Rows of a task that gym-nano has not learned: its loss on them is large compared with rounding errors."""
 
 
 @pytest.fixture
